@@ -1,0 +1,26 @@
+"""Images and labels for training and evaluation: digits, image folders, Parquet shards."""
+
+from typing import Literal
+
+from tasks.data.dataset import Batch, Dataset
+from tasks.data.digits import open_digits
+from tasks.data.imagefolder import open_folder
+from tasks.data.parquet import open_parquet
+from tasks.data.settings import DataSettings
+
+Split = Literal["train", "validation", "test"]
+
+__all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
+
+
+def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
+    """All three splits, opened once. Raises UserError for data that is absent, empty or malformed."""
+    opened = {"digits": open_digits, "imagefolder": open_folder, "parquet": open_parquet}[settings.kind](settings)
+    source, splits = opened
+    names: tuple[Split, ...] = ("train", "validation", "test")
+    return {name: Dataset(settings, source, splits[name]) for name in names}
+
+
+def load(settings: DataSettings, split: Split) -> Dataset:
+    """One split. Raises UserError for data that is absent, empty or malformed."""
+    return load_splits(settings)[split]

@@ -1,0 +1,70 @@
+"""One split of the data, in batches that depend on the seed and the epoch but not on the number of ranks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from tasks.data.images import DRAWS, resize
+from tasks.data.settings import DataSettings
+from tasks.data.source import Source
+from tasks.errors import UserError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""x_BCHW float32, normalised; y_B int64."""
+
+
+class Dataset:
+    """One split. `len()` counts images."""
+
+    def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray) -> None:
+        self.settings = settings
+        self.class_names = source.class_names
+        self._source = source
+        self._indices = indices
+        shape = (settings.channels, 1, 1)
+        self._mean = torch.tensor(settings.per_channel(settings.mean)).reshape(shape)
+        self._deviation = torch.tensor(settings.per_channel(settings.deviation)).reshape(shape)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    @property
+    def channels(self) -> int:
+        """Channels of every image."""
+        return self.settings.channels
+
+    def steps(self, batch_size: int) -> int:
+        """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""
+        if batch_size > len(self):
+            raise UserError("batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split")
+        return len(self) // batch_size
+
+    def batches(self, batch_size: int, *, resolution: int | None = None, seed: int | None = None, epoch: int = 0,
+                augment: bool | None = None, rank: int = 0, world: int = 1, start: int = 0) -> Iterator[Batch]:
+        """This rank's part of each global batch of `batch_size` images, from global batch `start` on.
+
+        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches only,
+        and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each global batch.
+        """
+        settings = self.settings
+        size = resolution or settings.resolution
+        order, draws = self._indices, None
+        limit = len(order)
+        if seed is not None:
+            rng = np.random.default_rng((seed, epoch))
+            order = self._source.shuffled(order, rng)
+            limit = self.steps(batch_size) * batch_size
+            if settings.augment if augment is None else augment:
+                draws = rng.random((len(order), DRAWS), dtype=np.float32)
+        for first in range(start * batch_size, limit, batch_size):
+            rows = np.array_split(np.arange(first, min(first + batch_size, limit)), world)[rank]
+            if len(rows):
+                x_BCHW = self._source.images(order[rows], None if draws is None else draws[rows])
+                x_BCHW = resize((x_BCHW - self._mean) / self._deviation, (size, size))
+                yield x_BCHW, torch.from_numpy(self._source.labels[order[rows]])

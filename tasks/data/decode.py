@@ -1,0 +1,47 @@
+"""Decode image files into one tensor, on threads (Pillow releases the interpreter lock while it decodes)."""
+
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from tasks.data.images import central_box, random_box
+from tasks.data.settings import DataSettings
+from tasks.errors import UserError
+
+Content = tuple[str, Callable[[], bytes]]
+"""Name for messages, and how to read the encoded bytes."""
+
+
+class Decoder:
+    """Encoded images (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._size = (settings.resolution, settings.resolution)
+        self._mode = "L" if settings.channels == 1 else "RGB"
+        self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
+
+    def batch(self, contents: Sequence[Content], draws: np.ndarray | None) -> torch.Tensor:
+        """Decode and scale; `draws` asks for a random box and flip, otherwise the central square is taken."""
+        rows = [None] * len(contents) if draws is None else list(draws)
+        pixels_BHWC = np.stack(list(self._pool.map(self._one, contents, rows)))
+        return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+    def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
+        name, read = content
+        try:
+            with Image.open(io.BytesIO(read())) as opened:
+                image = opened.convert(self._mode)
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+            raise UserError(f"image '{name}'", f"cannot be decoded ({error})",
+                            next_step="remove or replace it") from error
+        top, left, height, width = (central_box(image.height, image.width) if draws_D is None
+                                    else random_box(image.height, image.width, draws_D))
+        image = image.resize(self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        if draws_D is not None and draws_D[4] < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = np.asarray(image, dtype=np.uint8)
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -1,0 +1,42 @@
+"""scikit-learn's bundled handwritten digits: 1,797 real 8x8 grey images, nothing downloaded."""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+from tasks.data.images import jitter
+from tasks.data.settings import DataSettings
+from tasks.data.source import complete_splits
+
+
+class Digits:
+    """All digits in memory, scaled up once to the base resolution (bicubic)."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        bunch = load_digits()
+        self.labels = bunch.target.astype(np.int64)
+        self.class_names = tuple(str(name) for name in bunch.target_names)
+        pixels_N1HW = torch.from_numpy(bunch.images.astype(np.float32) / 16)[:, None]
+        size = (settings.resolution, settings.resolution)
+        scaled = functional.interpolate(pixels_N1HW, size=size, mode="bicubic", align_corners=False, antialias=True)
+        self._pixels_N1HW = scaled.clamp_(0, 1)
+        self._channels = settings.channels
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Any order: all images are in memory."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Grey images, repeated over the channels the network wants."""
+        x_B1HW = self._pixels_N1HW[torch.from_numpy(indices)]
+        if draws is not None:
+            x_B1HW = jitter(x_B1HW, draws)
+        return x_B1HW.repeat(1, self._channels, 1, 1)
+
+
+def open_digits(settings: DataSettings) -> tuple[Digits, dict[str, np.ndarray]]:
+    """The source and its splits (1,197 / 300 / 300 by default)."""
+    source = Digits(settings)
+    splits = {"train": np.arange(len(source.labels))}
+    return source, complete_splits(splits, source.labels, settings)

@@ -1,0 +1,46 @@
+"""Image arithmetic on batches. Shapes: B batch, C channels, H height, W width; pixels are float32 in [0, 1]."""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+DRAWS = 5
+"""Uniform numbers per image and epoch that augmentation is made from (so it depends on no worker or rank)."""
+
+
+def resize(x_BCHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Scale to (height, width), bilinear with anti-aliasing; the same tensor when it has that size already."""
+    if tuple(x_BCHW.shape[-2:]) == tuple(size):
+        return x_BCHW
+    return functional.interpolate(x_BCHW, size=size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:
+    """Shift up to 8 %, turn up to 12 degrees and scale by 0.9 to 1.1; no flips, since digits change by them."""
+    spread = torch.from_numpy(draws_BD.astype(np.float32)) * 2 - 1
+    angle = spread[:, 0] * math.radians(12)
+    scale = 1 / (1 + spread[:, 1] * 0.1)
+    shift = spread[:, 2:4] * 0.16
+    cosine, sine = torch.cos(angle) * scale, torch.sin(angle) * scale
+    rows = [torch.stack([cosine, -sine, shift[:, 0]], 1), torch.stack([sine, cosine, shift[:, 1]], 1)]
+    grid = functional.affine_grid(torch.stack(rows, 1), list(x_BCHW.shape), align_corners=False)
+    return functional.grid_sample(x_BCHW, grid, padding_mode="border", align_corners=False)
+
+
+def random_box(height: int, width: int, draws_D: np.ndarray) -> tuple[int, int, int, int]:
+    """Box (top, left, height, width) of 25 to 100 % of the area, ratio 3/4 to 4/3, cut to fit the image."""
+    area = height * width * (0.25 + 0.75 * draws_D[0])
+    ratio = math.exp((2 * draws_D[1] - 1) * math.log(4 / 3))
+    box_width = min(width, max(1, round(math.sqrt(area * ratio))))
+    box_height = min(height, max(1, round(math.sqrt(area / ratio))))
+    top = int(draws_D[2] * (height - box_height + 1))
+    left = int(draws_D[3] * (width - box_width + 1))
+    return top, left, box_height, box_width
+
+
+def central_box(height: int, width: int) -> tuple[int, int, int, int]:
+    """The largest square in the middle: (top, left, height, width)."""
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side

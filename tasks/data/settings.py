@@ -1,0 +1,48 @@
+"""What the user says about the data."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+
+
+class DataSettings(BaseModel):
+    """Where the images are, how they are split, and the size and scale they are given to the network in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["digits", "imagefolder", "parquet"] = "digits"
+    path: Path | None = None
+    resolution: int = Field(default=32, ge=8, le=1024)
+    """Height and width in pixels; every smaller resolution is scaled down from this one."""
+    channels: Literal[1, 3] = 3
+    validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
+    """Share of the training images held out when there is no validation split of its own."""
+    test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
+    seed: int = Field(default=0, ge=0)
+    """Seed of the split."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    deviation: tuple[float, ...] = IMAGENET_DEVIATION
+    augment: bool = True
+    workers: int = Field(default=2, ge=1, le=64)
+    """Threads that decode images."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataSettings":
+        if self.kind != "digits" and self.path is None:
+            raise ValueError(f"data.kind={self.kind} needs data.path=FOLDER")
+        if any(value <= 0 for value in self.deviation):
+            raise ValueError("data.deviation must be positive")
+        for name, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if len(values) not in (1, 3):
+                raise ValueError(f"data.{name} has {len(values)} values; allowed: 1 or 3")
+        return self
+
+    def per_channel(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        """`values` for each channel of the network's input: repeated for RGB, averaged for grey."""
+        if len(values) == self.channels:
+            return values
+        return (sum(values) / len(values),) * self.channels
