@@ -1,0 +1,17 @@
+"""What can go wrong with a user's network, space or config: one clear line each."""
+
+
+class TailorError(Exception):
+    """Base of all errors of the IR. `str(error)` is one line: where, what it got, what is allowed, what to do next."""
+
+
+class ImportFailed(TailorError):
+    """A network could not be read, exported to ONNX, or uses something that the IR does not know."""
+
+
+class SpaceError(TailorError):
+    """A space asks for a variable or a choice that this network does not have or cannot take."""
+
+
+class ConfigError(TailorError):
+    """A config names an unknown variable or a choice that its variable does not have."""

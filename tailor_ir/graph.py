@@ -1,0 +1,100 @@
+"""The IR's graph: frozen nodes over named values. Tensors live beside the graph, in a mapping from name to tensor."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation. An absent optional input is the empty string."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def attribute(self, name: str, default: Attribute | None = None) -> Attribute | None:
+        """The attribute's value, or `default` when the node does not carry it."""
+        return dict(self.attributes).get(name, default)
+
+    def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """A tuple-of-integers attribute."""
+        value = self.attribute(name, default)
+        assert isinstance(value, tuple), (self.name, name, value)
+        return tuple(int(v) for v in value)
+
+    def int(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        value = self.attribute(name, default)
+        assert isinstance(value, int), (self.name, name, value)
+        return value
+
+    def float(self, name: str, default: float) -> float:
+        """A float attribute."""
+        value = self.attribute(name, default)
+        assert isinstance(value, int | float), (self.name, name, value)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A network in topological order.
+
+    `shapes` holds the shape of every value and initializer at the traced resolution and batch size.
+    `parameters` are the trainable initializers, `statistics` the running means and variances of BatchNorm,
+    `constants` all other initializers.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    constants: tuple[str, ...]
+
+    @property
+    def initializers(self) -> frozenset[str]:
+        """Names of all tensors that are not computed."""
+        return frozenset(self.parameters) | frozenset(self.statistics) | frozenset(self.constants)
+
+    def producers(self) -> dict[str, Node]:
+        """Value name -> the node that computes it."""
+        return {output: node for node in self.nodes for output in node.outputs}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """Value name -> the nodes that read it, in order."""
+        users: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                if name:
+                    users.setdefault(name, []).append(node)
+        return users
+
+    def with_nodes(self, nodes: tuple[Node, ...]) -> "Graph":
+        """The same graph with other nodes; initializers that nothing reads any more are dropped."""
+        used = {name for node in nodes for name in node.inputs} | set(self.outputs)
+        return replace(
+            self,
+            nodes=nodes,
+            parameters=tuple(n for n in self.parameters if n in used),
+            statistics=tuple(n for n in self.statistics if n in used),
+            constants=tuple(n for n in self.constants if n in used),
+        )
+
+    def data_values(self) -> frozenset[str]:
+        """Values that depend on the network's input."""
+        data = set(self.inputs)
+        for node in self.nodes:
+            if any(name in data for name in node.inputs):
+                data.update(node.outputs)
+        return frozenset(data)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)

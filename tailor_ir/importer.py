@@ -1,0 +1,215 @@
+"""From an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Attribute, Graph, Node, Tensors
+
+BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
+MAX_FOLD_ROUNDS = 12
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+
+
+def import_onnx(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None = None) -> tuple[Graph, Tensors]:
+    """The IR graph and its tensors. `state` holds the network's own values where the model's are not to be trusted."""
+    _refuse_unsupported(model)
+    weights = _weight_names(model, state)
+    surgeon = gs.import_onnx(model)
+    _resolve_identities(surgeon)
+    surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
+    return _to_graph(_fold(surgeon, weights), weights, state)
+
+
+def _refuse_unsupported(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
+        if node.op_type in CONTROL_FLOW:
+            raise ImportFailed(f"{where}: control flow; allowed: feed-forward networks; trace it with fixed branches")
+        if "Quantize" in node.op_type or node.op_type.startswith("QLinear"):
+            raise ImportFailed(f"{where}: the network is quantised; allowed: fp32; give the network before quantisation")
+        if node.domain not in ("", "ai.onnx"):
+            raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
+
+
+def _resolve_identities(graph: gs.Graph) -> None:
+    for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
+        source, target = node.inputs[0], node.outputs[0]
+        for consumer in list(target.outputs):
+            consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
+        if target in graph.outputs:
+            graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
+        node.outputs.clear()
+
+
+def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None) -> frozenset[str]:
+    """Initializers that hold what the network learned; everything else that is constant may be folded."""
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+    return frozenset(
+        tensor.name
+        for tensor in model.graph.initializer
+        if (tensor.name in state if state is not None else tensor.data_type in floats and np.prod(tensor.dims) > 1)
+    )
+
+
+def _constant_nodes_to_tensors(graph: gs.Graph) -> None:
+    for node in [n for n in graph.nodes if n.op == "Constant"]:
+        value = next(iter(node.attrs.values()))
+        array = value.values if isinstance(value, gs.Constant) else np.asarray(value)
+        _become_constant(node, [np.asarray(array)])
+
+
+def _fold(graph: gs.Graph, weights: frozenset[str]) -> gs.Graph:
+    """Replace everything that depends on shapes and plain constants alone by its value."""
+    for _ in range(MAX_FOLD_ROUNDS):
+        _constant_nodes_to_tensors(graph)
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
+        if not _fold_once(graph, weights):
+            return graph
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    return graph
+
+
+def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # noqa: BLE001 - C++ exceptions come as several Python types
+        raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
+
+
+def _fixed_shape(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(d, int) for d in tensor.shape)
+
+
+def _fold_once(graph: gs.Graph, weights: frozenset[str]) -> bool:
+    folded = False
+    for node in graph.nodes:
+        if node.op == "Shape" and _fixed_shape(node.inputs[0]):
+            shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
+            _become_constant(node, [np.asarray(shape, np.int64)])
+        elif all(i.is_empty() or (isinstance(i, gs.Constant) and i.name not in weights) for i in node.inputs):
+            _become_constant(node, _evaluate(node, graph.opset))
+        else:
+            continue
+        folded = True
+    return folded
+
+
+def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
+    for output, value in zip(list(node.outputs), values, strict=True):
+        output.to_constant(np.ascontiguousarray(value) if value.ndim else value)
+    node.outputs.clear()
+
+
+def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
+    single = gs.Graph(
+        nodes=[
+            gs.Node(
+                op=node.op,
+                attrs=dict(node.attrs),
+                inputs=[gs.Variable.empty() if i.is_empty() else gs.Constant(i.name, i.values) for i in node.inputs],
+                outputs=[gs.Variable(o.name) for o in node.outputs],
+            )
+        ],
+        opset=opset,
+    )
+    single.outputs = list(single.nodes[0].outputs)
+    model = gs.export_onnx(single, do_type_check=False)
+    return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, {})]
+
+
+def _attribute(value: object) -> Attribute:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(_attribute(v) for v in value)  # type: ignore[return-value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, gs.Tensor | onnx.TensorProto):
+        raise TypeError("tensor attribute")
+    assert isinstance(value, int | float | str), value
+    return value
+
+
+def _to_graph(
+    surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None
+) -> tuple[Graph, Tensors]:
+    if len(surgeon.inputs) != 1:
+        names = ", ".join(i.name for i in surgeon.inputs)
+        raise ImportFailed(f"network: {len(surgeon.inputs)} inputs ({names}); allowed: one")
+    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: Tensors = {}
+    nodes: list[Node] = []
+    used: set[str] = set()
+    for index, node in enumerate(surgeon.nodes):
+        name = node.name or f"{node.op}_{index}"
+        name = name if name not in used else f"{name}_{index}"
+        used.add(name)
+        for tensor in (*node.inputs, *node.outputs):
+            _note_tensor(tensor, name, node.op, shapes, tensors, state)
+        try:
+            attributes = tuple(sorted((k, _attribute(v)) for k, v in node.attrs.items()))
+        except TypeError:
+            raise ImportFailed(f"operator '{node.op}' at '{name}': not supported; allowed: plain attributes") from None
+        nodes.append(
+            Node(
+                name=name,
+                op=node.op,
+                inputs=tuple("" if i.is_empty() else i.name for i in node.inputs),
+                outputs=tuple(o.name for o in node.outputs),
+                attributes=attributes,
+            )
+        )
+    statistics = _statistics(nodes)
+    trainable = tuple(n for n in tensors if n in weights and n not in statistics and tensors[n].is_floating_point())
+    return (
+        Graph(
+            nodes=tuple(nodes),
+            inputs=tuple(i.name for i in surgeon.inputs),
+            outputs=tuple(o.name for o in surgeon.outputs),
+            shapes=shapes,
+            parameters=trainable,
+            statistics=statistics,
+            constants=tuple(n for n in tensors if n not in statistics and n not in set(trainable)),
+        ),
+        tensors,
+    )
+
+
+def _note_tensor(
+    tensor: gs.Tensor,
+    node_name: str,
+    op: str,
+    shapes: dict[str, tuple[int, ...]],
+    tensors: Tensors,
+    state: Mapping[str, torch.Tensor] | None,
+) -> None:
+    if tensor.is_empty() or tensor.name in shapes:
+        return
+    if isinstance(tensor, gs.Constant):
+        value = torch.from_numpy(np.array(tensor.values))
+        if state is not None and tensor.name in state:
+            value = state[tensor.name].detach().clone().reshape(value.shape)
+        tensors[tensor.name] = value
+        shapes[tensor.name] = tuple(value.shape)
+        return
+    if tensor.shape is None or not all(isinstance(d, int) for d in tensor.shape):
+        raise ImportFailed(
+            f"operator '{op}' at '{node_name}': the shape of '{tensor.name}' is not fixed (got {tensor.shape}); "
+            "allowed: networks whose shapes follow from the input's; export with a fixed input shape"
+        )
+    shapes[tensor.name] = tuple(tensor.shape)
+
+
+def _statistics(nodes: list[Node]) -> tuple[str, ...]:
+    return tuple(
+        dict.fromkeys(n.inputs[i] for n in nodes if n.op == "BatchNormalization" for i in BATCH_NORM_STATISTICS)
+    )
+

@@ -1,0 +1,100 @@
+"""From a user's network (nn.Module or ONNX file) to an ONNX model whose initializers carry the network's own names.
+
+The TorchScript exporter merges initializers of equal value, so layers that merely start equal would share one tensor.
+A copy of the module with all-different values is exported instead, and the real values are put back by name.
+"""
+
+import copy
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Tensors
+
+OPSET = 17  # the newest that onnx2torch's converters cover
+TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
+
+
+def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.ModelProto, Tensors]:
+    """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
+    probe = copy.deepcopy(model).eval()
+    _make_values_unique(probe)
+    batch = example_input[:1].expand(TRACE_BATCH, *example_input.shape[1:]).contiguous()
+    buffer = io.BytesIO()
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                probe,
+                (batch,),
+                buffer,
+                dynamo=False,
+                training=torch.onnx.TrainingMode.PRESERVE,
+                do_constant_folding=False,
+                opset_version=OPSET,
+                input_names=["input"],
+            )
+    except Exception as error:  # noqa: BLE001 - whatever the exporter or the user's forward raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportFailed(
+            f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
+            "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
+        ) from error
+    finally:
+        exporter_log.setLevel(level)
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return onnx.load_from_string(buffer.getvalue()), state
+
+
+def _make_values_unique(module: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+                tensor.copy_(noise * 0.1 + 0.5)
+
+
+def load_onnx(path: Path) -> onnx.ModelProto:
+    """Parse and check an ONNX file. External data is accepted only from inside the file's own folder."""
+    where = f"network '{path}'"
+    if not path.is_file():
+        raise ImportFailed(f"{where}: no such file; give the path of an .onnx file")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # noqa: BLE001 - protobuf's exception classes differ between its backends
+        raise ImportFailed(f"{where}: not a readable ONNX file ({type(error).__name__}); export it again") from error
+    if not model.graph.node:
+        raise ImportFailed(f"{where}: holds no operators; export it again")
+    _inline_external_data(model, path)
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ImportFailed(f"{where}: not valid ONNX ({str(error).splitlines()[0]}); export it again") from error
+    return model
+
+
+def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
+    folder = path.parent.resolve()
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+        target = (folder / location).resolve()
+        if not target.is_relative_to(folder) or not target.is_file():
+            raise ImportFailed(
+                f"network '{path}': tensor '{tensor.name}' is stored in '{location}'; "
+                "allowed: files inside the model's own folder; save the model as one file"
+            )
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
