@@ -1,0 +1,173 @@
+"""The search on small problems whose every SubNet can be listed."""
+
+import numpy as np
+import pytest
+from additive import BlockSpace, Latency, random_models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.errors import UserError
+from tasks.progress import Silent
+from tasks.search.baseline import uniform_codes
+from tasks.search.descent import beam_descent, fastest
+from tasks.search.genetic import repair, search
+from tasks.search.problem import Codes, Problem, Scores, neighbours
+from tasks.search.settings import Settings
+from tasks.search.stage import find_winners
+
+QUICK = Settings(population=40, generations=60, plateau=15, beam_width=8)
+seeds = st.integers(0, 2**32 - 1)
+some = settings(max_examples=20, deadline=None)
+
+
+def _problem(seed: int, stages: int = 2) -> tuple[Problem, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    space = BlockSpace(stages)
+    return Problem(space, *random_models(space, rng)), rng
+
+
+def _all(problem: Problem) -> tuple[Codes, Scores]:
+    assert isinstance(problem.space, BlockSpace)
+    codes = problem.space.all_codes()
+    return codes, problem.evaluate(codes)
+
+
+@some
+@given(seeds, st.floats(0.0, 1.0))
+def test_genetic_search_is_feasible_and_close_to_the_brute_force_optimum(seed: int, share: float) -> None:
+    problem, rng = _problem(seed)
+    _, scores = _all(problem)
+    quickest = fastest(problem, rng)
+    low, high = scores.latency_ms.min(), scores.latency_ms.max()
+    budget_ms = low + share * (high - low)
+    starts = beam_descent(problem, 8).codes
+    winner = search(problem, budget_ms, starts, quickest, QUICK, rng)
+    found = problem.evaluate(winner.code[None])
+    best = scores.score[scores.latency_ms <= budget_ms].max()
+    assert found.latency_ms[0] <= budget_ms
+    assert best - found.score[0] <= 0.1 * (scores.score.max() - scores.score.min())
+
+
+def test_genetic_search_finds_the_optimum_of_most_problems() -> None:
+    exact = 0
+    for seed in range(20):
+        problem, rng = _problem(seed)
+        _, scores = _all(problem)
+        budget_ms = float(np.quantile(scores.latency_ms, 0.3))
+        starts = beam_descent(problem, 8).codes
+        winner = search(problem, budget_ms, starts, fastest(problem, rng), QUICK, rng)
+        best = scores.score[scores.latency_ms <= budget_ms].max()
+        exact += bool(problem.evaluate(winner.code[None]).score[0] >= best - 1e-9)
+    assert exact >= 18
+
+
+@some
+@given(seeds)
+def test_fastest_is_the_fastest_of_all(seed: int) -> None:
+    problem, rng = _problem(seed)
+    _, scores = _all(problem)
+    found = problem.evaluate(fastest(problem, rng)[None]).latency_ms[0]
+    assert found == pytest.approx(scores.latency_ms.min())
+
+
+@some
+@given(seeds, st.floats(0.0, 1.0))
+def test_repair_makes_every_row_feasible_and_canonical(seed: int, share: float) -> None:
+    problem, rng = _problem(seed, stages=3)
+    quickest = fastest(problem, rng)
+    low = problem.evaluate(quickest[None]).latency_ms[0]
+    high = problem.evaluate(problem.largest[None]).latency_ms[0]
+    budget_ms = low + share * max(high - low, 0)
+    codes = problem.space.random_codes(50, rng)
+    repaired = repair(problem, codes, budget_ms, quickest, rng)
+    assert (problem.evaluate(repaired).latency_ms <= budget_ms).all()
+    assert (problem.space.canonical_codes(repaired) == repaired).all()
+    fits = problem.evaluate(codes).latency_ms <= budget_ms
+    assert (repaired[fits] == codes[fits]).all()
+
+
+def test_beam_descent_starts_at_the_largest_and_reaches_fast_subnets() -> None:
+    problem, rng = _problem(3, stages=3)
+    archive = beam_descent(problem, 4)
+    assert (archive.codes[0] == problem.largest).all()
+    assert len(archive.codes) == len(np.unique(archive.codes, axis=0))
+    quickest_ms = problem.evaluate(fastest(problem, rng)[None]).latency_ms[0]
+    assert archive.scores.latency_ms.min() <= 1.05 * quickest_ms
+    assert np.max(np.diff(np.sort(archive.scores.latency_ms))) < 0.2 * np.ptp(archive.scores.latency_ms)
+
+
+def test_neighbours_are_all_single_modifications_largest_choice_first() -> None:
+    space = BlockSpace(1)
+    code = np.array([[3, 2, 1, 0]])
+    around = neighbours(space, code)
+    assert len(around.codes) == np.sum(space.cardinalities - 1)
+    lower = neighbours(space, code, lower_only=True)
+    assert lower.variable.tolist() == [0, 0, 0, 1, 1, 2]
+    assert lower.codes.tolist() == [
+        [2, 2, 1, 0], [1, 2, 1, 0], [0, 2, 1, 0], [3, 1, 1, 2], [3, 0, 2, 2], [3, 2, 0, 0]
+    ]  # fmt: skip
+
+
+def test_memo_asks_the_predictors_once_per_subnet() -> None:
+    problem, rng = _problem(0)
+    assert isinstance(problem.latency, Latency)
+    codes = problem.space.random_codes(200, rng)
+    first = problem.evaluate(codes)
+    again = problem.evaluate(codes[::-1])
+    distinct = len(np.unique(codes, axis=0))
+    assert problem.latency.rows == problem.evaluations == distinct
+    assert (again.latency_ms[::-1] == first.latency_ms).all()
+    assert first.latency_ms == pytest.approx(problem.latency.predict(codes))
+
+
+def test_equal_seeds_give_equal_winners_and_more_budget_is_never_worse() -> None:
+    runs = []
+    for _ in range(2):
+        problem, _ = _problem(11, stages=3)
+        budgets_ms, winners, _ = find_winners(problem, QUICK, np.random.default_rng(5), Silent(), device="d")
+        runs.append((budgets_ms, [w.code.tolist() for w in winners]))
+        scores = problem.evaluate(np.stack([w.code for w in winners]))
+        assert (scores.latency_ms <= budgets_ms).all()
+        assert (np.diff(scores.score) >= 0).all()
+    assert runs[0] == runs[1]
+    assert len(runs[0][0]) == 12
+
+
+def test_plateau_stop_says_so_and_generation_limit_too() -> None:
+    problem, rng = _problem(2)
+    starts, quickest = beam_descent(problem, 4).codes, fastest(problem, rng)
+    high = float(problem.evaluate(problem.largest[None]).latency_ms[0])
+    stalled = search(problem, high, starts, quickest, QUICK, rng)
+    assert stalled.stopped == "plateau: no improvement in 15 generations"
+    short = QUICK.model_copy(update={"generations": 3})
+    cut = search(problem, high, starts, quickest, short, rng)
+    assert (cut.stopped, cut.generations) == ("all generations used", 3)
+
+
+def test_budget_below_the_fastest_subnet_is_refused_before_searching_with_the_fastest() -> None:
+    problem, rng = _problem(4)
+    quickest_ms = problem.evaluate(fastest(problem, rng)[None]).latency_ms[0]
+    asked = QUICK.model_copy(update={"budgets_ms": (quickest_ms * 0.9, quickest_ms * 3)})
+    line = rf"search\.budgets_ms: .*fastest SubNet, predicted {quickest_ms:.4g} ms on 'pi'"
+    with pytest.raises(UserError, match=line):
+        find_winners(problem, asked, rng, Silent(), device="pi")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"budgets_ms": [-1]}, {"budgets_ms": [0]}, {"budgets_ms": []}, {"budgets_ms": ["fast"]},
+            {"budget_count": 3}, {"mutation_probability": 0}, {"unknown": 1}]
+)  # fmt: skip
+def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(bad)
+
+
+def test_uniform_baseline_scales_only_the_asked_variables() -> None:
+    space = BlockSpace(1, resolutions=5)
+    everything = uniform_codes(space, np.array([True] * 4))
+    assert everything[0].tolist() == [4, 2, 2, 2]
+    assert everything[-1].tolist() == [0, 0, 2, 2]
+    assert len(everything) == 5
+    without = uniform_codes(space, np.array([False, True, True, True]))
+    assert without.tolist() == [[4, 2, 2, 2], [4, 1, 1, 2], [4, 0, 2, 2]]
