@@ -1,0 +1,148 @@
+"""Sensitivities to predicted accuracies, on a space whose truth is known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.errors import UserError
+from tasks.predict.accuracy import (
+    AccuracyPredictor,
+    Measured,
+    Sensitivities,
+    modifications,
+    sensitivities,
+    standard_error,
+    validate,
+)
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+    choices: tuple[float, ...]
+
+    @property
+    def default(self) -> float:
+        return self.choices[-1]
+
+
+@dataclass(frozen=True)
+class Space:
+    variables: tuple[Variable, ...] = (
+        Variable("resolution", (16, 24, 32)),
+        Variable("stage1.depth", (-1, 0)),
+        Variable("stage1.block2.expand_ratio", (0.15, 0.2, 0.25)),
+    )
+
+
+SPACE = Space()
+SAMPLES = 400
+LOST = {
+    "resolution": {16: 40, 24: 12},
+    "stage1.depth": {-1: 20},
+    "stage1.block2.expand_ratio": {0.15: 8, 0.2: 8},
+}
+LOSS = {
+    "resolution": {16: 0.3, 24: 0.1},
+    "stage1.depth": {-1: 0.2},
+    "stage1.block2.expand_ratio": {0.15: 0.09, 0.2: 0.04},
+}
+
+
+def _measure(config: dict[str, float]) -> Measured:
+    lost = sum(LOST[name].get(choice, 0) for name, choice in config.items())
+    loss = sum(LOSS[name].get(choice, 0) for name, choice in config.items())
+    return Measured(accuracy=(392 - lost) / SAMPLES, loss=0.1 + loss)
+
+
+@pytest.fixture
+def predictor() -> AccuracyPredictor:
+    return AccuracyPredictor(sensitivities(SPACE, [_measure(c) for c in modifications(SPACE)], SAMPLES))
+
+
+def _codes() -> np.ndarray:
+    return np.array([[r, d, e] for r in range(3) for d in range(2) for e in range(3)])
+
+
+def _configs(codes: np.ndarray) -> list[dict[str, float]]:
+    return [{v.name: v.choices[k] for v, k in zip(SPACE.variables, row, strict=True)} for row in codes]
+
+
+def test_each_modification_is_listed_once_after_the_largest() -> None:
+    configs = modifications(SPACE)
+    assert configs[0] == {"resolution": 32, "stage1.depth": 0, "stage1.block2.expand_ratio": 0.25}
+    assert len(configs) == 1 + 2 + 1 + 2
+    assert all(sum(c[k] != configs[0][k] for k in c) == 1 for c in configs[1:])
+
+
+def test_prediction_is_the_sum_of_sensitivities(predictor: AccuracyPredictor) -> None:
+    codes = _codes()
+    truth = [_measure(config) for config in _configs(codes)]
+    assert predictor.predict(codes) == pytest.approx([m.accuracy for m in truth], abs=1e-12)
+    assert predictor.predict_loss(codes) == pytest.approx([m.loss for m in truth], abs=1e-12)
+
+
+def test_loss_orders_equal_accuracies_and_never_more(predictor: AccuracyPredictor) -> None:
+    codes = _codes()
+    accuracy, loss, score = predictor.predict(codes), predictor.predict_loss(codes), predictor.score(codes)
+    ahead = accuracy[:, None] > accuracy + 1e-9
+    tied = np.abs(accuracy[:, None] - accuracy) <= 1e-9
+    better = ahead | (tied & (loss[:, None] < loss - 1e-9))
+    assert (tied.sum() > len(codes)) and (score[:, None] > score)[better].all()
+    assert np.abs(score - accuracy).max() <= 0.25 / SAMPLES
+
+
+def test_prediction_below_zero_is_clipped_but_still_ordered() -> None:
+    measured = [Measured(accuracy=0.3 if i else 0.9, loss=float(i)) for i in range(6)]
+    predictor = AccuracyPredictor(sensitivities(SPACE, measured, 50))
+    codes = np.array([[0, 0, 2], [0, 0, 0]])
+    assert predictor.predict(codes).tolist() == [0.0, 0.0]
+    assert predictor.score(codes)[0] > predictor.score(codes)[1]
+
+
+def test_standard_error_matches_repeated_sampling() -> None:
+    rng = np.random.default_rng(0)
+    truth = [_measure(config).accuracy for config in modifications(SPACE)]
+    codes = np.array([[2, 1, 2], [1, 1, 2], [0, 0, 0]])
+    drawn, stated = [], []
+    for _ in range(600):
+        measured = [Measured(accuracy=rng.binomial(SAMPLES, p) / SAMPLES, loss=0.0) for p in truth]
+        predictor = AccuracyPredictor(sensitivities(SPACE, measured, SAMPLES))
+        drawn.append(predictor.predict(codes))
+        stated.append(predictor.standard_error(codes))
+    assert np.mean(stated, axis=0) == pytest.approx(np.std(drawn, axis=0), rel=0.15)
+    assert standard_error(1.0, 100) > 0
+
+
+def test_saved_predictor_predicts_the_same(predictor: AccuracyPredictor, tmp_path: Path) -> None:
+    predictor.save(tmp_path / "sensitivities.json")
+    again = AccuracyPredictor.load(tmp_path / "sensitivities.json")
+    assert again.table == predictor.table
+    assert (again.score(_codes()) == predictor.score(_codes())).all()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"samples": 0, "largest": {"accuracy": 1, "loss": 0}, "variables": []}']
+)
+def test_broken_file_is_one_clear_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "sensitivities.json").write_text(content)
+    with pytest.raises(
+        UserError, match=r"^sensitivities 'sensitivities.json': .*run the predict stage again$"
+    ):
+        AccuracyPredictor.load(tmp_path / "sensitivities.json")
+
+
+def test_validation_states_errors_in_points_and_rank_correlation(predictor: AccuracyPredictor) -> None:
+    codes = _codes()[[17, 11, 5]]
+    measured = [
+        Measured(accuracy=float(a) - e, loss=1.0)
+        for a, e in zip(predictor.predict(codes), (0, 0.01, 0.02), strict=True)
+    ]
+    stated = validate(predictor, codes, measured)
+    assert stated["mean_error_points"] == pytest.approx(1.0)
+    assert stated["max_error_points"] == pytest.approx(2.0)
+    assert stated["kendall_tau"] == pytest.approx(1.0)
+    assert isinstance(predictor.table, Sensitivities)
+    assert [row["accuracy"] for row in stated["rows"]] == [m.accuracy for m in measured]
