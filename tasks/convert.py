@@ -1,0 +1,168 @@
+"""ONNX to NCNN through pnnx's binary, each call a killable child in a private temporary folder.
+
+One call costs about 0.25 s, nearly all of it start-up, so operators travel many at a time:
+`convert_operators` joins them to one graph of unconnected parts and splits the result: 1 ms an operator.
+"""
+
+import contextlib
+import importlib.util
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks import bundle
+from tasks.ncnn_files import NcnnModel
+
+MIB = 2**20
+CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
+
+
+class ConversionError(Exception):
+    """A model has no NCNN form; the message is one line."""
+
+
+Outcome = NcnnModel | ConversionError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call of pnnx may use."""
+
+    wall_s: float = 120.0
+    memory_mib: int = 8192
+
+
+def convert(model: bytes, limits: Limits = Limits()) -> NcnnModel:
+    """NCNN files (fp32) of an ONNX model with static input shapes and folded BatchNorm.
+
+    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs.
+    Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
+    """
+    return _checked(_converted(model, limits))
+
+
+def convert_operators(models: Sequence[bytes], limits: Limits = Limits()) -> list[Outcome]:
+    """NCNN files of many models of one operator each, as the operator runs inside a network (no batch axis).
+
+    Each has its own result or its own error.
+    """
+    results: dict[int, Outcome] = {}
+    pending = list(bundle.groups(models))
+    while pending:
+        part = pending.pop()
+        outcomes = _convert_part([models[index] for index in part], limits)
+        for index, outcome in zip(part, outcomes, strict=True):
+            if outcome is not None:
+                results[index] = outcome
+        if unknown := [index for index in part if index not in results]:
+            half = (len(unknown) + 1) // 2
+            pending += [rest for rest in (unknown[:half], unknown[half:]) if rest]
+    return [results[index] for index in range(len(models))]
+
+
+def _convert_part(models: Sequence[bytes], limits: Limits) -> Sequence[Outcome | None]:
+    """The results of one call of pnnx; None for those to be tried again among fewer others."""
+    failure = ConversionError("pnnx dropped an input or an output")
+    parts: Sequence[NcnnModel | None] = [None] * len(models)
+    try:
+        joined = bundle.join(models)
+        parts = bundle.split(_converted(joined.model, limits), joined)
+    except ConversionError as error:
+        failure = error
+    except bundle.SplitError as error:
+        failure = ConversionError(f"pnnx's files cannot be read: {error}")
+    if len(models) == 1 and parts[0] is None:
+        return [failure]
+    return [None if part is None else _outcome(part) for part in parts]
+
+
+def _outcome(converted: NcnnModel) -> Outcome:
+    try:
+        return _checked(converted)
+    except ConversionError as error:
+        return error
+
+
+def _checked(converted: NcnnModel) -> NcnnModel:
+    """ConversionError for layers that pnnx passed through: ncnn has no 'aten::erf', 'pnnx.Expression', …"""
+    for layer in converted.layers():
+        if not layer.kind.isidentifier():
+            raise ConversionError(f"ncnn has no layer for '{layer.kind}'")
+    return converted
+
+
+def _converted(model: bytes, limits: Limits) -> NcnnModel:
+    with tempfile.TemporaryDirectory(prefix="autotailor-pnnx-") as name:  # mode 0700
+        folder = Path(name)
+        (folder / "model.onnx").write_bytes(model)
+        log = _run([_binary(), "model.onnx", "fp16=0"], folder, limits)
+        files = folder / "model.ncnn.param", folder / "model.ncnn.bin"
+        if not all(file.is_file() for file in files) or files[0].stat().st_size == 0:
+            raise ConversionError(f"pnnx wrote no NCNN model ({_last_line(log)})")
+        return NcnnModel(param=files[0].read_bytes(), bin=files[1].read_bytes())
+
+
+def _run(command: list[str], folder: Path, limits: Limits) -> str:
+    """What the child printed; ConversionError when it died or was killed."""
+    environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    with (
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as child,
+        _killed_at_exit(child),
+    ):
+        _restrict(child.pid, limits)
+        try:
+            output, _ = child.communicate(timeout=limits.wall_s)
+        except subprocess.TimeoutExpired as error:
+            raise ConversionError(f"pnnx took longer than {limits.wall_s:g} s") from error
+    log = output.decode(errors="replace")
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        raise ConversionError(f"pnnx died of {name} within {limits.memory_mib} MiB ({_last_line(log)})")
+    if child.returncode:
+        raise ConversionError(f"pnnx ended with code {child.returncode} ({_last_line(log)})")
+    return log
+
+
+@contextlib.contextmanager
+def _killed_at_exit(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _restrict(pid: int, limits: Limits) -> None:
+    """Memory limit and low priority, set from outside: nothing of ours runs between fork and exec."""
+    with contextlib.suppress(ProcessLookupError):
+        memory = limits.memory_mib * MIB
+        resource.prlimit(pid, resource.RLIMIT_AS, (memory, memory))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        os.setpriority(os.PRIO_PROCESS, pid, CHILD_NICENESS)
+
+
+def _binary() -> str:
+    """pnnx's executable inside its Python package (importing the package would import torch)."""
+    found = importlib.util.find_spec("pnnx")
+    if found is None or not found.submodule_search_locations:
+        raise ConversionError("the package 'pnnx' is not installed")
+    return str(Path(found.submodule_search_locations[0]) / "pnnx")
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"
