@@ -90,7 +90,8 @@ def test_loss_orders_equal_accuracies_and_never_more(predictor: AccuracyPredicto
     ahead = accuracy[:, None] > accuracy + 1e-9
     tied = np.abs(accuracy[:, None] - accuracy) <= 1e-9
     better = ahead | (tied & (loss[:, None] < loss - 1e-9))
-    assert (tied.sum() > len(codes)) and (score[:, None] > score)[better].all()
+    assert tied.sum() > len(codes)
+    assert (score[:, None] > score)[better].all()
     assert np.abs(score - accuracy).max() <= 0.25 / SAMPLES
 
 
