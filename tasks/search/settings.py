@@ -24,7 +24,7 @@ class Settings(BaseModel):
         0.5, ge=0, le=1, description="children made by mutation; the rest by crossover"
     )
     mutation_probability: float = Field(0.1, gt=0, le=1, description="per variable of a mutated child")
-    generations: int = Field(300, ge=1)
-    plateau: int = Field(40, ge=1, description="stop after this many generations without improvement")
+    generations: int = Field(200, ge=1)
+    plateau: int = Field(25, ge=1, description="stop after this many generations without improvement")
     beam_width: int = Field(16, ge=1)
     seed: int = Field(0, ge=0)
