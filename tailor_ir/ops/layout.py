@@ -1,0 +1,344 @@
+"""Operators that move elements without computing: reshaping, slicing, joining. Their constants follow the config."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from tailor_ir.dims import Dim
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+
+def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
+    """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand."""
+    factors = [factor for dim in dims for factor in _factors(dim)]
+    result: list[Dim] = []
+    position = 0
+    pending: list[Dim] = []  # pieces of a factor that was split over several results
+    for index, size in enumerate(sizes):
+        if pending:
+            result.append(pending.pop(0))
+            continue
+        taken: list[Dim] = []
+        product = 1
+        while position < len(factors) and product < size:
+            taken.append(factors[position])
+            product *= factors[position].size
+            position += 1
+        if size == 1 and position < len(factors) and factors[position].size == 1:
+            taken, position = [factors[position]], position + 1
+        if product > size and len(taken) == 1:
+            pieces = _split(node, p, taken[0], sizes[index:])
+            if pieces is not None:
+                result.append(pieces[0])
+                pending = pieces[1:]
+                continue
+        if product != size:
+            p.freeze(factors, node, f"reshapes across axes to {tuple(sizes)}")
+            return tuple(p.pool.fixed(s) for s in sizes)
+        result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
+    rest = [f for f in factors[position:] if not p._fixed(f)]
+    if rest:  # axes that have one element at the traced resolution only
+        result[-1] = p.pool.product((result[-1], *rest))
+    return tuple(result)
+
+
+def _factors(dim: Dim) -> tuple[Dim, ...]:
+    form = dim.root.form
+    if form is not None and form.kind == "product":
+        return tuple(factor for part in form.parts for factor in _factors(part))
+    return () if form is not None and form.kind == "fixed" and dim.size == 1 else (dim,)
+
+
+def _split(node: Node, p: Propagation, dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
+    """Pieces of one dimension over the next results, or None where the sizes do not divide it."""
+    pieces: list[int] = []
+    product = 1
+    for size in sizes:
+        pieces.append(size)
+        product *= size
+        if product >= dim.size:
+            break
+    if product != dim.size:
+        return None
+    form = dim.root.form
+    if form is None:
+        parts = [p.pool.free(size) for size in pieces]
+        p.unify(dim, p.pool.product(tuple(parts)), node)
+        return parts
+    p.freeze((dim,), node, f"splits an axis of {dim.size} into {tuple(pieces)}")
+    return [p.pool.fixed(size) for size in pieces]
+
+
+class Reshape(nn.Module):
+    """Reshape to sizes of which at most one is -1."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(self.sizes)
+
+
+class Expand(nn.Module):
+    """Broadcast to sizes; -1 is the batch of `reference`."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        return x.expand([reference.shape[0] if size == -1 else size for size in self.sizes])
+
+
+class Slice(nn.Module):
+    """One range (start, stop, step) for each of the named axes."""
+
+    def __init__(self, ranges: tuple[tuple[int, int, int, int], ...]) -> None:
+        super().__init__()
+        self.ranges = ranges
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for axis, start, stop, step in self.ranges:
+            index = [slice(None)] * x.dim()
+            index[axis] = slice(start, stop, step)
+            x = x[tuple(index)]
+        return x
+
+
+class Split(nn.Module):
+    """Cut one axis into pieces."""
+
+    def __init__(self, sizes: tuple[int, ...], axis: int) -> None:
+        super().__init__()
+        self.sizes, self.axis = sizes, axis
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.split(x, self.sizes, self.axis)
+
+
+class Gather(nn.Module):
+    """Constant positions along one axis; a single position drops the axis."""
+
+    def __init__(self, positions: int | tuple[int, ...], axis: int) -> None:
+        super().__init__()
+        self.positions, self.axis = positions, axis
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.positions, int):
+            return x.select(self.axis, self.positions)
+        return x.index_select(self.axis, torch.tensor(self.positions, device=x.device))
+
+
+class Concatenate(nn.Module):
+    """Join along one axis."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        return torch.cat(parts, self.axis)
+
+
+def _reshape_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    return (regroup(node, p, p.of(node.inputs[0]), p.output_sizes(node)),)
+
+
+def _lower_reshape(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Reshape(shapes.open_outputs[0])
+
+
+def _reshape_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    return {1: np.asarray(shapes.outputs[0], np.int64)}
+
+
+def _transpose_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    order = node.ints("perm", tuple(reversed(range(len(x)))))
+    return (tuple(x[i] for i in order),)
+
+
+def _expand_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, sizes = p.of(node.inputs[0]), p.output_sizes(node)
+    padded = (p.pool.fixed(1),) * (len(sizes) - len(x)) + x
+    return (tuple(dim if dim.size == size else p.pool.free(size) for dim, size in zip(padded, sizes, strict=True)),)
+
+
+def _lower_expand(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Expand(shapes.open_outputs[0])
+
+
+def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    operands = [p.of(name) for name in node.inputs]
+    axis = node.int("axis", 0) % len(operands[0])
+    joined = p.pool.concat(tuple(dims[axis] for dims in operands))
+    others = [tuple(d for i, d in enumerate(dims) if i != axis) for dims in operands]
+    result = list(p.broadcast(node, others)) if others[0] else []
+    result.insert(axis, joined)
+    return (tuple(result),)
+
+
+def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Concatenate(node.int("axis", 0))
+
+
+def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
+    """The piece [start, stop) of a dimension; pieces that end between a concatenation's parts keep them."""
+    if (start, stop) == (0, dim.size):
+        return dim
+    form = dim.root.form
+    if form is not None and form.kind == "concat":
+        offset, parts = 0, []
+        for part in form.parts:
+            if start <= offset and offset + part.size <= stop:
+                parts.append(part)
+            offset += part.size
+        if parts and sum(part.size for part in parts) == stop - start:
+            return p.pool.concat(tuple(parts))
+        if stop <= form.parts[0].size and p._fixed(form.parts[0]):
+            return p.pool.fixed(stop - start)
+    p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
+    return p.pool.fixed(stop - start)
+
+
+def _ranges(node: Node, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    values = [tensors[name].tolist() if name else None for name in node.inputs[1:]]
+    starts, stops = values[0], values[1]
+    axes = values[2] if len(values) > 2 and values[2] is not None else list(range(len(starts)))
+    steps = values[3] if len(values) > 3 and values[3] is not None else [1] * len(starts)
+    result = []
+    for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
+        axis %= len(shape)
+        start, stop, step = slice(start, stop, step).indices(shape[axis])
+        result.append((axis, start, stop, step))
+    return result
+
+
+def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    for position in range(1, len(node.inputs)):
+        if node.inputs[position]:
+            p.constant(node, position)
+    result = list(x)
+    for axis, start, stop, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]):
+        if step == 1:
+            result[axis] = _cut(node, p, result[axis], start, stop)
+        else:
+            p.freeze((result[axis],), node, f"takes every {step}th element")
+            result[axis] = p.pool.fixed(p.output_sizes(node)[axis])
+    return (tuple(result),)
+
+
+def _shifted_ranges(
+    node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]
+) -> list[tuple[int, int, int, int]]:
+    """Ranges under a config: a range's begin counts from the end when it was nearer to it."""
+    full = shapes.full_inputs[0]
+    result = []
+    for axis, start, stop, step in _ranges(node, tensors, full):
+        size, length = shapes.inputs[0][axis], shapes.outputs[0][axis]
+        if step == 1 and size != full[axis]:
+            start = size - length if stop == full[axis] and start > 0 else start
+            stop = start + length
+        result.append((axis, start, stop, step))
+    return result
+
+
+def _lower_slice(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Slice(tuple(_shifted_ranges(node, shapes, tensors)))
+
+
+def _slice_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    axes, starts, stops, steps = (np.asarray(v, np.int64) for v in zip(*_shifted_ranges(node, shapes, tensors), strict=True))
+    return {1: starts, 2: stops, 3: axes, 4: steps}
+
+
+def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    axis = node.int("axis", 0) % len(x)
+    sizes = [p.output_sizes(node, i)[axis] for i in range(len(node.outputs))]
+    form = x[axis].root.form
+    if form is None:
+        parts: Sequence[Dim] = [p.pool.free(size) for size in sizes]
+        p.unify(x[axis], p.pool.concat(tuple(parts)), node)
+    else:
+        stops = np.cumsum(sizes).tolist()
+        parts = [_cut(node, p, x[axis], stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+    return tuple((*x[:axis], part, *x[axis + 1 :]) for part in parts)
+
+
+def _split_sizes(node: Node, shapes: NodeShapes) -> tuple[int, ...]:
+    return tuple(output[node.int("axis", 0)] for output in shapes.outputs)
+
+
+def _lower_split(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Split(_split_sizes(node, shapes), node.int("axis", 0))
+
+
+def _split_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    return {1: np.asarray(_split_sizes(node, shapes), np.int64)}
+
+
+def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    axis = node.int("axis", 0) % len(x)
+    positions = p.constant(node, 1)
+    first, last = int(positions.min()), int(positions.max())
+    if first < 0 or not p._fixed(x[axis]):
+        _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
+    kept = tuple(p.pool.fixed(size) for size in positions.shape)
+    return ((*x[:axis], *kept, *x[axis + 1 :]),)
+
+
+def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    positions = tensors[node.inputs[1]]
+    if positions.dim() > 1:
+        raise AssertionError(f"{node.name}: positions of rank {positions.dim()}")
+    return Gather(int(positions) if positions.dim() == 0 else tuple(positions.tolist()), node.int("axis", 0))
+
+
+def _squeezed(node: Node, p: Propagation, rank: int) -> tuple[int, ...]:
+    if len(node.inputs) > 1 and node.inputs[1]:
+        return tuple(int(a) % rank for a in p.constant(node, 1))
+    return tuple(a % rank for a in node.ints("axes"))
+
+
+def _squeeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    dropped = set(_squeezed(node, p, len(x)))
+    p.freeze([x[i] for i in dropped], node, "drops the axis")
+    return (tuple(dim for i, dim in enumerate(x) if i not in dropped),)
+
+
+def _unsqueeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = list(p.of(node.inputs[0]))
+    for axis in sorted(_squeezed(node, p, len(p.output_sizes(node)))):
+        x.insert(axis, p.pool.fixed(1))
+    return (tuple(x),)
+
+
+OPERATORS = (
+    Operator(
+        names=("Reshape",), axes=_reshape_axes, lower=_lower_reshape, operands=1, constants=_reshape_constants
+    ),
+    Operator(names=("Flatten",), axes=_reshape_axes, lower=_lower_reshape, operands=1),
+    Operator(names=("Transpose",), axes=_transpose_axes),
+    Operator(names=("Squeeze",), axes=_squeeze_axes, lower=_lower_reshape, operands=1),
+    Operator(names=("Unsqueeze",), axes=_unsqueeze_axes, lower=_lower_reshape, operands=1),
+    Operator(
+        names=("Expand",),
+        axes=_expand_axes,
+        lower=_lower_expand,
+        operands=1,
+        constants=_reshape_constants,
+        needs_batch=True,
+    ),
+    Operator(names=("Concat",), axes=_concat_axes, lower=_lower_concat),
+    Operator(names=("Slice",), axes=_slice_axes, lower=_lower_slice, operands=1, constants=_slice_constants),
+    Operator(names=("Split",), axes=_split_axes, lower=_lower_split, operands=1, constants=_split_constants),
+    Operator(names=("Gather",), axes=_gather_axes, lower=_lower_gather, operands=1),
+)

@@ -1,0 +1,126 @@
+"""The record that an operator fills in, and what its functions are given."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from tailor_ir.dims import Dim, DimPool
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Graph, Node, Tensors
+
+Dims = tuple[Dim, ...]
+
+
+@dataclass(slots=True)
+class Propagation:
+    """Reading a network operator by operator: the dimensions of every value so far."""
+
+    graph: Graph
+    tensors: Tensors
+    pool: DimPool = field(default_factory=DimPool)
+    dims: dict[str, Dims] = field(default_factory=dict)
+
+    def of(self, name: str) -> Dims:
+        """Dimensions of a value; an initializer's are channel groups of their own until operators join them."""
+        if name not in self.dims:
+            self.dims[name] = tuple(self.pool.free(size) for size in self.graph.shapes[name])
+        return self.dims[name]
+
+    def constant(self, node: Node, position: int) -> np.ndarray:
+        """An input that has to be known before running, such as the axes of a Squeeze."""
+        name = node.inputs[position]
+        if name not in self.tensors or name in self.graph.parameters:
+            raise ImportFailed(
+                f"operator '{node.op}' at '{node.name}': input {position} ('{name}') is computed while running; "
+                "allowed: constants; export with a fixed input shape"
+            )
+        return self.tensors[name].numpy()
+
+    def output_sizes(self, node: Node, position: int = 0) -> tuple[int, ...]:
+        return self.graph.shapes[node.outputs[position]]
+
+    def broadcast(self, node: Node, operands: Sequence[Dims]) -> Dims:
+        """Dimensions of an elementwise result. Size one stretches; equal sizes must be the same axis."""
+        rank = max(len(dims) for dims in operands)
+        result: list[Dim] = []
+        for position in range(-rank, 0):
+            present = [dims[position] for dims in operands if len(dims) >= -position]
+            wide = [dim for dim in present if dim.size > 1] or [d for d in present if not self._fixed(d)] or present
+            joined = wide[0]
+            for dim in wide[1:]:
+                joined = self.pool.unify(joined, dim, f"operator '{node.op}' at '{node.name}'")
+            result.append(joined)
+        return tuple(result)
+
+    def freeze(self, dims: Sequence[Dim], node: Node, why: str) -> None:
+        for dim in dims:
+            self.pool.freeze(dim, f"operator '{node.op}' at '{node.name}': {why}")
+
+    def unify(self, a: Dim, b: Dim, node: Node) -> Dim:
+        return self.pool.unify(a, b, f"operator '{node.op}' at '{node.name}'")
+
+    @staticmethod
+    def _fixed(dim: Dim) -> bool:
+        form = dim.root.form
+        return form is not None and form.kind == "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShapes:
+    """Shapes of a node's operands and results under one config.
+
+    `full_inputs`: the operands' shapes in the largest network. `open_outputs`: results, -1 where the batch is involved.
+    """
+
+    full_inputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    open_outputs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A module without parameters and the names of the values (and parameters) that it is called with."""
+
+    module: nn.Module
+    inputs: tuple[str, ...]
+
+
+Axes = Callable[[Node, Propagation], tuple[Dims, ...]]
+Lower = Callable[[Node, NodeShapes, Tensors], nn.Module]
+Layer = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
+Constants = Callable[[Node, NodeShapes, Mapping[str, torch.Tensor]], dict[int, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator, or several that differ in name only.
+
+    axes: dimensions of the results, joining those of the operands.
+    lower: a parameterless module that computes it; None lets onnx2torch convert it.
+    operands: how many leading inputs `lower`'s module is called with; the rest are constants read beforehand.
+    layer: an ordinary torch layer that owns its parameters, for stand-alone networks; None keeps `lower`.
+    constants: constant inputs whose values depend on the config, by input position.
+    needs_batch: the module takes the network's input as one more operand, to know the batch size.
+    """
+
+    names: tuple[str, ...]
+    axes: Axes
+    lower: Lower | None = None
+    operands: int | None = None
+    layer: Layer | None = None
+    constants: Constants | None = None
+    needs_batch: bool = False
+
+
+def find(operators: Mapping[str, Operator], node: Node) -> Operator:
+    """The record of a node's operator; ImportFailed names operator and place when there is none."""
+    if node.op not in operators:
+        raise ImportFailed(
+            f"operator '{node.op}' at '{node.name}': not supported; allowed: {', '.join(sorted(operators))}; "
+            "replace it in the network, or report it"
+        )
+    return operators[node.op]

@@ -1,0 +1,130 @@
+"""Rewrites that give common groups of ONNX operators one node, so that axes, layers and measurements see what people mean.
+
+Each pass is `Graph -> Graph` and keeps the function computed. `Linear`, `Gelu` and `Silu` are the IR's own operators;
+the exporter writes them as standard ONNX again.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from tailor_ir.graph import Graph, Node, Tensors
+
+Pass = Callable[[Graph, Tensors], Graph]
+
+
+class _Rewriter:
+    """Who produces and who reads each value, while nodes are being replaced."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.consumers = graph.consumers()
+        self.removed: set[str] = set()
+        self.replacements: dict[str, Node] = {}
+
+    def only_consumer(self, value: str) -> Node | None:
+        users = self.consumers.get(value, [])
+        return users[0] if len(users) == 1 and value not in self.graph.outputs else None
+
+    def replace(self, last: Node, removed: list[Node], by: Node) -> None:
+        self.removed.update(node.name for node in removed)
+        self.replacements[last.name] = by
+
+    def result(self) -> Graph:
+        nodes = tuple(
+            self.replacements.get(node.name, node) for node in self.graph.nodes if node.name not in self.removed
+        )
+        read = {name for node in nodes for name in node.inputs} | set(self.graph.outputs)
+        while True:  # a weight's transposition that served only rewritten nodes
+            alive = tuple(node for node in nodes if any(output in read for output in node.outputs))
+            if len(alive) == len(nodes):
+                return self.graph.with_nodes(nodes)
+            nodes = alive
+            read = {name for node in nodes for name in node.inputs} | set(self.graph.outputs)
+
+
+def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
+    """Gemm, or MatMul by a transposed weight with or without bias, become `Linear(x, weight (out, in)[, bias])`."""
+    rewriter = _Rewriter(graph)
+    parameters = set(graph.parameters)
+    for node in graph.nodes:
+        if node.op == "Gemm" and node.int("transB", 0) == 1 and node.int("transA", 0) == 0:
+            if node.inputs[1] in parameters and node.float("alpha", 1.0) == 1.0 and node.float("beta", 1.0) == 1.0:
+                rewriter.replace(node, [], replace(node, op="Linear", attributes=()))
+        elif node.op == "MatMul":
+            _fuse_matmul(rewriter, node, parameters)
+    return rewriter.result()
+
+
+def _fuse_matmul(rewriter: _Rewriter, node: Node, parameters: set[str]) -> None:
+    transpose = rewriter.producers.get(node.inputs[1])
+    if transpose is None or transpose.op != "Transpose" or transpose.inputs[0] not in parameters:
+        return
+    weight = transpose.inputs[0]
+    if len(rewriter.graph.shapes[weight]) != 2:
+        return
+    inputs = (node.inputs[0], weight)
+    add = rewriter.only_consumer(node.outputs[0])
+    bias = next((name for name in add.inputs if name in parameters), None) if add and add.op == "Add" else None
+    if add is not None and bias is not None and rewriter.graph.shapes[bias] == (rewriter.graph.shapes[weight][0],):
+        linear = Node(name=node.name, op="Linear", inputs=(*inputs, bias), outputs=add.outputs)
+        rewriter.replace(add, [node], linear)
+    else:
+        rewriter.replace(node, [], Node(name=node.name, op="Linear", inputs=inputs, outputs=node.outputs))
+
+
+def _scalar(name: str, tensors: Tensors) -> float | None:
+    tensor = tensors.get(name)
+    return float(tensor) if tensor is not None and tensor.numel() == 1 else None
+
+
+def _has_scalar(node: Node, value: float, tensors: Tensors) -> bool:
+    scalars = [_scalar(name, tensors) for name in node.inputs]
+    return any(s is not None and math.isclose(s, value, rel_tol=1e-5) for s in scalars)
+
+
+def fuse_gelu(graph: Graph, tensors: Tensors) -> Graph:
+    """x · (1 + erf(x / √2)) · ½ becomes `Gelu`."""
+    rewriter = _Rewriter(graph)
+    for erf in (n for n in graph.nodes if n.op == "Erf"):
+        divide = rewriter.producers.get(erf.inputs[0])
+        add = rewriter.only_consumer(erf.outputs[0])
+        if divide is None or divide.op != "Div" or not _has_scalar(divide, math.sqrt(2), tensors):
+            continue
+        if add is None or add.op != "Add" or not _has_scalar(add, 1.0, tensors):
+            continue
+        chain = [add]
+        while len(chain) < 3:
+            following = rewriter.only_consumer(chain[-1].outputs[0])
+            if following is None or following.op != "Mul":
+                break
+            chain.append(following)
+        value = divide.inputs[0]
+        if len(chain) == 3 and any(value in m.inputs for m in chain[1:]):
+            if any(_has_scalar(m, 0.5, tensors) for m in chain[1:]):
+                last = chain[-1]
+                gelu = Node(name=erf.name, op="Gelu", inputs=(value,), outputs=last.outputs)
+                rewriter.replace(last, [divide, erf, *chain[:-1]], gelu)
+    return rewriter.result()
+
+
+def fuse_silu(graph: Graph, tensors: Tensors) -> Graph:
+    """x · sigmoid(x) becomes `Silu`."""
+    rewriter = _Rewriter(graph)
+    for sigmoid in (n for n in graph.nodes if n.op == "Sigmoid"):
+        multiply = rewriter.only_consumer(sigmoid.outputs[0])
+        if multiply is not None and multiply.op == "Mul" and sigmoid.inputs[0] in multiply.inputs:
+            silu = Node(name=sigmoid.name, op="Silu", inputs=sigmoid.inputs, outputs=multiply.outputs)
+            rewriter.replace(multiply, [sigmoid], silu)
+    return rewriter.result()
+
+
+PASSES: tuple[Pass, ...] = (fuse_linear, fuse_gelu, fuse_silu)
+
+
+def simplify(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
+    """All passes in order; tensors that nothing reads any more are dropped."""
+    for rewrite in PASSES:
+        graph = rewrite(graph, tensors)
+    return graph, {name: tensor for name, tensor in tensors.items() if name in graph.initializers}

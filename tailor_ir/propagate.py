@@ -1,0 +1,90 @@
+"""Find the axes of every value of a network, once, by walking its operators."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailor_ir import axes as ax
+from tailor_ir.dims import AxisTable
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
+
+RESAMPLERS = frozenset(("Add", "Mul"))  # a parameter that only meets these may follow the resolution by interpolation
+
+
+@dataclass(frozen=True, slots=True)
+class AxisMap:
+    """Axes by value name; full sizes by channel group; why the resolution cannot change ("" when it can)."""
+
+    axes: Mapping[str, tuple[ax.Axis, ...]]
+    groups: Mapping[int, int]
+    equal_sizes: tuple[tuple[ax.Axis, ax.Axis], ...]
+    resolution_frozen: str
+
+    def node_shapes(self, node: Node, sizes: ax.Sizes) -> NodeShapes:
+        """Shapes of a node's operands and results."""
+        inputs = [self.axes[name] if name else () for name in node.inputs]
+        outputs = [self.axes[name] for name in node.outputs]
+        return NodeShapes(
+            full_inputs=tuple(tuple(axis.size for axis in axes) for axes in inputs),
+            inputs=tuple(sizes.shape(axes) for axes in inputs),
+            outputs=tuple(sizes.shape(axes) for axes in outputs),
+            open_outputs=tuple(tuple(-1 if _has_batch(a) else sizes(a) for a in axes) for axes in outputs),
+        )
+
+
+def _has_batch(axis: ax.Axis) -> bool:
+    return any(isinstance(leaf, ax.Batch) for leaf in ax.leaves(axis))
+
+
+def propagate(graph: Graph, tensors: Tensors) -> AxisMap:
+    """Axes of every value and initializer."""
+    p = Propagation(graph, tensors)
+    shape = graph.shapes[graph.inputs[0]]
+    images = len(shape) == 4
+    p.dims[graph.inputs[0]] = (
+        p.pool.batch(shape[0]),
+        *(p.pool.fixed(size, "network input") for size in shape[1:2]),
+        *(p.pool.spatial(i, s) if images else p.pool.fixed(s, "network input") for i, s in enumerate(shape[2:])),
+    )
+    for node in graph.nodes:
+        for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
+            p.dims[name] = dims
+            assert tuple(d.size for d in dims) == graph.shapes[name], (node, dims, graph.shapes[name])
+    for name in graph.outputs:
+        _freeze_output(p, name)
+    _freeze_unmovable(p)
+    table = AxisTable()
+    axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
+    pairs = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
+    frozen = p.pool.resolution_frozen or ("" if images else "the network's input is not an image")
+    return AxisMap(axes, dict(table.groups), pairs, frozen)
+
+
+def _freeze_output(p: Propagation, name: str) -> None:
+    for dim in p.dims[name]:
+        form = dim.root.form
+        if form is None or form.kind in ("concat", "product"):
+            _freeze_channels(p, dim)
+
+
+def _freeze_channels(p: Propagation, dim: object) -> None:
+    root = dim.root  # type: ignore[attr-defined]
+    if root.form is None:
+        p.pool.freeze(root, "network output")
+    elif root.form.kind in ("concat", "product"):
+        for part in root.form.parts:
+            _freeze_channels(p, part)
+
+
+def _freeze_unmovable(p: Propagation) -> None:
+    """Tensors whose size would follow the resolution but that cannot be interpolated keep the resolution fixed."""
+    consumers = p.graph.consumers()
+    table = AxisTable()
+    for name in (*p.graph.parameters, *p.graph.constants):
+        if name not in p.dims or not ax.spatial_in([table.axis(dim) for dim in p.dims[name]]):
+            continue
+        users = consumers.get(name, [])
+        if name in p.graph.parameters and all(node.op in RESAMPLERS for node in users):
+            continue
+        user = users[0]
+        p.freeze(p.dims[name], user, f"'{name}' has one entry for each position")
