@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ncnn
+
 from tasks import bundle
 from tasks.ncnn_files import NcnnModel
 
@@ -89,9 +91,9 @@ def _outcome(converted: NcnnModel) -> Outcome:
 
 
 def _checked(converted: NcnnModel) -> NcnnModel:
-    """ConversionError for layers that pnnx passed through: ncnn has no 'aten::erf', 'pnnx.Expression', …"""
+    """ConversionError for layers that pnnx passed through and ncnn does not have: 'aten::erf', 'Det', …"""
     for layer in converted.layers():
-        if not layer.kind.isidentifier():
+        if ncnn.layer_to_index(layer.kind) < 0:
             raise ConversionError(f"ncnn has no layer for '{layer.kind}'")
     return converted
 

@@ -1,0 +1,108 @@
+"""NCNN models that pnnx makes compute what the ONNX models compute, bundled or not."""
+
+from pathlib import Path
+
+import ncnn
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from operator_models import OPERATORS, convolution, model
+
+from tasks import bundle
+from tasks.convert import ConversionError, Limits, convert, convert_operators
+from tasks.ncnn_files import NcnnModel
+
+TOLERANCE = 1e-5  # relative to the largest output
+
+
+@pytest.fixture(scope="module")
+def converted() -> dict[str, NcnnModel | ConversionError]:
+    return dict(zip(OPERATORS, convert_operators(list(OPERATORS.values())), strict=True))
+
+
+def run_ncnn(files: NcnnModel, inputs: list[np.ndarray], outputs: int, folder: Path) -> list[np.ndarray]:
+    (folder / "m.param").write_bytes(files.param)
+    (folder / "m.bin").write_bytes(files.bin)
+    net = ncnn.Net()
+    net.opt.num_threads = 1
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    assert net.load_param(str(folder / "m.param")) == 0
+    assert net.load_model(str(folder / "m.bin")) == 0
+    extractor = net.create_extractor()
+    for index, array in enumerate(inputs):
+        extractor.input(f"in{index}", ncnn.Mat(array[0]).clone())
+    results = []
+    for index in range(outputs):
+        status, mat = extractor.extract(f"out{index}")
+        assert status == 0
+        results.append(np.array(mat)[np.newaxis])
+    return results
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_converted_operator_computes_what_onnxruntime_computes(name, converted, tmp_path):
+    files = converted[name]
+    assert isinstance(files, NcnnModel), files
+    session = onnxruntime.InferenceSession(OPERATORS[name], providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(value.shape, dtype=np.float32) for value in session.get_inputs()]
+    expected = session.run(None, {f"in{index}": array for index, array in enumerate(inputs)})
+    got = run_ncnn(files, inputs, len(expected), tmp_path)
+    for one, other in zip(got, expected, strict=True):
+        assert one.size == other.size
+        difference = np.abs(one.reshape(other.shape) - other).max()
+        assert difference <= TOLERANCE * np.abs(other).max()
+
+
+def test_operators_run_without_the_batch_axis_as_inside_a_network(converted):
+    (softmax,) = [layer for layer in converted["softmax"].layers() if layer.kind == "Softmax"]
+    assert softmax.number(0) == 2  # axis 3 of (1, 4, 17, 17) is axis 2 of (4, 17, 17)
+
+
+def test_no_mark_of_the_batch_axis_is_left(converted):
+    for name, files in converted.items():
+        kinds = [layer.kind for layer in files.layers()]
+        assert kinds.count("BatchNorm") == (name == "batch_normalization"), name
+
+
+def test_weights_stay_with_their_operator():
+    models = [convolution(4, filters, 6) for filters in (3, 5, 7)]
+    for files, filters in zip(convert_operators(models), (3, 5, 7), strict=True):
+        assert len(files.bin) == 4 + 4 * (filters * 4 * 9) + 4 * filters
+
+
+def test_a_bad_operator_in_a_bundle_fails_alone():
+    proto = onnx.load_from_string(OPERATORS["gemm"])
+    proto.graph.node[0].op_type = "NoSuchOperator"  # pnnx crashes
+    determinant = model([("Det", ["in0"], ["out0"], {})], [(1, 3, 3)], [(1,)], {})
+    models = [OPERATORS["gemm"], proto.SerializeToString(), determinant, OPERATORS["softmax"]]
+    good, crashing, unknown, also_good = convert_operators(models)
+    assert isinstance(good, NcnnModel)
+    assert isinstance(also_good, NcnnModel)
+    assert str(crashing).startswith("pnnx ")
+    assert "\n" not in str(crashing)
+    assert str(unknown) == "ncnn has no layer for 'Det'"
+
+
+def test_bundles_are_bounded_in_number_and_size(monkeypatch):
+    monkeypatch.setattr(bundle, "MAX_MODELS", 3)
+    monkeypatch.setattr(bundle, "MAX_BYTES", 10)
+    assert list(bundle.groups([b"x"] * 4)) == [[0, 1, 2], [3]]
+    assert list(bundle.groups([b"123456", b"123456", b"12345678901234"])) == [[0], [1], [2]]
+
+
+def test_garbage_gives_one_clear_line():
+    with pytest.raises(ConversionError, match="pnnx") as caught:
+        convert(b"garbage")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_conversion_past_its_wall_time_is_killed():
+    with pytest.raises(ConversionError, match=r"longer than 0\.01 s"):
+        convert(OPERATORS["convolution"], Limits(wall_s=0.01))
+
+
+def test_a_conversion_past_its_memory_is_stopped():
+    with pytest.raises(ConversionError, match=r"pnnx .*(SIG|code)"):
+        convert(OPERATORS["convolution"], Limits(memory_mib=100))
