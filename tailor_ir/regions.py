@@ -1,0 +1,249 @@
+"""Blocks and stages of a network, found by dependency.
+
+A *cut value* is one that every path from input to output passes; between two of them lies a *segment*. Segments are
+joined into blocks where a boundary would fall inside an expansion; blocks over the same axes form a stage.
+Kinds only give blocks the names that people know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tailor_ir.axes import Axis, Batch, Product, groups_of, spatial_in
+from tailor_ir.graph import Graph, Node
+from tailor_ir.ops.elementwise import ACTIVATIONS
+from tailor_ir.propagate import AxisMap
+
+MAIN_KINDS = frozenset(
+    ("Attention", "FFN", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A region with one entry and one exit. `residual`: an Add joins the entry's own path with the computed one."""
+
+    nodes: tuple[Node, ...]
+    entry: str
+    exit: str
+    residual: bool = False
+    skippable: bool = False
+    kind: str = "Plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of blocks over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped."""
+
+    name: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def trailing(self) -> int:
+        """How many blocks can be skipped, counted from the end, so that one is left."""
+        count = 0
+        for block in reversed(self.blocks):
+            if not block.skippable:
+                break
+            count += 1
+        return min(count, len(self.blocks) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """The whole network as blocks in order, and the stages among them."""
+
+    blocks: tuple[Block, ...]
+    stages: tuple[Stage, ...]
+    stem: tuple[Block, ...]
+
+
+def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
+    """Blocks and stages of a network."""
+    segments = _absorb_activations(_segments(graph, axis_map))
+    carriers = carriers_of(graph, axis_map)
+    joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
+    blocks = _pair_alternating(joined)
+    stages: list[list[Block]] = []
+    previous: Block | None = None
+    for block in blocks:
+        if block.kind in MAIN_KINDS:
+            same = previous is not None and axis_map.axes[previous.exit] == axis_map.axes[block.exit]
+            if stages and same and previous in stages[-1]:
+                stages[-1].append(block)
+            else:
+                stages.append([block])
+        previous = block
+    first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
+    return Regions(
+        blocks=tuple(blocks),
+        stages=tuple(Stage(name=f"stage.{i}", blocks=tuple(run)) for i, run in enumerate(stages, start=1)),
+        stem=tuple(blocks[:first]),
+    )
+
+
+def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
+    """Cut the data path wherever a single value is alive."""
+    data = graph.data_values()
+    pending = {
+        name: sum(1 for user in users if any(o in data for o in user.outputs))
+        for name, users in graph.consumers().items()
+    }
+    alive: set[str] = set(graph.inputs)
+    segments: list[Block] = []
+    nodes: list[Node] = []
+    entry = graph.inputs[0]
+    for node in graph.nodes:
+        if not any(output in data for output in node.outputs):
+            continue
+        nodes.append(node)
+        for name in dict.fromkeys(node.inputs):
+            if name in data:
+                pending[name] -= 1
+                if not pending[name]:
+                    alive.discard(name)
+        alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
+        if len(alive) == 1 and next(iter(alive)) in node.outputs:
+            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), axis_map))
+            entry, nodes = segments[-1].exit, []
+    if nodes:
+        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], axis_map))
+    return segments
+
+
+def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, axis_map: AxisMap) -> Block:
+    readers = sum(entry in node.inputs for node in nodes)
+    residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
+    same = axis_map.axes[entry] == axis_map.axes[exit_value]
+    return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
+
+
+def _absorb_activations(segments: list[Block]) -> list[Block]:
+    result: list[Block] = []
+    for segment in segments:
+        if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
+            last = result[-1]
+            result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def depthwise(node: Node, axis_map: AxisMap) -> bool:
+    """Whether a node is a convolution of each channel by itself."""
+    if node.op != "Conv" or node.int("group", 1) == 1:
+        return False
+    weight, x = axis_map.axes[node.inputs[1]], axis_map.axes[node.inputs[0]]
+    return weight[0] == x[1] and weight[1].size == 1
+
+
+def _pointwise(node: Node, axis_map: AxisMap) -> bool:
+    return node.op == "Conv" and all(axis.size == 1 for axis in axis_map.axes[node.inputs[1]][2:])
+
+
+def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[int]:
+    """Groups between a pointwise expansion and its projection, with a depthwise convolution inside."""
+    streams = {g for s in segments if s.residual for g in groups_of(axis_map.axes[s.exit])}
+    nodes = [node for segment in segments for node in segment.nodes if node.op == "Conv"]
+    inside = {g for n in nodes if depthwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]])}
+    producers = [n for n in nodes if not depthwise(n, axis_map)]
+    widened = {
+        g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])
+    }
+    return frozenset(inside - streams - widened)
+
+
+def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
+    expanded = _expanded_groups(segments, axis_map)
+    result: list[Block] = []
+    open_depthwise = False
+    for segment in segments:
+        first = segment.nodes[0]
+        continues = bool(result) and (
+            bool(groups_of(axis_map.axes[segment.entry]) & expanded)
+            or open_depthwise
+            or (first.op == "BatchNormalization" and not result[-1].skippable)
+        )
+        if continues:
+            last = result[-1]
+            result[-1] = Block(nodes=last.nodes + segment.nodes, entry=last.entry, exit=segment.exit)
+        else:
+            result.append(segment)
+        if segment.residual:
+            open_depthwise = False
+        elif any(depthwise(node, axis_map) for node in segment.nodes):
+            open_depthwise = True
+        elif first.op == "Conv":
+            open_depthwise = False
+    return result
+
+
+def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> str:
+    convolutions = [node for node in block.nodes if node.op == "Conv"]
+    if any(depthwise(node, axis_map) for node in convolutions):
+        return "MBConv" if hidden_groups(block, axis_map, carriers) else "DepthwiseSeparable"
+    if not block.residual:
+        return "Plain"
+    if any(node.op == "MatMul" for node in block.nodes):
+        return "Attention"
+    if not convolutions:
+        return "FFN" if any(node.op == "Linear" for node in block.nodes) else "Residual"
+    return "Bottleneck" if _pointwise(convolutions[0], axis_map) else "BasicBlock"
+
+
+def _pair_alternating(blocks: list[Block]) -> list[Block]:
+    """Attention and FFN in turn are one Transformer block each."""
+    result: list[Block] = []
+    for block in blocks:
+        if (
+            result
+            and result[-1].kind == "Attention"
+            and block.kind == "FFN"
+            and result[-1].skippable
+            and block.skippable
+        ):
+            last = result[-1]
+            merged = Block(
+                nodes=last.nodes + block.nodes,
+                entry=last.entry,
+                exit=block.exit,
+                residual=True,
+                skippable=True,
+                kind="Transformer",
+            )
+            result[-1] = merged
+        else:
+            result.append(block)
+    return result
+
+
+def carriers_of(graph: Graph, axis_map: AxisMap) -> dict[int, frozenset[str]]:
+    """Channel group -> the computed values that have it."""
+    found: dict[int, set[str]] = {}
+    for name in graph.data_values():
+        for group in groups_of(axis_map.axes[name]):
+            found.setdefault(group, set()).add(name)
+    return {group: frozenset(names) for group, names in found.items()}
+
+
+def hidden_groups(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> tuple[int, ...]:
+    """Channel groups that live inside the block alone, over positions, and are cut as a whole (not as heads)."""
+    computed = {name for node in block.nodes for name in node.outputs}
+    boundary = groups_of(axis_map.axes[block.entry]) | groups_of(axis_map.axes[block.exit])
+    inside = {group for name in computed for group in groups_of(axis_map.axes[name])} - boundary
+    return tuple(
+        group
+        for group in sorted(inside)
+        if carriers[group] <= computed
+        and not any(_in_product(axis, group) for name in carriers[group] for axis in axis_map.axes[name])
+        and any(_over_positions(axis_map.axes[name], group) for name in carriers[group])
+    )
+
+
+def _in_product(axis: Axis, group: int) -> bool:
+    return isinstance(axis, Product) and group in groups_of([axis])
+
+
+def _over_positions(axes: Sequence[Axis], group: int) -> bool:
+    """Not a pooled descriptor: the value has the group at every position of an image or a sequence."""
+    others = [axis for axis in axes if group not in groups_of([axis]) and not isinstance(axis, Batch)]
+    return not others or spatial_in(others) or any(axis.size > 1 for axis in others)
