@@ -1,0 +1,74 @@
+"""What a backend offers to the child process. Arrays carry the batch axis first."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from profiling_agents.messages import Format, JobMessage, RuntimeInfo, Shape
+
+
+class ModelError(Exception):
+    """A model that the runtime refuses, and why (one line)."""
+
+
+class ModelMemoryError(ModelError):
+    """A model that needs more memory than it may have."""
+
+
+class Model(Protocol):
+    """One loaded model."""
+
+    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Inputs of the job's shapes: standard normal, zeros for integers (always valid indices)."""
+        ...
+
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+        """A function that runs the model n times on these inputs with as little around it as possible."""
+        ...
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs in the order of the job's names."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
+        ...
+
+
+class Backend(Protocol):
+    """One inference runtime."""
+
+    formats: tuple[Format, ...]
+
+    def describe(self) -> RuntimeInfo:
+        """Version and build of the runtime in use."""
+        ...
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> Model:
+        """Load a model from its stored files; ModelError when the runtime refuses it."""
+        ...
+
+
+def library_hash(path: Path) -> str:
+    """First 16 hex characters of the sha256 of a shared library: which build runs."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def check_inputs(job: JobMessage, inputs: Sequence[np.ndarray]) -> None:
+    """ModelError unless the inputs have the shapes that the job states."""
+    got = tuple(array.shape for array in inputs)
+    if got != job.input_shapes:
+        raise ModelError(
+            f"inputs {', '.join(job.input_names)}: got shapes {got}; the job states {job.input_shapes}"
+        )
+
+
+def restore_shape(name: str, array: np.ndarray, shape: Shape) -> np.ndarray:
+    """The output in the shape that the job states; ModelError when the sizes differ."""
+    if array.size != int(np.prod(shape)):
+        raise ModelError(f"output '{name}': the runtime gives shape {array.shape}; the job states {shape}")
+    return array.reshape(shape)

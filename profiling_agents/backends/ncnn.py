@@ -1,0 +1,152 @@
+"""ncnn on the CPU in fp32, from (param, bin) files.
+
+ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used one returns
+its cached output), with pooled allocators as benchncnn does.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ncnn
+import numpy as np
+
+from profiling_agents.backends.base import (
+    ModelError,
+    ModelMemoryError,
+    check_inputs,
+    library_hash,
+    restore_shape,
+)
+from profiling_agents.messages import Format, JobMessage, RuntimeInfo, Shape
+
+OUT_OF_MEMORY = -100
+"""What ncnn's layers return when an allocation failed."""
+
+MAX_AXES = 4
+
+
+class NcnnBackend:
+    """fp32 ncnn with a fixed number of threads."""
+
+    formats: tuple[Format, ...] = ("ncnn",)
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def describe(self) -> RuntimeInfo:
+        """Version, and the hash of the extension module that holds the runtime."""
+        build = library_hash(Path(ncnn.ncnn.__file__))
+        return RuntimeInfo(backend="ncnn", version=ncnn.__version__, build=build, formats=self.formats)
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnModel":
+        """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
+        without_batch = [
+            _without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)
+        ]
+        model = NcnnModel(job, without_batch, self._threads)
+        model.load(*files)
+        return model
+
+
+class NcnnModel:
+    """One ncnn.Net and its allocators, which must outlive it."""
+
+    def __init__(self, job: JobMessage, shapes: Sequence[Shape], threads: int) -> None:
+        self._job = job
+        self._shapes = shapes
+        self._blobs = ncnn.UnlockedPoolAllocator()
+        self._workspace = ncnn.PoolAllocator()
+        self._net = ncnn.Net()
+        options = self._net.opt
+        options.num_threads = threads
+        options.use_vulkan_compute = False
+        options.use_fp16_packed = options.use_fp16_storage = options.use_fp16_arithmetic = False
+        options.use_bf16_packed = options.use_bf16_storage = False
+        options.blob_allocator = self._blobs
+        options.workspace_allocator = self._workspace
+
+    def load(self, param: Path, weights: Path) -> None:
+        """Read the two files and check the blob names."""
+        if self._net.load_param(str(param)) != 0:
+            raise ModelError("ncnn cannot read the param file")
+        if self._net.load_model(str(weights)) != 0:
+            raise ModelError("ncnn cannot load the weights")
+        known = {blob.name for blob in self._net.blobs()}
+        missing = [name for name in (*self._job.input_names, *self._job.output_names) if name not in known]
+        if missing:
+            raise ModelError(
+                f"blob '{missing[0]}' is not in the model; it has {', '.join(sorted(known)[:8])}"
+            )
+
+    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """fp32, standard normal."""
+        return [rng.standard_normal(shape, dtype=np.float32) for shape in self._job.input_shapes]
+
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+        """Runs all outputs n times from fresh extractors."""
+        self.run(inputs)
+        feeds = self._feeds(inputs)
+        outputs = self._job.output_names
+        net = self._net
+
+        def repeat(runs: int) -> None:
+            for _ in range(runs):
+                extractor = net.create_extractor()
+                for name, mat in feeds:
+                    extractor.input(name, mat)
+                for name in outputs:
+                    extractor.extract(name)
+
+        return repeat
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """fp32 outputs with the batch axis put back, or in the job's output shapes."""
+        extractor = self._net.create_extractor()
+        for name, mat in self._feeds(inputs):
+            _check(extractor.input(name, mat), f"input '{name}'")
+        return [self._extract(extractor, index) for index in range(len(self._job.output_names))]
+
+    def close(self) -> None:
+        """Free the net, then its memory pools: the other order crashes."""
+        self._net.clear()
+        self._blobs.clear()
+        self._workspace.clear()
+
+    def _feeds(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, ncnn.Mat]]:
+        check_inputs(self._job, inputs)
+        feeds = []
+        for name, array, shape in zip(self._job.input_names, inputs, self._shapes, strict=True):
+            if array.dtype != np.float32:
+                raise ModelError(f"input '{name}': got {array.dtype}; ncnn takes float32")
+            contiguous = np.ascontiguousarray(array.reshape(shape))
+            # A Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it.
+            feeds.append((name, ncnn.Mat(contiguous).clone()))
+        return feeds
+
+    def _extract(self, extractor: "ncnn.Extractor", index: int) -> np.ndarray:
+        name = self._job.output_names[index]
+        status, mat = extractor.extract(name)
+        _check(status, f"output '{name}'")
+        if mat.empty():
+            raise ModelError(f"output '{name}': ncnn gave an empty tensor")
+        array = np.array(mat)
+        if self._job.output_shapes is None:
+            return array[np.newaxis]
+        return restore_shape(name, array, self._job.output_shapes[index])
+
+
+def _without_batch(name: str, shape: Shape) -> Shape:
+    if len(shape) < 2:
+        return shape
+    if shape[0] != 1 or len(shape) - 1 > MAX_AXES:
+        raise ModelError(
+            f"input '{name}': got shape {shape}; ncnn takes batch 1 and at most {MAX_AXES} more axes"
+        )
+    return shape[1:]
+
+
+def _check(status: int, where: str) -> None:
+    if status == OUT_OF_MEMORY:
+        raise ModelMemoryError(where)
+    if status != 0:
+        raise ModelError(f"{where}: ncnn failed with code {status}")

@@ -1,0 +1,175 @@
+"""ONNX Runtime on its CPU provider: all graph optimisations, sequential, fixed intra-op threads.
+
+Models are parsed from bytes and may hold no external data: no path of the device is ever opened for them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from profiling_agents.backends.base import (
+    ModelError,
+    ModelMemoryError,
+    check_inputs,
+    library_hash,
+    restore_shape,
+)
+from profiling_agents.messages import Format, JobMessage, RuntimeInfo
+
+TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+OUT_OF_MEMORY = ("bad_alloc", "failed to allocate", "out of memory", "bad allocation")
+
+
+class OnnxRuntimeBackend:
+    """CPU execution provider with a fixed number of threads."""
+
+    formats: tuple[Format, ...] = ("onnx",)
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        onnxruntime.set_default_logger_severity(3)
+
+    def describe(self) -> RuntimeInfo:
+        """Version, the wheel's build line, and the hash of the library."""
+        folder = Path(onnxruntime.__file__).parent / "capi"
+        libraries = sorted((*folder.glob("libonnxruntime.so*"), *folder.glob("onnxruntime_pybind11_state*")))
+        build = f"{library_hash(libraries[0])} {onnxruntime.get_build_info()}"
+        return RuntimeInfo(
+            backend="onnxruntime", version=onnxruntime.__version__, build=build, formats=self.formats
+        )
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> "OnnxModel":
+        """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
+        content = files[0].read_bytes()
+        _refuse_external_data(content)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 3
+        # Waiting threads that spin would take the time of whatever else is timed on this machine.
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "0" if self._threads == 1 else "1"
+        )
+        with _Translated("load"):
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return OnnxModel(job, session)
+
+
+class OnnxModel:
+    """One inference session."""
+
+    def __init__(self, job: JobMessage, session: onnxruntime.InferenceSession) -> None:
+        self._job = job
+        self._session = session
+        self._types = {node.name: node.type for node in session.get_inputs()}
+        outputs = {node.name for node in session.get_outputs()}
+        for name in job.output_names:
+            if name not in outputs:
+                raise ModelError(f"output '{name}' is not in the model; it has {', '.join(sorted(outputs))}")
+        if set(self._types) != set(job.input_names):
+            raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(self._types)}")
+        foreign = [kind for kind in self._types.values() if kind not in TYPES]
+        if foreign:
+            raise ModelError(f"inputs: type {foreign[0]}; allowed: {', '.join(TYPES)}")
+
+    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Standard normal floats, zeros for all other types."""
+        arrays: list[np.ndarray] = []
+        for name, shape in zip(self._job.input_names, self._job.input_shapes, strict=True):
+            dtype = TYPES[self._types[name]]
+            is_float = np.issubdtype(dtype, np.floating)
+            arrays.append(rng.standard_normal(shape).astype(dtype) if is_float else np.zeros(shape, dtype))
+        return arrays
+
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+        """Runs n times with inputs and outputs bound once."""
+        self.run(inputs)
+        binding = self._session.io_binding()
+        for name, array in zip(self._job.input_names, inputs, strict=True):
+            binding.bind_cpu_input(name, array)
+        for name in self._job.output_names:
+            binding.bind_output(name)
+        run_bound = self._session.run_with_iobinding
+
+        def repeat(runs: int) -> None:
+            for _ in range(runs):
+                run_bound(binding)
+
+        return repeat
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs as the runtime gives them, or in the job's output shapes."""
+        check_inputs(self._job, inputs)
+        names = self._job.output_names
+        with _Translated("run"):
+            outputs = self._session.run(list(names), dict(zip(self._job.input_names, inputs, strict=True)))
+        if not all(isinstance(output, np.ndarray) for output in outputs):
+            raise ModelError("outputs: not all of them are tensors")
+        if self._job.output_shapes is None:
+            return outputs
+        return [restore_shape(*one) for one in zip(names, outputs, self._job.output_shapes, strict=True)]
+
+    def close(self) -> None:
+        """Free the session."""
+        del self._session
+
+
+class _Translated:
+    """Turns the runtime's exceptions (no common class of its own) into ModelError."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        """Nothing to open."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        text = str(error)
+        if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+            raise ModelMemoryError(self._step) from error
+        raise ModelError(f"ONNX Runtime cannot {self._step} the model: {text}") from error
+
+
+def _refuse_external_data(content: bytes) -> None:
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:
+        raise ModelError(f"not an ONNX model: {error}") from error
+    graphs = [model.graph]
+    tensors = [tensor for function in model.functions for node in function.node for tensor in _tensors(node)]
+    tensors += list(_tensors_of_graphs(graphs))
+    if any(t.data_location == onnx.TensorProto.EXTERNAL or t.external_data for t in tensors):
+        raise ModelError("the model keeps tensors in external data; save it as one file")
+
+
+def _tensors_of_graphs(graphs: Sequence[onnx.GraphProto]) -> Iterator[onnx.TensorProto]:
+    for graph in graphs:
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            yield from _tensors(node)
+
+
+def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        yield from (attribute.t, *attribute.tensors)
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        yield from _tensors_of_graphs((attribute.g, *attribute.graphs))

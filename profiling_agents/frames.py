@@ -1,0 +1,70 @@
+"""One frame = uint32 header length, uint64 payload length (both little-endian), JSON header, raw payload.
+
+The same frames go over the child's pipes and in the bodies of `run`. No pickle, no object arrays.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from profiling_agents.messages import TENSOR_TYPES, AgentError, TensorHeader
+
+LENGTHS = struct.Struct("<IQ")
+MAX_HEADER_BYTES = 1 << 20
+
+
+def pack(header: bytes, payload: bytes = b"") -> bytes:
+    """A frame of a JSON header and raw bytes."""
+    return LENGTHS.pack(len(header), len(payload)) + header + payload
+
+
+def read_lengths(prefix: bytes, max_payload_bytes: int) -> tuple[int, int]:
+    """Header and payload length of a frame; AgentError above the caps."""
+    header_bytes, payload_bytes = LENGTHS.unpack(prefix)
+    if header_bytes > MAX_HEADER_BYTES or payload_bytes > max_payload_bytes:
+        raise AgentError(
+            f"frame: header of {header_bytes} and payload of {payload_bytes} bytes; "
+            f"allowed: {MAX_HEADER_BYTES} and {max_payload_bytes}"
+        )
+    return header_bytes, payload_bytes
+
+
+def unpack(frame: bytes, max_payload_bytes: int) -> tuple[bytes, memoryview]:
+    """Header and payload of one whole frame; AgentError when its lengths do not add up."""
+    if len(frame) < LENGTHS.size:
+        raise AgentError(f"frame: {len(frame)} bytes, shorter than its {LENGTHS.size}-byte prefix")
+    header_bytes, payload_bytes = read_lengths(frame[: LENGTHS.size], max_payload_bytes)
+    if len(frame) != LENGTHS.size + header_bytes + payload_bytes:
+        raise AgentError(
+            f"frame: {len(frame)} bytes, its prefix says {LENGTHS.size + header_bytes + payload_bytes}"
+        )
+    start = LENGTHS.size + header_bytes
+    return frame[LENGTHS.size : start], memoryview(frame)[start:]
+
+
+def describe(arrays: Sequence[np.ndarray]) -> tuple[TensorHeader, ...]:
+    """Headers of arrays; AgentError for types that do not travel."""
+    for array in arrays:
+        if array.dtype.name not in TENSOR_TYPES:
+            raise AgentError(f"tensor of type {array.dtype.name}; allowed: {', '.join(TENSOR_TYPES)}")
+    return tuple(TensorHeader.model_validate({"dtype": a.dtype.name, "shape": a.shape}) for a in arrays)
+
+
+def to_bytes(arrays: Sequence[np.ndarray]) -> bytes:
+    """Little-endian bytes of arrays, in C order, one after the other."""
+    return b"".join(np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes() for a in arrays)
+
+
+def from_bytes(headers: Sequence[TensorHeader], payload: bytes | memoryview) -> list[np.ndarray]:
+    """Read-only arrays over the payload; AgentError when headers and payload disagree in size."""
+    types = [np.dtype(header.dtype).newbyteorder("<") for header in headers]
+    sizes = [math.prod(header.shape) * dtype.itemsize for header, dtype in zip(headers, types, strict=True)]
+    if sum(sizes) != len(payload):
+        raise AgentError(f"tensors: headers name {sum(sizes)} bytes, payload has {len(payload)}")
+    arrays, start = [], 0
+    for header, dtype, size in zip(headers, types, sizes, strict=True):
+        arrays.append(np.frombuffer(payload[start : start + size], dtype).reshape(header.shape))
+        start += size
+    return arrays

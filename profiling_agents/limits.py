@@ -1,0 +1,41 @@
+"""Limits that the child process puts on itself before it touches a foreign model."""
+
+import ctypes
+import math
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from pydantic import Field
+
+from profiling_agents.messages import Message
+
+MIB = 1 << 20
+LOG_BYTES = 4 * MIB
+PR_SET_PDEATHSIG = 1
+
+
+class Limits(Message):
+    """What one model may use. Memory is address space of the child, runtime included (about 200 MiB)."""
+
+    memory_mib: int = Field(default=4096, ge=256)
+    cpu_s: int = Field(default=120, ge=1)
+    wall_s: float = Field(default=60.0, gt=0.0)
+
+
+def confine(limits: Limits) -> None:
+    """Cap memory and file size, no core dumps, first to go when memory runs short, die with the parent."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_mib * MIB, limits.memory_mib * MIB))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def allow_cpu(seconds: int) -> None:
+    """The system kills this process (SIGXCPU) after so many more seconds of CPU time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))

@@ -1,0 +1,86 @@
+"""A separate agent process on this machine that cannot outlive its parent."""
+
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from profiling_agents.child import PACKAGE_ROOT, TOKEN_VARIABLE
+from profiling_agents.messages import AgentError
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 8.0
+READY = "agent ready: "
+
+
+@contextmanager
+def start_local_agent(
+    backend: str, threads: int, cores: Sequence[int] | None, options: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """(url, token) of an agent on a free loopback port. The token goes through the environment."""
+    token = secrets.token_hex(32)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "profiling_agents",
+        "--backend",
+        backend,
+        "--threads",
+        str(threads),
+    ]
+    command += ["--host", "127.0.0.1", "--port", "0", "--stop-with-stdin"]
+    if cores is not None:
+        command += ["--cores", ",".join(map(str, cores))]
+    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {TOKEN_VARIABLE: token, "PYTHONPATH": os.pathsep.join(paths)}
+    with tempfile.TemporaryFile() as errors:
+        # stdin stays open as long as this process lives; the agent stops when it closes.
+        process = subprocess.Popen(
+            [*command, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+        )
+        try:
+            yield _wait_until_ready(process, errors), token
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    """Address that the agent prints when it listens; AgentError with its own line when it does not start."""
+    assert process.stdout is not None
+    until = time.monotonic() + START_LIMIT_S
+    readable, _, _ = select.select([process.stdout], [], [], START_LIMIT_S)
+    line = process.stdout.readline().decode() if readable else ""
+    if line.startswith(READY):
+        return line.removeprefix(READY).strip()
+    if time.monotonic() >= until:
+        raise AgentError(f"local agent: not ready after {START_LIMIT_S:g} s")
+    process.wait(STOP_LIMIT_S)
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip().splitlines()
+    raise AgentError(f"local agent: {said[-1] if said else f'ended with code {process.returncode}'}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then make it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.terminate()
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        process.stdout.close()

@@ -1,0 +1,247 @@
+"""What travels between client, service and child process: JSON messages, strict on both ends; the errors.
+
+Shapes count the batch axis first; times are milliseconds with the nanosecond clock's resolution kept.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Format = Literal["onnx", "ncnn"]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Dimension = Annotated[int, Field(ge=1, lt=2**31)]
+Shape = Annotated[tuple[Dimension, ...], Field(max_length=8)]
+
+FILES_OF_FORMAT: dict[str, int] = {"onnx": 1, "ncnn": 2}
+MAX_JOBS_PER_BATCH = 256
+TENSOR_TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool")
+
+
+class AgentError(Exception):
+    """Something the user can mend (unreachable, wrong token, busy, …); `str(error)` is one finished line."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(" ".join(line.split()))
+
+
+class AgentBusyError(AgentError):
+    """The device is leased by another client; it will be free later."""
+
+
+class Message(BaseModel):
+    """Base of all messages: immutable, unknown fields refused, NaN and infinity refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ErrorBody(Message):
+    """Body of every refusal: one line for the user. `missing`: files to upload (again) first."""
+
+    error: str
+    missing: tuple[Digest, ...] = ()
+
+
+class RuntimeInfo(Message):
+    """The inference runtime as its own process reports it. `build`: hash of the library that runs."""
+
+    backend: str
+    version: str
+    build: str
+    formats: tuple[Format, ...]
+    precision: Literal["fp32"] = "fp32"
+
+
+class Capabilities(RuntimeInfo):
+    """One device: runtime, processor, limits. `fingerprint`: what makes two measurements comparable."""
+
+    agent: str
+    protocol: int
+    threads: int
+    cores: tuple[int, ...]
+    cores_shared: bool
+    pinned: bool
+    cpu_model: str
+    machine: str
+    system: str
+    governor: str | None
+    frequency_mhz: float | None
+    frequency_state: Literal["pinned", "as shipped", "unknown"]
+    memory_mib: int
+    memory_limit_mib: int
+    cpu_limit_s: int
+    wall_limit_s: float
+    max_model_mib: int
+    max_tensors_mib: int
+    fingerprint: str
+
+
+class LeaseRequest(Message):
+    """Ask for the device, alone, for `ttl_s` seconds; renew before they pass."""
+
+    ttl_s: float = Field(default=30.0, ge=0.2, le=600.0)
+
+
+class LeaseGranted(Message):
+    """The device is yours for `expires_in_s`, unless renewed. `lease` goes into the `Lease` header."""
+
+    lease: str
+    expires_in_s: float
+
+
+class ModelStored(Message):
+    """The agent's own digest of the bytes it received."""
+
+    sha256: Digest
+    size: int
+
+
+class MeasureSettings(Message):
+    """How one model is timed; the defaults cost about 40 ms for a small operator.
+
+    Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
+    stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
+    included; `min_samples` come first). A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once more, then flagged noisy.
+    """
+
+    warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)
+    warmup_runs: int = Field(default=2, ge=1, le=1_000)
+    sample_us: float = Field(default=250.0, ge=10.0, le=1_000_000.0)
+    samples_per_block: int = Field(default=8, ge=1, le=1_000)
+    min_blocks: int = Field(default=3, ge=1, le=1_000)
+    min_samples: int = Field(default=5, ge=3, le=10_000)
+    block_pause_ms: float = Field(default=1.0, ge=0.0, le=1_000.0)
+    time_cap_ms: float = Field(default=30.0, ge=1.0, le=600_000.0)
+    confidence: float = Field(default=0.02, gt=0.0, le=1.0)
+    spread_limit: float = Field(default=0.25, gt=0.0)
+    seed: int = Field(default=0, ge=0)
+
+
+class JobMessage(Message):
+    """One model to run: digests of its uploaded files, and its inputs and outputs by name.
+
+    ncnn: files (param, bin). `output_shapes` restores shapes that the runtime does not keep.
+    """
+
+    key: Name
+    format: Format
+    files: tuple[Digest, ...]
+    input_names: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    input_shapes: tuple[Shape, ...]
+    output_names: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    output_shapes: tuple[Shape, ...] | None = None
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        if len(self.files) != FILES_OF_FORMAT[self.format]:
+            raise ValueError(
+                f"{self.format} takes {FILES_OF_FORMAT[self.format]} file(s), got {len(self.files)}"
+            )
+        if len(self.input_shapes) != len(self.input_names):
+            raise ValueError(f"{len(self.input_names)} input names but {len(self.input_shapes)} input shapes")
+        if self.output_shapes is not None and len(self.output_shapes) != len(self.output_names):
+            raise ValueError(
+                f"{len(self.output_names)} output names but {len(self.output_shapes)} output shapes"
+            )
+        return self
+
+
+class MeasureRequest(Message):
+    """A batch of models, measured one after the other; results stream back as they come."""
+
+    jobs: tuple[JobMessage, ...] = Field(min_length=1, max_length=MAX_JOBS_PER_BATCH)
+    settings: MeasureSettings = MeasureSettings()
+
+
+class Timing(Message):
+    """Statistics of one timing: p50, p90 over `n` samples [ms per run], each the mean of `repeats` runs."""
+
+    p50_ms: float = Field(gt=0.0)
+    p90_ms: float = Field(gt=0.0)
+    spread: float = Field(ge=0.0)
+    n: int = Field(ge=1)
+    repeats: int = Field(ge=1)
+    noisy: bool
+
+
+class Measurement(Message):
+    """Latency of one model, or why there is none. A failure has a reason and never a time.
+
+    `spread` = (p90 - p10) / p50. `noisy`: still above the limit when measured a second time.
+    """
+
+    key: Name
+    state: Literal["ok", "failed"]
+    reason: str | None = None
+    p50_ms: float | None = Field(default=None, gt=0.0)
+    p90_ms: float | None = Field(default=None, gt=0.0)
+    spread: float | None = Field(default=None, ge=0.0)
+    n: int = 0
+    repeats: int = 0
+    noisy: bool = False
+
+    @model_validator(mode="after")
+    def _state_agrees(self) -> Self:
+        times = (self.p50_ms, self.p90_ms, self.spread)
+        if self.state == "ok" and None in times:
+            raise ValueError("an ok measurement has times")
+        if self.state == "failed" and (self.reason is None or times != (None, None, None)):
+            raise ValueError("a failed measurement has a reason and no times")
+        return self
+
+    @classmethod
+    def ok(cls, key: str, timing: Timing) -> "Measurement":
+        """A measured model."""
+        return cls(key=key, state="ok", **timing.model_dump())
+
+    @classmethod
+    def failed(cls, key: str, reason: str) -> "Measurement":
+        """A model without a time, and why."""
+        return cls(key=key, state="failed", reason=" ".join(reason.split())[:500])
+
+
+class TensorHeader(Message):
+    """One tensor of a frame: little-endian, C order."""
+
+    dtype: Literal["float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool"]
+    shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(max_length=8)]
+
+
+class RunRequest(Message):
+    """Header of a run: the job and its inputs, whose bytes follow in order."""
+
+    job: JobMessage
+    tensors: tuple[TensorHeader, ...] = Field(max_length=64)
+
+
+class RunResult(Message):
+    """Header of a run's answer: the outputs, whose bytes follow in order; or the reason of the failure."""
+
+    tensors: tuple[TensorHeader, ...] = ()
+    reason: str | None = None
+
+
+class ChildRequest(Message):
+    """Service to child: time one model, or run it once on the tensors that follow."""
+
+    job: JobMessage
+    settings: MeasureSettings | None = None
+    tensors: tuple[TensorHeader, ...] = ()
+
+
+class ChildReply(Message):
+    """Child to service: the runtime (first frame), a timing, outputs, or the reason of a failure."""
+
+    runtime: RuntimeInfo | None = None
+    timing: Timing | None = None
+    tensors: tuple[TensorHeader, ...] = ()
+    reason: str | None = None
+    out_of_memory: bool = False
+
+
+def one_line(error: ValidationError) -> str:
+    """The first fault of a message: where, what, and how many more there are."""
+    faults = error.errors(include_url=False, include_context=False)
+    where = ".".join(str(part) for part in faults[0]["loc"]) or "message"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{where}: {faults[0]['msg']}{more}"

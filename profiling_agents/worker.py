@@ -1,0 +1,117 @@
+"""The child process in which foreign models are loaded and run: `python -m profiling_agents.worker SETTINGS`.
+
+Frames come in on stdin and go out on a private copy of stdout; whatever the runtime prints goes to stderr, a log
+file that the service keeps. Its working folder holds the models, named by digest.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from pydantic import Field
+
+from profiling_agents import frames
+from profiling_agents.backends import open_backend
+from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError
+from profiling_agents.limits import Limits, allow_cpu, confine
+from profiling_agents.machine import frequency_mhz, pin
+from profiling_agents.measure import measure
+from profiling_agents.messages import (
+    AgentError,
+    ChildReply,
+    ChildRequest,
+    MeasureSettings,
+    Message,
+    Timing,
+)
+
+FREQUENCY_DROP = 0.05
+"""A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
+
+
+class WorkerSettings(Message):
+    """How the service starts its child (one JSON argument)."""
+
+    backend: str
+    threads: int = Field(ge=1)
+    cores: tuple[int, ...]
+    limits: Limits
+    max_payload_bytes: int
+
+
+def main(argument: str) -> int:
+    """Confine the process, open the runtime, then serve requests until stdin closes."""
+    settings = WorkerSettings.model_validate_json(argument)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    pin(settings.cores)
+    confine(settings.limits)
+    try:
+        backend = open_backend(settings.backend, settings.threads)
+        _send(replies, ChildReply(runtime=backend.describe()))
+    except AgentError as error:
+        _send(replies, ChildReply(reason=str(error)))
+        return 1
+    while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
+        allow_cpu(settings.limits.cpu_s)
+        _send(replies, *_answer(backend, settings.cores, *request))
+    return 0
+
+
+def _receive(stream: BinaryIO, max_payload_bytes: int) -> tuple[ChildRequest, bytes] | None:
+    prefix = stream.read(frames.LENGTHS.size)
+    if len(prefix) < frames.LENGTHS.size:
+        return None
+    header_bytes, payload_bytes = frames.read_lengths(prefix, max_payload_bytes)
+    header = stream.read(header_bytes)
+    return ChildRequest.model_validate_json(header), stream.read(payload_bytes)
+
+
+def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
+    stream.write(frames.pack(reply.model_dump_json().encode(), payload))
+    stream.flush()
+
+
+def _answer(
+    backend: Backend, cores: tuple[int, ...], request: ChildRequest, payload: bytes
+) -> tuple[ChildReply, bytes]:
+    """Load, do and free one model; every fault of the model becomes a reason."""
+    try:
+        if request.job.format not in backend.formats:
+            raise ModelError(f"format '{request.job.format}'; this device takes {', '.join(backend.formats)}")
+        model = backend.load([Path(digest) for digest in request.job.files], request.job)
+        try:
+            if request.settings is not None:
+                return ChildReply(timing=_time(model, request.settings, cores)), b""
+            outputs = model.run(frames.from_bytes(request.tensors, payload))
+            return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
+        finally:
+            model.close()
+    except (MemoryError, ModelMemoryError) as error:
+        return ChildReply(reason=str(error) or "allocation failed", out_of_memory=True), b""
+    except (ModelError, AgentError) as error:
+        return ChildReply(reason=str(error)), b""
+    except Exception as error:  # noqa: BLE001 - a foreign model may raise anything; the fault is its own
+        return ChildReply(reason=f"{type(error).__name__}: {error}"), b""
+
+
+def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Timing:
+    repeat = model.repeater(model.random_inputs(np.random.default_rng(settings.seed)))
+    repeat(settings.warmup_runs)
+    before_mhz = [frequency_mhz(core) for core in cores]
+    timing = measure(repeat, settings)
+    after_mhz = [frequency_mhz(core) for core in cores]
+    throttled = any(
+        before is not None and after is not None and after < before * (1 - FREQUENCY_DROP)
+        for before, after in zip(before_mhz, after_mhz, strict=True)
+    )
+    return timing.model_copy(update={"noisy": timing.noisy or throttled})
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    # Native runtimes free their globals in an order that can crash; nothing is left to save here.
+    os._exit(code)
