@@ -1,0 +1,43 @@
+"""Models as jobs for device agents: the names and shapes of inputs and outputs come from the ONNX model."""
+
+import onnx
+
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import Format, Shape
+from tasks.convert import Limits, convert
+from tasks.ncnn_files import NcnnModel
+
+
+def onnx_job(key: str, model: bytes) -> ModelJob:
+    """The ONNX model itself."""
+    return _job(key, "onnx", model, (model,))
+
+
+def ncnn_job(key: str, model: bytes, converted: NcnnModel) -> ModelJob:
+    """NCNN files made from an ONNX model."""
+    return _job(key, "ncnn", model, (converted.param, converted.bin))
+
+
+def job_for(formats: tuple[Format, ...], key: str, model: bytes, limits: Limits) -> ModelJob:
+    """The model in a format that the device takes. ConversionError when it has no such form."""
+    return onnx_job(key, model) if "onnx" in formats else ncnn_job(key, model, convert(model, limits))
+
+
+def _job(key: str, model_format: Format, model: bytes, files: tuple[bytes, ...]) -> ModelJob:
+    graph = onnx.load_from_string(model).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    ncnn = model_format == "ncnn"
+    return ModelJob(
+        key=key,
+        format=model_format,
+        files=files,
+        input_names=tuple(f"in{i}" if ncnn else value.name for i, value in enumerate(inputs)),
+        input_shapes=tuple(_shape(value) for value in inputs),
+        output_names=tuple(f"out{i}" if ncnn else value.name for i, value in enumerate(graph.output)),
+        output_shapes=tuple(_shape(value) for value in graph.output),
+    )
+
+
+def _shape(value: onnx.ValueInfoProto) -> Shape:
+    return tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
