@@ -96,10 +96,23 @@ def repair(
     for _ in range(int(np.sum(problem.space.cardinalities))):
         if not len(slow):
             return codes
-        away = fastest - codes[slow]
-        column = np.argmax(rng.random(away.shape) * (away != 0), axis=1)
-        codes[slow, column] += np.sign(away[np.arange(len(slow)), column])
-        codes[slow] = problem.space.canonical_codes(codes[slow])
+        codes[slow] = _step_towards(problem, codes[slow], fastest, rng)
         slow = slow[problem.evaluate(codes[slow]).latency_ms > budget_ms]
     codes[slow] = fastest
     return codes
+
+
+def _step_towards(problem: Problem, codes: Codes, goal: Codes, rng: np.random.Generator) -> Codes:
+    """Rows (n, V) with one random variable a choice nearer to `goal` (V,).
+
+    Where that choice is the same SubNet (equal sizes), the variable takes the goal's choice at once.
+    """
+    rows = np.arange(len(codes))
+    away = goal - codes
+    column = np.argmax(rng.random(away.shape) * (away != 0), axis=1)
+    moved = codes.copy()
+    moved[rows, column] += np.sign(away[rows, column])
+    moved = problem.space.canonical_codes(moved)
+    stuck = (moved == codes).all(axis=1)
+    moved[stuck, column[stuck]] = goal[column[stuck]]
+    return problem.space.canonical_codes(moved)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,6 @@ from tasks.search.problem import AccuracyModel, Codes, LatencyModel, Problem, Sc
 from tasks.search.settings import Settings
 
 FRONT_FILE = "front.json"
-
-
-@dataclass(frozen=True, slots=True)
-class CodeSpace:
-    """The code side of a SuperNet's space, as the search wants it."""
-
-    space: Any
-
-    @property
-    def cardinalities(self) -> NDArray[np.int64]:
-        """Number of choices per variable (V,)."""
-        return np.array([len(variable.choices) for variable in self.space.variables], np.int64)
-
-    def canonical_codes(self, codes: Codes) -> Codes:
-        """Codes (n, V) with the variables of skipped blocks at their default."""
-        return np.asarray(self.space.canonical_codes(codes), np.int64)
-
-    def random_codes(self, n: int, rng: np.random.Generator) -> Codes:
-        """n canonical codes (n, V)."""
-        return np.asarray(self.space.random_codes(n, rng), np.int64)
 
 
 def find_winners(
@@ -98,7 +77,7 @@ def run(
 ) -> dict[str, Any]:
     """Search all budgets of one device; writes `front.json` into `out` and returns its content."""
     net = tailor_ir.load(supernet)
-    problem = Problem(CodeSpace(net.space), latency, accuracy)
+    problem = Problem(net.space, latency, accuracy)
     budgets_ms, winners, quickest = find_winners(
         problem, settings, np.random.default_rng(settings.seed), progress, device=device
     )

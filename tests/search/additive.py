@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass
 class BlockSpace:
-    """Resolution, then per stage a depth (3 choices) and two blocks' ratios; depth skips from the end."""
+    """Resolution, then per stage a depth (3 choices) and two blocks' ratios; depth skips from the end.
+
+    In every second block the middle ratio is the same SubNet as the largest, as after rounding channels.
+    """
 
     stages: int
     resolutions: int = 4
@@ -23,7 +26,8 @@ class BlockSpace:
         codes = codes.copy()
         for stage in range(self.stages):
             depth = codes[:, 1 + 3 * stage]
-            codes[depth < 2, 3 + 3 * stage] = self.ratios - 1
+            second = codes[:, 3 + 3 * stage]
+            second[(depth < 2) | (second == self.ratios - 2)] = self.ratios - 1
             codes[depth < 1, 2 + 3 * stage] = self.ratios - 1
         return codes
 

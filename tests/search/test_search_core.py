@@ -102,6 +102,7 @@ def test_neighbours_are_all_single_modifications_largest_choice_first() -> None:
     code = np.array([[3, 2, 1, 0]])
     around = neighbours(space, code)
     assert len(around.codes) == np.sum(space.cardinalities - 1)
+    assert ((around.codes != code).sum(axis=1) >= 1).all()
     lower = neighbours(space, code, lower_only=True)
     assert lower.variable.tolist() == [0, 0, 0, 1, 1, 2]
     assert lower.codes.tolist() == [
