@@ -50,6 +50,8 @@ def propagate(graph: Graph, tensors: Tensors) -> AxisMap:
         for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
             p.dims[name] = dims
             assert tuple(d.size for d in dims) == graph.shapes[name], (node, dims, graph.shapes[name])
+    for name in graph.initializers - p.dims.keys():
+        p.dims[name] = tuple(p.pool.fixed(size, "constant") for size in graph.shapes[name])
     for name in graph.outputs:
         _freeze_output(p, name)
     _freeze_unmovable(p)

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Node, Tensors
+from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d}
@@ -57,10 +57,16 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     rank = len(shapes.inputs[0]) - 2
-    group = node.int("group", 1)
-    if group > 1:  # depthwise convolutions follow their channels
-        group = shapes.inputs[0][1] // shapes.inputs[1][1]
-    return node.ints("strides", (1,) * rank), explicit_pads(node, rank), node.ints("dilations", (1,) * rank), group
+    return node.ints("strides", (1,) * rank), explicit_pads(node, rank), node.ints("dilations", (1,) * rank), _groups(shapes)
+
+
+def _groups(shapes: NodeShapes) -> int:
+    """Depthwise convolutions follow their channels."""
+    return shapes.inputs[0][1] // shapes.inputs[1][1]
+
+
+def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    return {"group": _groups(shapes)}
 
 
 class Convolution(nn.Module):
@@ -112,4 +118,4 @@ def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -
     return nn.Sequential(padding, layer)
 
 
-OPERATORS = (Operator(names=("Conv",), axes=_axes, lower=_lower, layer=_layer),)
+OPERATORS = (Operator(names=("Conv",), axes=_axes, lower=_lower, layer=_layer, attributes=_attributes),)

@@ -9,7 +9,7 @@ from torch import nn
 
 from tailor_ir.dims import Dim, DimPool
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.graph import Attribute, Graph, Node, Tensors
 
 Dims = tuple[Dim, ...]
 
@@ -93,6 +93,7 @@ Axes = Callable[[Node, Propagation], tuple[Dims, ...]]
 Lower = Callable[[Node, NodeShapes, Tensors], nn.Module]
 Layer = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
 Constants = Callable[[Node, NodeShapes, Mapping[str, torch.Tensor]], dict[int, np.ndarray]]
+Attributes = Callable[[Node, NodeShapes], dict[str, Attribute]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class Operator:
     operands: how many leading inputs `lower`'s module is called with; the rest are constants read beforehand.
     layer: an ordinary torch layer that owns its parameters, for stand-alone networks; None keeps `lower`.
     constants: constant inputs whose values depend on the config, by input position.
+    attributes: attributes whose values depend on the config.
     needs_batch: the module takes the network's input as one more operand, to know the batch size.
     """
 
@@ -113,7 +115,14 @@ class Operator:
     operands: int | None = None
     layer: Layer | None = None
     constants: Constants | None = None
+    attributes: Attributes | None = None
     needs_batch: bool = False
+
+
+    def attributes_of(self, node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+        """All attributes of a node under one config."""
+        changed = self.attributes(node, shapes) if self.attributes is not None else {}
+        return dict(node.attributes) | changed
 
 
 def find(operators: Mapping[str, Operator], node: Node) -> Operator:

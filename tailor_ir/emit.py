@@ -1,0 +1,172 @@
+"""Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import torch
+
+from tailor_ir.build import subnet_tensor
+from tailor_ir.elastic import Elastic, Statistics
+from tailor_ir.graph import Attribute, Node
+from tailor_ir.lowering import Subnet, apply_config
+from tailor_ir.ops import OPERATORS
+from tailor_ir.trace import OPSET
+
+IR_VERSION = 10  # read by every runtime of the last years
+
+
+def emit(
+    op: str, name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], attributes: dict[str, Attribute]
+) -> list[gs.Node]:
+    """Standard ONNX nodes for one IR operator."""
+    attrs = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+    if op == "Linear":
+        return _emit_linear(name, inputs, outputs)
+    if op == "Gelu":
+        return _emit_gelu(name, inputs[0], outputs[0])
+    if op == "Silu":
+        gate = gs.Variable(f"{name}/sigmoid", np.float32)
+        return [
+            gs.Node("Sigmoid", f"{name}/Sigmoid", inputs=[inputs[0]], outputs=[gate]),
+            gs.Node("Mul", f"{name}/Mul", inputs=[inputs[0], gate], outputs=list(outputs)),
+        ]
+    return [gs.Node(op, name, attrs=attrs, inputs=list(inputs), outputs=list(outputs))]
+
+
+def _emit_linear(name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> list[gs.Node]:
+    x, weight, *bias = inputs
+    if x.shape is not None and len(x.shape) == 2:
+        return [gs.Node("Gemm", name, attrs={"transB": 1}, inputs=list(inputs), outputs=list(outputs))]
+    transposed = gs.Constant(f"{weight.name}/transposed", np.ascontiguousarray(weight.values.T))
+    if not bias:
+        return [gs.Node("MatMul", name, inputs=[x, transposed], outputs=list(outputs))]
+    product = gs.Variable(f"{name}/product", np.float32)
+    return [
+        gs.Node("MatMul", f"{name}/MatMul", inputs=[x, transposed], outputs=[product]),
+        gs.Node("Add", f"{name}/Add", inputs=[product, *bias], outputs=list(outputs)),
+    ]
+
+
+def _emit_gelu(name: str, x: gs.Tensor, output: gs.Tensor) -> list[gs.Node]:
+    def scalar(label: str, value: float) -> gs.Constant:
+        return gs.Constant(f"{name}/{label}", np.asarray(value, np.float32))
+
+    scaled, erf, shifted, product = (gs.Variable(f"{name}/{i}", np.float32) for i in range(4))
+    return [
+        gs.Node("Div", f"{name}/Div", inputs=[x, scalar("sqrt2", math.sqrt(2))], outputs=[scaled]),
+        gs.Node("Erf", f"{name}/Erf", inputs=[scaled], outputs=[erf]),
+        gs.Node("Add", f"{name}/Add", inputs=[erf, scalar("one", 1.0)], outputs=[shifted]),
+        gs.Node("Mul", f"{name}/Mul", inputs=[x, shifted], outputs=[product]),
+        gs.Node("Mul", f"{name}/Half", inputs=[product, scalar("half", 0.5)], outputs=[output]),
+    ]
+
+
+def to_onnx(
+    nodes: Sequence[gs.Node], inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], name: str
+) -> onnx.ModelProto:
+    """A checked ONNX model of the nodes."""
+    graph = gs.Graph(nodes=list(nodes), inputs=list(inputs), outputs=list(outputs), name=name, opset=OPSET)
+    graph.cleanup().toposort()
+    model = gs.export_onnx(graph)
+    model.ir_version = IR_VERSION
+    onnx.checker.check_model(model)
+    return model
+
+
+class _Exporter:
+    """Collects the ONNX nodes and tensors of one SubNet."""
+
+    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
+        self.elastic, self.subnet, self.statistics = elastic, subnet, statistics
+        self.stored = elastic.graph.initializers
+        self.values: dict[str, gs.Tensor] = {}
+        self.nodes: list[gs.Node] = []
+        self.folded: dict[str, dict[int, np.ndarray]] = {}
+
+    def tensor(self, name: str) -> np.ndarray:
+        return subnet_tensor(self.elastic, name, self.subnet, self.statistics).numpy()
+
+    def value(self, name: str) -> gs.Tensor:
+        if not name:
+            return gs.Variable.empty()
+        if name not in self.values:
+            if name in self.stored:
+                self.values[name] = gs.Constant(name, self.tensor(name))
+            else:
+                shape = self.subnet.sizes.shape(self.elastic.axis_map.axes[name])
+                self.values[name] = gs.Variable(name, np.float32, shape)
+        return self.values[name]
+
+    def add(self, node: Node) -> None:
+        shapes = self.elastic.axis_map.node_shapes(node, self.subnet.sizes)
+        record = OPERATORS[node.op]
+        constants = {n: self.elastic.tensor(n) for n in node.inputs if n in self.elastic.graph.constants}
+        replaced = dict(record.constants(node, shapes, constants)) if record.constants is not None else {}
+        replaced.update(self.folded.get(node.name, {}))
+        count = max([len(node.inputs), *(position + 1 for position in replaced)])
+        inputs = [
+            gs.Constant(f"{node.name}/input{position}", replaced[position])
+            if position in replaced
+            else self.value(node.inputs[position] if position < len(node.inputs) else "")
+            for position in range(count)
+        ]
+        outputs = [self.value(name) for name in node.outputs]
+        self.nodes += emit(node.op, node.name, inputs, outputs, record.attributes_of(node, shapes))
+
+    def fold_batch_norm(self) -> list[Node]:
+        """Nodes without the BatchNorms that follow a convolution or linear map alone; their scales go into its weights."""
+        nodes = list(self.subnet.nodes)
+        readers: dict[str, list[Node]] = {}
+        for node in nodes:
+            for name in node.inputs:
+                readers.setdefault(name, []).append(node)
+        producers = {output: node for node in nodes for output in node.outputs}
+        removed: set[str] = set()
+        renamed: dict[str, Node] = {}
+        for norm in (n for n in nodes if n.op == "BatchNormalization"):
+            before = producers.get(norm.inputs[0])
+            if before is None or before.op not in ("Conv", "Linear") or len(readers[norm.inputs[0]]) > 1:
+                continue
+            if before.inputs[1] not in self.stored:
+                continue
+            self.folded[before.name] = self._folded_weights(before, norm)
+            inputs = (*before.inputs[:2], before.inputs[2] if len(before.inputs) > 2 else before.inputs[1])
+            renamed[before.name] = Node(
+                name=before.name, op=before.op, inputs=inputs, outputs=norm.outputs, attributes=before.attributes
+            )
+            removed.add(norm.name)
+        return [renamed.get(node.name, node) for node in nodes if node.name not in removed]
+
+    def _folded_weights(self, node: Node, norm: Node) -> dict[int, np.ndarray]:
+        scale, bias, mean, variance = (self.tensor(name).astype(np.float64) for name in norm.inputs[1:5])
+        factor = scale / np.sqrt(variance + norm.float("epsilon", 1e-5))
+        weight = self.tensor(node.inputs[1])
+        own = self.tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
+        scaled = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
+        return {1: scaled.astype(np.float32), 2: (bias + (own - mean) * factor).astype(np.float32)}
+
+
+def subnet_onnx(
+    elastic: Elastic, codes: np.ndarray, *, statistics: Statistics | None, fold_batch_norm: bool, batch: int
+) -> onnx.ModelProto:
+    """One SubNet as an ONNX model with a fixed batch size."""
+    subnet = apply_config(elastic.graph, elastic.regions, elastic.space, codes, batch)
+    exporter = _Exporter(elastic, subnet, statistics)
+    with torch.no_grad():
+        nodes = exporter.fold_batch_norm() if fold_batch_norm else list(subnet.nodes)
+        for node in nodes:
+            exporter.add(node)
+        inputs = [exporter.value(name) for name in elastic.graph.inputs]
+        outputs = [exporter.value(name) for name in subnet.outputs]
+    return to_onnx(exporter.nodes, inputs, outputs, "subnet")
+
+
+def write_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(model.SerializeToString())
+    temporary.replace(path)

@@ -1,0 +1,74 @@
+"""SuperNets on disk: a folder of JSON and safetensors, never pickle."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Attribute, Graph, Node, Tensors
+from tailor_ir.propose import Wish
+
+GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
+FORMAT = 1
+
+
+def save(folder: Path, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
+    """Write graph, tensors and the wished space into a folder (made when absent)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unique = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    save_file(unique, folder / TENSORS_FILE)
+    document = {
+        "format": FORMAT,
+        "graph": {
+            "nodes": [asdict(node) for node in graph.nodes],
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "shapes": dict(graph.shapes),
+            "parameters": graph.parameters,
+            "statistics": graph.statistics,
+            "constants": graph.constants,
+        },
+        "space": None if wish is None else {k: v if isinstance(v, str) else list(v) for k, v in wish.items()},
+    }
+    (folder / GRAPH_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def load(folder: Path) -> tuple[Graph, Tensors, Wish | None]:
+    """Read what `save` wrote. ImportFailed when it is absent, torn or of another format."""
+    try:
+        document = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ImportFailed(f"SuperNet '{folder}': cannot be read ({error}); compile it again") from error
+    if document.get("format") != FORMAT:
+        raise ImportFailed(f"SuperNet '{folder}': format {document.get('format')}; allowed: {FORMAT}; compile it again")
+    return _graph(document["graph"]), tensors, document["space"]
+
+
+def _graph(data: dict[str, Any]) -> Graph:
+    return Graph(
+        nodes=tuple(_node(node) for node in data["nodes"]),
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
+        parameters=tuple(data["parameters"]),
+        statistics=tuple(data["statistics"]),
+        constants=tuple(data["constants"]),
+    )
+
+
+def _node(data: dict[str, Any]) -> Node:
+    def attribute(value: Any) -> Attribute:
+        return tuple(value) if isinstance(value, list) else value
+
+    return Node(
+        name=data["name"],
+        op=data["op"],
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        attributes=tuple((name, attribute(value)) for name, value in data["attributes"]),
+    )

@@ -1,0 +1,146 @@
+"""The SuperNet: what `compile` gives back, and everything that can be asked of it."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tailor_ir import storage
+from tailor_ir.build import build
+from tailor_ir.elastic import Elastic, Statistics
+from tailor_ir.emit import subnet_onnx, write_onnx
+from tailor_ir.errors import ImportFailed
+from tailor_ir.features import OperatorFeature
+from tailor_ir.graph import Graph, Tensors
+from tailor_ir.importer import import_onnx
+from tailor_ir.operators import OperatorTable, OperatorTerm
+from tailor_ir.passes import simplify
+from tailor_ir.propagate import propagate
+from tailor_ir.propose import Wish, propose
+from tailor_ir.regions import find_regions
+from tailor_ir.space import Choice, Config, Space
+from tailor_ir.trace import load_onnx, trace_module
+from tailor_ir.weights import sort_channels
+
+
+class SuperNet:
+    """A network whose SubNets share its weights. Made by `compile` or `load`."""
+
+    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None, *, sort: bool) -> None:
+        axis_map = propagate(graph, tensors)
+        regions = find_regions(graph, axis_map)
+        space = propose(graph, axis_map, regions, wish)
+        if sort:
+            groups = [w.group for w in space.widths if w.group is not None and w.variable is not None]
+            groups += [g for e in space.expansions for g in e.groups]
+            tensors = sort_channels(graph, tensors, axis_map, groups)
+        self._wish = wish
+        self.elastic = Elastic(graph, tensors, axis_map, regions, space)
+
+    @property
+    def space(self) -> Space:
+        """Variables, choices and counts."""
+        return self.elastic.space
+
+    @property
+    def max_config(self) -> Config:
+        """The network as it was given."""
+        return self.space.max_config
+
+    @property
+    def min_config(self) -> Config:
+        """The smallest SubNet."""
+        return self.space.min_config
+
+    def input_shape(self, config: Mapping[str, Choice], batch: int = 1) -> tuple[int, ...]:
+        """(B, C, H, W) of a SubNet's input."""
+        channels = self.elastic.graph.shapes[self.elastic.graph.inputs[0]][1:2]
+        return (batch, *channels, *self.space.spatial(self.space.row(config)))
+
+    def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[torch.Tensor]) -> Statistics:
+        """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay as they are."""
+        self.elastic.activate(config)
+        return self.elastic.observe(batches)
+
+    def set_statistics(self, statistics: Statistics) -> None:
+        """Store BatchNorm statistics of the largest SubNet as the shared ones."""
+        with torch.no_grad():
+            for name, value in statistics.items():
+                self.elastic.tensor(name).copy_(value)
+
+    def build(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> nn.Module:
+        """A stand-alone network of ordinary torch layers with its own copy of the SubNet's weights, in eval mode."""
+        return build(self.elastic, self.space.row(config), statistics)
+
+    def export(
+        self,
+        config: Mapping[str, Choice],
+        path: str | Path,
+        *,
+        statistics: Statistics | None = None,
+        fold_batch_norm: bool = False,
+        batch: int = 1,
+    ) -> None:
+        """Write one SubNet as an ONNX file (opset 17, fixed batch size)."""
+        codes = self.space.row(config)
+        model = subnet_onnx(
+            self.elastic, codes, statistics=statistics, fold_batch_norm=fold_batch_norm, batch=batch
+        )
+        write_onnx(model, Path(path))
+
+    @cached_property
+    def _operator_table(self) -> OperatorTable:
+        return OperatorTable(self.elastic)
+
+    def operators(self, config: Mapping[str, Choice]) -> tuple[OperatorFeature, ...]:
+        """The SubNet's operators in order, as a runtime executes them (batch 1)."""
+        return self._operator_table.operators(self.space.row(config))
+
+    def unique_operators(self) -> Mapping[OperatorFeature, Config]:
+        """Every operator that any SubNet has, each with one config that has it."""
+        return self._operator_table.unique()
+
+    def operator_terms(self) -> tuple[OperatorTerm, ...]:
+        """The operators of the largest network as functions of the few variables that each depends on."""
+        return tuple(self._operator_table.terms())
+
+    def macs(self, config: Mapping[str, Choice]) -> int:
+        """Multiply-accumulates of one sample."""
+        return sum(feature.macs for feature in self.operators(config))
+
+    def parameters(self, config: Mapping[str, Choice]) -> int:
+        """Number of parameters, BatchNorm folded."""
+        return sum(feature.parameters for feature in self.operators(config))
+
+    def save(self, path: str | Path) -> None:
+        """Write the SuperNet into a folder: JSON and safetensors."""
+        tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
+        storage.save(Path(path), self.elastic.graph, tensors, self._wish)
+
+
+def compile(
+    model: nn.Module | str | Path, example_input: torch.Tensor | None = None, space: Wish | None = None
+) -> SuperNet:
+    """Turn a network into a SuperNet.
+
+    model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file.
+    space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
+    ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
+    """
+    if isinstance(model, nn.Module):
+        if example_input is None:
+            raise ImportFailed("network: no example input; give one sample, a tensor (1, C, H, W)")
+        proto, state = trace_module(model, example_input)
+        graph, tensors = import_onnx(proto, state)
+    else:
+        graph, tensors = import_onnx(load_onnx(Path(model)))
+    graph, tensors = simplify(graph, tensors)
+    return SuperNet(graph, tensors, space, sort=True)
+
+
+def load(path: str | Path) -> SuperNet:
+    """Read a SuperNet that `SuperNet.save` wrote."""
+    graph, tensors, wish = storage.load(Path(path))
+    return SuperNet(graph, tensors, wish, sort=False)
