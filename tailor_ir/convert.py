@@ -13,8 +13,9 @@ from tailor_ir.trace import OPSET
 
 def onnx_node(node: Node) -> onnx.NodeProto:
     """The node as ONNX."""
-    attributes = {k: list(v) if isinstance(v, tuple) else v for k, v in node.attributes}
-    return helper.make_node(node.op, list(node.inputs), list(node.outputs), name=node.name, **attributes)
+    proto = helper.make_node(node.op, list(node.inputs), list(node.outputs), name=node.name)
+    proto.attribute.extend(helper.make_attribute(k, list(v) if isinstance(v, tuple) else v) for k, v in node.attributes)
+    return proto
 
 
 def convert_static(node: Node, graph: Graph, tensors: Tensors) -> Lowered:
@@ -30,7 +31,7 @@ def convert_static(node: Node, graph: Graph, tensors: Tensors) -> Lowered:
     try:
         converter = get_converter(node.op, OPSET)
         result = converter(next(iter(single.nodes.values())), single)
-    except Exception as error:  # noqa: BLE001 - converters raise whatever their operator's attributes trip over
+    except Exception as error:
         raise ImportFailed(
             f"operator '{node.op}' at '{node.name}': not supported ({error}); replace it in the network, or report it"
         ) from error

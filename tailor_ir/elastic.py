@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.lowering import Lowering, apply_config

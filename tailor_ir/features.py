@@ -176,8 +176,8 @@ def operator_model(feature: OperatorFeature, seed: int = 0) -> bytes:
     nodes: list[gs.Node] = []
     for index, step in enumerate(feature.steps):
         for name in step.outputs:
-            shape = output_shapes.get(name, step_shapes.get(name))
-            tensors[name] = gs.Variable(results.get(name, name), np.float32, shape)
+            known = output_shapes.get(name, step_shapes.get(name))
+            tensors[name] = gs.Variable(results.get(name, name), np.float32, known)
         inputs = [tensors[name] if name else gs.Variable.empty() for name in step.inputs]
         nodes += emit(step.op, f"step{index}", inputs, [tensors[o] for o in step.outputs], dict(step.attributes))
     inputs = [tensors[f"in{i}"] for i in range(len(feature.input_shapes))]

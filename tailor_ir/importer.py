@@ -32,7 +32,9 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
         if node.op_type in CONTROL_FLOW:
             raise ImportFailed(f"{where}: control flow; allowed: feed-forward networks; trace it with fixed branches")
         if "Quantize" in node.op_type or node.op_type.startswith("QLinear"):
-            raise ImportFailed(f"{where}: the network is quantised; allowed: fp32; give the network before quantisation")
+            raise ImportFailed(
+                f"{where}: the network is quantised; allowed: fp32; give the network before quantisation"
+            )
         if node.domain not in ("", "ai.onnx"):
             raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
 
@@ -80,7 +82,7 @@ def _fold(graph: gs.Graph, weights: frozenset[str]) -> gs.Graph:
 def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:  # noqa: BLE001 - C++ exceptions come as several Python types
+    except Exception as error:
         raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
 
 
@@ -212,4 +214,3 @@ def _statistics(nodes: list[Node]) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(n.inputs[i] for n in nodes if n.op == "BatchNormalization" for i in BATCH_NORM_STATISTICS)
     )
-

@@ -144,7 +144,11 @@ class OperatorTable:
 
     def _axes_of(self, cluster: tuple[Node, ...]) -> list[object]:
         return [
-            axis for node in cluster for name in (*node.inputs, *node.outputs) if name for axis in self.axis_map.axes[name]
+            axis
+            for node in cluster
+            for name in (*node.inputs, *node.outputs)
+            if name
+            for axis in self.axis_map.axes[name]
         ]
 
     def _sizes(self, cluster: tuple[Node, ...], codes: np.ndarray) -> Sizes:
@@ -248,7 +252,9 @@ class _Describer:
         replaced = record.constants(node, shapes, self.table.tensors) if record.constants is not None else {}
         count = max([len(node.inputs), *(position + 1 for position in replaced)])
         inputs = tuple(
-            self._constant(replaced[i]) if i in replaced else self._operand(node.inputs[i] if i < len(node.inputs) else "")
+            self._constant(replaced[i])
+            if i in replaced
+            else self._operand(node.inputs[i] if i < len(node.inputs) else "")
             for i in range(count)
         )
         outputs = []

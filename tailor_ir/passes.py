@@ -101,11 +101,12 @@ def fuse_gelu(graph: Graph, tensors: Tensors) -> Graph:
                 break
             chain.append(following)
         value = divide.inputs[0]
-        if len(chain) == 3 and any(value in m.inputs for m in chain[1:]):
-            if any(_has_scalar(m, 0.5, tensors) for m in chain[1:]):
-                last = chain[-1]
-                gelu = Node(name=erf.name, op="Gelu", inputs=(value,), outputs=last.outputs)
-                rewriter.replace(last, [divide, erf, *chain[:-1]], gelu)
+        products = chain[1:]
+        by_value = any(value in node.inputs for node in products)
+        if len(products) == 2 and by_value and any(_has_scalar(node, 0.5, tensors) for node in products):
+            last = chain[-1]
+            gelu = Node(name=erf.name, op="Gelu", inputs=(value,), outputs=last.outputs)
+            rewriter.replace(last, [divide, erf, *chain[:-1]], gelu)
     return rewriter.result()
 
 

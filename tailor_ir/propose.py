@@ -283,7 +283,9 @@ class Proposal:
                 proposed[size] = ratio
             return tuple(sorted(proposed.values()))
         if any(not 0 < c <= own * 1.001 for c in wished):
-            raise SpaceError(f"space: {name}={list(wished)}; allowed: above 0, up to the network's own, {round(own, 4)}")
+            raise SpaceError(
+                f"space: {name}={list(wished)}; allowed: above 0, up to the network's own, {round(own, 4)}"
+            )
         if not any(abs(c - own) <= 1e-3 * own for c in wished):
             raise SpaceError(f"space: {name}={list(wished)}: must include the network's own, {round(own, 4)}")
         return tuple(wished)
@@ -297,7 +299,8 @@ class Proposal:
         for width in reference.sizes:
             share = width / reference.sizes[-1]
             row = tuple(
-                full if ratio == largest and share == 1 else _kept(full * share * ratio / own, full) for ratio in choices
+                full if ratio == largest and share == 1 else _kept(full * share * ratio / own, full)
+                for ratio in choices
             )
             table.append(row)
         return tuple(table)

@@ -146,9 +146,7 @@ def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[
     nodes = [node for segment in segments for node in segment.nodes if node.op == "Conv"]
     inside = {g for n in nodes if depthwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]])}
     producers = [n for n in nodes if not depthwise(n, axis_map)]
-    widened = {
-        g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])
-    }
+    widened = {g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])}
     return frozenset(inside - streams - widened)
 
 

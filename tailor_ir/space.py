@@ -128,7 +128,8 @@ class Space:
         return total
 
     def _skips(self, expansion: Expansion, depth_choice: int) -> bool:
-        assert expansion.depth is not None and expansion.skipped_by is not None
+        assert expansion.depth is not None
+        assert expansion.skipped_by is not None
         return -int(self.variables[expansion.depth].choices[depth_choice]) >= expansion.skipped_by
 
     # -- configs and codes -------------------------------------------------------------------------------------------
@@ -160,9 +161,7 @@ class Space:
                 raise ConfigError(f"config: no variable '{name}'; allowed: {', '.join(self._index)}")
             variable = self.variables[self._index[name]]
             if choice not in variable.choices:
-                raise ConfigError(
-                    f"config: {name}={choice}; allowed: {', '.join(str(c) for c in variable.choices)}"
-                )
+                raise ConfigError(f"config: {name}={choice}; allowed: {', '.join(str(c) for c in variable.choices)}")
             codes[self._index[name]] = variable.choices.index(choice)
         return codes
 
@@ -188,7 +187,9 @@ class Space:
         """Rows (n, V) in which equal SubNets are equal: skipped blocks at their default, equal sizes at the largest choice."""
         codes = np.array(codes, dtype=np.int64)
         for e in self.expansions:
-            width = codes[:, e.reference.variable] if e.reference.variable is not None else np.zeros(len(codes), np.int64)
+            width = (
+                codes[:, e.reference.variable] if e.reference.variable is not None else np.zeros(len(codes), np.int64)
+            )
             codes[:, e.variable] = self._largest_equal(e)[width, codes[:, e.variable]]
             if e.depth is not None:
                 skips = np.asarray([self._skips(e, i) for i in range(len(self.variables[e.depth].choices))])

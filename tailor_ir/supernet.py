@@ -85,9 +85,7 @@ class SuperNet:
     ) -> None:
         """Write one SubNet as an ONNX file (opset 17, fixed batch size)."""
         codes = self.space.row(config)
-        model = subnet_onnx(
-            self.elastic, codes, statistics=statistics, fold_batch_norm=fold_batch_norm, batch=batch
-        )
+        model = subnet_onnx(self.elastic, codes, statistics=statistics, fold_batch_norm=fold_batch_norm, batch=batch)
         write_onnx(model, Path(path))
 
     @cached_property

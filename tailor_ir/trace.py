@@ -36,14 +36,14 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
             torch.onnx.export(
                 probe,
                 (batch,),
-                buffer,
+                buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 training=torch.onnx.TrainingMode.PRESERVE,
                 do_constant_folding=False,
                 opset_version=OPSET,
                 input_names=["input"],
             )
-    except Exception as error:  # noqa: BLE001 - whatever the exporter or the user's forward raises
+    except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportFailed(
             f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
@@ -71,7 +71,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
         raise ImportFailed(f"{where}: no such file; give the path of an .onnx file")
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # noqa: BLE001 - protobuf's exception classes differ between its backends
+    except Exception as error:
         raise ImportFailed(f"{where}: not a readable ONNX file ({type(error).__name__}); export it again") from error
     if not model.graph.node:
         raise ImportFailed(f"{where}: holds no operators; export it again")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tailor_ir import axes as ax
 from tailor_ir.graph import Graph, Tensors
@@ -91,9 +91,7 @@ class _Positions:
 def _selector(dim: int, axis: ax.Axis, sizes: ax.Sizes) -> Cut:
     if isinstance(axis, ax.Channels):
         return _Prefix(dim, sizes(axis))
-    kept = {
-        leaf.group: np.arange(sizes(leaf)) for leaf in ax.leaves(axis) if isinstance(leaf, ax.Channels)
-    }
+    kept = {leaf.group: np.arange(sizes(leaf)) for leaf in ax.leaves(axis) if isinstance(leaf, ax.Channels)}
     return _Positions(dim, torch.from_numpy(ax.surviving(axis, kept)))
 
 
@@ -105,20 +103,18 @@ def _resampler(grid: Grid, sizes: ax.Sizes) -> Cut:
     def resample(tensor: torch.Tensor) -> torch.Tensor:
         length = tensor.shape[grid.dim] - grid.before - grid.after
         if grid.separate:
-            body, edges = tensor.flatten(grid.dim, grid.dim + 1), ()
+            body = tensor.flatten(grid.dim, grid.dim + 1)
         else:
             body = tensor.narrow(grid.dim, grid.before, length)
-            edges = (
-                tensor.narrow(grid.dim, 0, grid.before),
-                tensor.narrow(grid.dim, grid.before + length, grid.after),
-            )
         moved = body.movedim(grid.dim, -1)
         image = moved.reshape(1, -1, *base)
         scaled = F.interpolate(image, size=target, mode="bicubic", align_corners=False)
         flat = scaled.reshape(*moved.shape[:-1], target[0] * target[1]).movedim(-1, grid.dim)
         if grid.separate:
             return flat.unflatten(grid.dim, target)
-        return torch.cat((edges[0], flat, edges[1]), grid.dim)
+        before = tensor.narrow(grid.dim, 0, grid.before)
+        after = tensor.narrow(grid.dim, grid.before + length, grid.after)
+        return torch.cat((before, flat, after), grid.dim)
 
     return resample
 
@@ -139,9 +135,7 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
 
 def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
     """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
-    order = {
-        group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups
-    }
+    order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
     result = dict(tensors)
     for name, tensor in tensors.items():
         for dim, axis in enumerate(axis_map.axes.get(name, ())):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
@@ -57,7 +57,12 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     rank = len(shapes.inputs[0]) - 2
-    return node.ints("strides", (1,) * rank), explicit_pads(node, rank), node.ints("dilations", (1,) * rank), _groups(shapes)
+    return (
+        node.ints("strides", (1,) * rank),
+        explicit_pads(node, rank),
+        node.ints("dilations", (1,) * rank),
+        _groups(shapes),
+    )
 
 
 def _groups(shapes: NodeShapes) -> int:
@@ -87,7 +92,7 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self.symmetric:
             x = F.pad(x, self.outer)
-        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, self.groups)  # type: ignore[operator, no-any-return]
+        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, self.groups)  # type: ignore[operator]
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -98,7 +103,9 @@ def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -
     strides, pads, dilations, groups = _settings(node, shapes)
     weight, rank = parameters[0], len(strides)
     symmetric = pads[:rank] == pads[rank:]
-    layer = LAYERS[rank](
+    layer = LAYERS[
+        rank
+    ](
         shapes.inputs[0][1],
         weight.shape[0],
         tuple(weight.shape[2:]),  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ class Split(nn.Module):
         self.sizes, self.axis = sizes, axis
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(x, self.sizes, self.axis)
+        return torch.split(x, list(self.sizes), self.axis)
 
 
 class Gather(nn.Module):
@@ -206,10 +206,12 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
 
 
 def _ranges(node: Node, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    values = [tensors[name].tolist() if name else None for name in node.inputs[1:]]
-    starts, stops = values[0], values[1]
-    axes = values[2] if len(values) > 2 and values[2] is not None else list(range(len(starts)))
-    steps = values[3] if len(values) > 3 and values[3] is not None else [1] * len(starts)
+    def values(position: int, default: list[int]) -> list[int]:
+        given = position < len(node.inputs) and node.inputs[position]
+        return tensors[node.inputs[position]].tolist() if given else default
+
+    starts, stops = values(1, []), values(2, [])
+    axes, steps = values(3, list(range(len(starts)))), values(4, [1] * len(starts))
     result = []
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
         axis %= len(shape)
@@ -253,7 +255,9 @@ def _lower_slice(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
 
 
 def _slice_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
-    axes, starts, stops, steps = (np.asarray(v, np.int64) for v in zip(*_shifted_ranges(node, shapes, tensors), strict=True))
+    axes, starts, stops, steps = (
+        np.asarray(v, np.int64) for v in zip(*_shifted_ranges(node, shapes, tensors), strict=True)
+    )
     return {1: starts, 2: stops, 3: axes, 4: steps}
 
 
@@ -322,9 +326,7 @@ def _unsqueeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 OPERATORS = (
-    Operator(
-        names=("Reshape",), axes=_reshape_axes, lower=_lower_reshape, operands=1, constants=_reshape_constants
-    ),
+    Operator(names=("Reshape",), axes=_reshape_axes, lower=_lower_reshape, operands=1, constants=_reshape_constants),
     Operator(names=("Flatten",), axes=_reshape_axes, lower=_lower_reshape, operands=1),
     Operator(names=("Transpose",), axes=_transpose_axes),
     Operator(names=("Squeeze",), axes=_squeeze_axes, lower=_lower_reshape, operands=1),

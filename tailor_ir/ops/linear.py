@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors

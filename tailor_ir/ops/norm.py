@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
@@ -83,10 +83,6 @@ def _layer_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
 
 
 OPERATORS = (
-    Operator(
-        names=("BatchNormalization",), axes=_batch_norm_axes, lower=_lower_batch_norm, layer=_batch_norm_layer
-    ),
-    Operator(
-        names=("LayerNormalization",), axes=_layer_norm_axes, lower=_lower_layer_norm, layer=_layer_norm_layer
-    ),
+    Operator(names=("BatchNormalization",), axes=_batch_norm_axes, lower=_lower_batch_norm, layer=_batch_norm_layer),
+    Operator(names=("LayerNormalization",), axes=_layer_norm_axes, lower=_lower_layer_norm, layer=_layer_norm_layer),
 )

@@ -118,7 +118,6 @@ class Operator:
     attributes: Attributes | None = None
     needs_batch: bool = False
 
-
     def attributes_of(self, node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
         """All attributes of a node under one config."""
         changed = self.attributes(node, shapes) if self.attributes is not None else {}

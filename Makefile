@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint types imports unit lock clean
+
+help:
+	@echo "make demo   install what is missing, then run the whole pipeline on bundled data"
+	@echo "make test   install what is missing, then lint, types, import rules and tests"
+	@echo "make setup  install only"
+	@echo "make lock   resolve the dependencies anew into requirements.lock"
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup
+	$(BIN)/autotailor run
+
+test: lint types imports unit
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest -q
+
+lock:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-header -q -o requirements.lock
+
+clean:
+	rm -rf $(VENV) outputs .mypy_cache .ruff_cache .pytest_cache
