@@ -57,15 +57,13 @@ class Child:
         except (TimeoutError, asyncio.IncompleteReadError) as error:
             self.kill()
             line = self.log_line()
-            raise AgentError(
-                f"backend '{self._settings.backend}': its process did not start; {line}"
-            ) from error
+            raise AgentError(f"backend '{self._settings.backend}': its process did not start; {line}") from error
         if reply.runtime is None:
             raise AgentError(reply.reason or "the runtime did not start")
         return reply.runtime
 
     async def ask(self, request: ChildRequest, payload: bytes = b"") -> tuple[ChildReply, bytes]:
-        """One request and its reply; ChildDiedError when a limit was hit or it crashed. Cancelling kills it."""
+        """One request and its reply; ChildDiedError when it hit a limit or crashed. Cancelling kills it."""
         self.served += 1
         self._truncate_log()
         try:
@@ -75,9 +73,7 @@ class Child:
         except TimeoutError as error:
             self.kill()
             limit_s = self._settings.limits.wall_s
-            raise ChildDiedError(
-                f"wall-clock limit: not finished after {limit_s:g} s", retry=False
-            ) from error
+            raise ChildDiedError(f"wall-clock limit: not finished after {limit_s:g} s", retry=False) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise await self._death() from error
         except BaseException:

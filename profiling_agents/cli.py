@@ -15,6 +15,7 @@ from profiling_agents.machine import memory_mib
 from profiling_agents.messages import AgentError
 
 MIN_TOKEN_LENGTH = 16
+MIN_MEMORY_LIMIT_MIB = 256
 MAX_MEMORY_LIMIT_MIB = 8192
 
 EPILOG = f"""\
@@ -44,6 +45,16 @@ def _positive(text: str) -> int:
 _positive.__name__ = "positive whole number"
 
 
+def _memory_mib(text: str) -> int:
+    value = int(text)
+    if value < MIN_MEMORY_LIMIT_MIB:
+        raise ValueError
+    return value
+
+
+_memory_mib.__name__ = f"memory limit (at least {MIN_MEMORY_LIMIT_MIB})"
+
+
 def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
@@ -62,7 +73,7 @@ _cores.__name__ = "comma-separated list of core numbers"
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    memory_limit_mib = max(256, min(MAX_MEMORY_LIMIT_MIB, memory_mib() // 2))
+    memory_limit_mib = max(MIN_MEMORY_LIMIT_MIB, min(MAX_MEMORY_LIMIT_MIB, memory_mib() // 2))
     parser = _Parser(
         prog=prog,
         description="Measure and run models on this device, for clients that show the token.",
@@ -78,9 +89,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
     network.add_argument("--port", type=_port, default=8765, help="port; 0 takes any free one (default 8765)")
-    network.add_argument(
-        "--token-file", type=Path, metavar="F", help="file with the token, readable by you only"
-    )
+    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
     network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
     network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
     network.add_argument(
@@ -99,15 +108,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     limits = parser.add_argument_group("limits for each model (its process is killed beyond them)")
     limits.add_argument(
         "--memory-limit-mib",
-        type=_positive,
+        type=_memory_mib,
         default=memory_limit_mib,
         help=f"address space with the runtime in it (default {memory_limit_mib}, half of the memory)",
     )
     limits.add_argument("--cpu-limit-s", type=_positive, default=120, help="CPU time (default 120)")
     limits.add_argument("--wall-limit-s", type=_positive, default=60, help="wall-clock time (default 60)")
-    limits.add_argument(
-        "--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)"
-    )
+    limits.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
     parser.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
     return parser
 
@@ -127,9 +134,7 @@ def read_token(path: Path | None) -> str | None:
     if token is None:
         return None
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        raise AgentError(
-            f"{where}: not a token; allowed: at least {MIN_TOKEN_LENGTH} printable characters, no spaces"
-        )
+        raise AgentError(f"{where}: not a token; allowed: at least {MIN_TOKEN_LENGTH} printable characters, no spaces")
     return token
 
 
@@ -155,7 +160,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "autotailor agent") -> i
                 insecure_bind=arguments.insecure_bind,
                 allowed_hosts=tuple(arguments.allowed_host),
                 limits=Limits(
-                    memory_mib=max(256, arguments.memory_limit_mib),
+                    memory_mib=arguments.memory_limit_mib,
                     cpu_s=arguments.cpu_limit_s,
                     wall_s=arguments.wall_limit_s,
                 ),

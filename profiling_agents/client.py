@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from profiling_agents import frames
 from profiling_agents.local import start_local_agent
 from profiling_agents.messages import (
+    MIB,
     AgentBusyError,
     AgentError,
     Capabilities,
@@ -50,7 +51,6 @@ __all__ = [
 BATCH_JOBS = 16
 BATCH_BYTES = 64 << 20
 LEASE_TTL_S = 30.0
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +138,12 @@ class AgentClient:
                 self._transport.request("DELETE", "/v1/lease", headers=self._headers())
             self._lease = None
 
-    def measure(
-        self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None
-    ) -> Iterator[Measurement]:
-        """One result for each job, in order, as they come. `jobs` may be lazy. Leases by itself if need be."""
+    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+        """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet."""
         settings = settings or MeasureSettings()
         with self._leased():
-            for batch in _batches(jobs):
+            batch_bytes = min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)
+            for batch in _batches(jobs, batch_bytes):
                 yield from self._measure_batch(batch, settings)
 
     def run(self, job: ModelJob, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -164,7 +163,7 @@ class AgentClient:
         result = RunResult.model_validate_json(result_header)
         if result.reason is not None:
             raise AgentError(f"job '{job.key}': {result.reason}")
-        return frames.from_bytes(result.tensors, payload)
+        return [array.copy() for array in frames.from_bytes(result.tensors, payload)]
 
     def _headers(self) -> dict[str, str]:
         return {} if self._lease is None else {"Lease": self._lease}
@@ -202,9 +201,7 @@ class AgentClient:
             if max(map(len, job.files)) <= limit_mib * MIB:
                 fitting.append((job, job.message()))
             else:
-                yield Measurement.failed(
-                    job.key, f"model larger than {limit_mib} MiB, the agent's --max-model-mib"
-                )
+                yield Measurement.failed(job.key, f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
         attempts = 0
         while fitting:
             done = 0
@@ -222,9 +219,7 @@ class AgentClient:
             attempts = attempts + 1 if done == 0 else 1
             self._transport.pause(attempts, lost)
 
-    def _stream(
-        self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings
-    ) -> Iterator[Measurement]:
+    def _stream(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> Iterator[Measurement]:
         for job, message in batch:
             self._upload(job, message)
         request = MeasureRequest(jobs=tuple(message for _, message in batch), settings=settings)
@@ -250,14 +245,14 @@ class AgentClient:
                 self._uploaded.add(digest)
 
 
-def _batches(jobs: Iterable[ModelJob]) -> Iterator[list[ModelJob]]:
-    """Groups of at most BATCH_JOBS jobs and about BATCH_BYTES of models, drawn as they are needed."""
+def _batches(jobs: Iterable[ModelJob], batch_bytes: int) -> Iterator[list[ModelJob]]:
+    """Groups of at most BATCH_JOBS jobs and about `batch_bytes` of models, drawn as they are needed."""
     batch: list[ModelJob] = []
     size = 0
     for job in jobs:
         batch.append(job)
         size += sum(map(len, job.files))
-        if len(batch) == BATCH_JOBS or size >= BATCH_BYTES:
+        if len(batch) == BATCH_JOBS or size >= batch_bytes:
             yield batch
             batch, size = [], 0
     if batch:

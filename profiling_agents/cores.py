@@ -4,6 +4,7 @@ A claim is an flock on one file per core, in a private folder; the system drops 
 """
 
 import fcntl
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 
 from profiling_agents.machine import available_cores
 from profiling_agents.messages import AgentError
+
+SEATS = 32
+"""So many agents may share a core when there are more agents than cores; they spread evenly."""
 
 
 class Claim:
@@ -34,17 +38,15 @@ def claim(threads: int, wanted: Sequence[int] | None = None) -> Claim:
     if wanted is not None:
         return _claim_wanted(tuple(wanted), threads, available)
     if threads > len(available):
-        raise AgentError(
-            f"--threads: got {threads}; allowed: 1 to {len(available)} (the cores of this device)"
-        )
+        raise AgentError(f"--threads: got {threads}; allowed: 1 to {len(available)} (the cores of this device)")
     locks: dict[int, int] = {}
-    for core in reversed(available):
-        lock = _lock(core)
+    for seat, core in itertools.product(range(SEATS), reversed(available)):
+        lock = None if core in locks else _lock(core, seat)
         if lock is not None:
             locks[core] = lock
         if len(locks) == threads:
-            return Claim(tuple(sorted(locks)), list(locks.values()), shared=False)
-    return Claim(available[-threads:], list(locks.values()), shared=True)
+            return Claim(tuple(sorted(locks)), list(locks.values()), shared=seat > 0)
+    raise AgentError(f"cores: {SEATS} agents of this user run on every core already; stop some of them")
 
 
 def _claim_wanted(wanted: tuple[int, ...], threads: int, available: tuple[int, ...]) -> Claim:
@@ -54,15 +56,13 @@ def _claim_wanted(wanted: tuple[int, ...], threads: int, available: tuple[int, .
             f"--cores: got {','.join(map(str, wanted))} for {threads} thread(s); "
             f"allowed: {threads} different of {','.join(map(str, available))}"
         )
-    locks = [_lock(core) for core in wanted]
+    locks = [_lock(core, seat=0) for core in wanted]
     return Claim(wanted, [lock for lock in locks if lock is not None], shared=None in locks)
 
 
-def _lock(core: int) -> int | None:
-    """Descriptor that holds the lock of one core; None when another process holds it."""
-    descriptor = os.open(
-        _folder() / f"core{core}", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+def _lock(core: int, seat: int) -> int | None:
+    """Descriptor that holds one seat of one core; None when another process holds it."""
+    descriptor = os.open(_folder() / f"core{core}.{seat}", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

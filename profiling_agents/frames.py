@@ -37,9 +37,7 @@ def unpack(frame: bytes, max_payload_bytes: int) -> tuple[bytes, memoryview]:
         raise AgentError(f"frame: {len(frame)} bytes, shorter than its {LENGTHS.size}-byte prefix")
     header_bytes, payload_bytes = read_lengths(frame[: LENGTHS.size], max_payload_bytes)
     if len(frame) != LENGTHS.size + header_bytes + payload_bytes:
-        raise AgentError(
-            f"frame: {len(frame)} bytes, its prefix says {LENGTHS.size + header_bytes + payload_bytes}"
-        )
+        raise AgentError(f"frame: {len(frame)} bytes, its prefix says {LENGTHS.size + header_bytes + payload_bytes}")
     start = LENGTHS.size + header_bytes
     return frame[LENGTHS.size : start], memoryview(frame)[start:]
 

@@ -31,9 +31,7 @@ class Leases:
     def acquire(self, ttl_s: float) -> str:
         """A new lease; LeaseError while another one holds."""
         if self.remaining_s > 0:
-            raise LeaseError(
-                f"the device is leased by another client; free in at most {self.remaining_s:.1f} s", 423
-            )
+            raise LeaseError(f"the device is leased by another client; free in at most {self.remaining_s:.1f} s", 423)
         self._holder = secrets.token_hex(16)
         self._ttl_s = ttl_s
         self._expires_at = self._clock() + ttl_s

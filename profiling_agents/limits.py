@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from profiling_agents.messages import Message
+from profiling_agents.messages import MIB, Message
 
-MIB = 1 << 20
 LOG_BYTES = 4 * MIB
 PR_SET_PDEATHSIG = 1
 

@@ -17,6 +17,7 @@ from profiling_agents.messages import AgentError
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 8.0
 READY = "agent ready: "
+"""What the agent prints before its address when it listens."""
 
 
 @contextmanager

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 
 from profiling_agents.measure import RULES_VERSION
-from profiling_agents.messages import RuntimeInfo
+from profiling_agents.messages import MIB, RuntimeInfo
 
 CPU_FOLDER = Path("/sys/devices/system/cpu")
-MIB = 1 << 20
 
 
 def available_cores() -> tuple[int, ...]:
@@ -68,7 +67,7 @@ def frequency_mhz(core: int) -> float | None:
 
 
 def frequency_state(core: int) -> str:
-    """'pinned' when the core's allowed range is one value, else 'as shipped'; 'unknown' if unreadable."""
+    """'pinned' when the allowed range is one value, else 'as shipped'; 'unknown' if unreadable."""
     limits = [_read_number(CPU_FOLDER / f"cpu{core}/cpufreq/scaling_{end}_freq") for end in ("min", "max")]
     if None in limits:
         return "unknown"
@@ -89,7 +88,7 @@ def memory_mib() -> int:
 def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned: bool) -> str:
     """sha256 (hex) over what makes measurements comparable.
 
-    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, rules of measuring.
+    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, measuring rules.
     """
     facts = {
         "runtime": runtime.model_dump(),

@@ -13,6 +13,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Dimension = Annotated[int, Field(ge=1, lt=2**31)]
 Shape = Annotated[tuple[Dimension, ...], Field(max_length=8)]
 
+MIB = 1 << 20
 FILES_OF_FORMAT: dict[str, int] = {"onnx": 1, "ncnn": 2}
 MAX_JOBS_PER_BATCH = 256
 TENSOR_TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool")
@@ -55,7 +56,6 @@ class RuntimeInfo(Message):
 class Capabilities(RuntimeInfo):
     """One device: runtime, processor, limits. `fingerprint`: what makes two measurements comparable."""
 
-    agent: str
     protocol: int
     threads: int
     cores: tuple[int, ...]
@@ -101,7 +101,8 @@ class MeasureSettings(Message):
 
     Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
     stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
-    included; `min_samples` come first). A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once more, then flagged noisy.
+    included; `min_samples` come first). A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once
+    more, then flagged noisy.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)
@@ -134,15 +135,11 @@ class JobMessage(Message):
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
         if len(self.files) != FILES_OF_FORMAT[self.format]:
-            raise ValueError(
-                f"{self.format} takes {FILES_OF_FORMAT[self.format]} file(s), got {len(self.files)}"
-            )
+            raise ValueError(f"{self.format} takes {FILES_OF_FORMAT[self.format]} file(s), got {len(self.files)}")
         if len(self.input_shapes) != len(self.input_names):
             raise ValueError(f"{len(self.input_names)} input names but {len(self.input_shapes)} input shapes")
         if self.output_shapes is not None and len(self.output_shapes) != len(self.output_names):
-            raise ValueError(
-                f"{len(self.output_names)} output names but {len(self.output_shapes)} output shapes"
-            )
+            raise ValueError(f"{len(self.output_names)} output names but {len(self.output_shapes)} output shapes")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Runs jobs one after the other in a child process that is kept from model to model and replaced when it dies."""
+"""Runs jobs one by one in a child process that is kept from model to model and replaced when it dies."""
 
 from pathlib import Path
 

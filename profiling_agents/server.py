@@ -1,7 +1,6 @@
 """One running agent: claims cores, binds, starts the child, serves until a signal or its parent's end."""
 
 import asyncio
-import importlib.metadata
 import ipaddress
 import os
 import platform
@@ -23,14 +22,14 @@ import uvicorn
 from profiling_agents import machine
 from profiling_agents.cores import Claim, claim
 from profiling_agents.limits import Limits
-from profiling_agents.messages import AgentError, Capabilities, RuntimeInfo
+from profiling_agents.local import READY
+from profiling_agents.messages import MIB, AgentError, Capabilities, RuntimeInfo
 from profiling_agents.runner import Runner
-from profiling_agents.service import MIB, Agent, create_app
+from profiling_agents.service import Agent, create_app
 from profiling_agents.store import ModelFiles
 from profiling_agents.worker import WorkerSettings
 
 PROTOCOL = 1
-READY = "agent ready: "
 MAX_CONNECTIONS = 64
 MAX_HEADER_BYTES = 32 << 10
 STORE_FACTOR = 4
@@ -67,9 +66,7 @@ def serve(options: ServerOptions) -> None:
         asyncio.run(_serve(options, folder, listener, claimed, token))
 
 
-async def _serve(
-    options: ServerOptions, folder: Path, listener: socket.socket, claimed: Claim, token: str
-) -> None:
+async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, claimed: Claim, token: str) -> None:
     settings = WorkerSettings(
         backend=options.backend,
         threads=options.threads,
@@ -125,7 +122,6 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
     return Capabilities.model_validate(
         runtime.model_dump()
         | {
-            "agent": importlib.metadata.version("autotailor"),
             "protocol": PROTOCOL,
             "threads": options.threads,
             "cores": cores,
@@ -179,8 +175,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
         except OSError as error:
             raise AgentError(
-                f"--host {host} --port {port}: {error.strerror or error}; "
-                "choose another with --port (0: any free one)"
+                f"--host {host} --port {port}: {error.strerror or error}; choose another with --port (0: any free one)"
             ) from error
         yield listener
 

@@ -15,6 +15,7 @@ from profiling_agents import frames
 from profiling_agents.guard import Guard, refusal
 from profiling_agents.leases import LeaseError, Leases
 from profiling_agents.messages import (
+    MIB,
     AgentError,
     Capabilities,
     ErrorBody,
@@ -29,7 +30,6 @@ from profiling_agents.messages import (
 from profiling_agents.runner import Runner
 from profiling_agents.store import ModelFiles
 
-MIB = 1 << 20
 LEASE_HEADER = "lease"
 RUN_TYPE = "application/octet-stream"
 STREAM_TYPE = "application/x-ndjson"
@@ -134,6 +134,7 @@ def create_app(agent: Agent, *, token: str, hosts: frozenset[str], any_address: 
         "/v1/run": agent.capabilities.max_tensors_mib * MIB + frames.MAX_HEADER_BYTES,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     return Guard(app, token=token, hosts=hosts, any_address=any_address, body_bytes=body_bytes)
 
 
@@ -142,6 +143,4 @@ def _json(message: Message, status: int = 200) -> JSONResponse:
 
 
 def _missing(digests: tuple[str, ...]) -> JSONResponse:
-    return _json(
-        ErrorBody(error=f"{len(digests)} file(s) are not here; upload them first", missing=digests), 404
-    )
+    return _json(ErrorBody(error=f"{len(digests)} file(s) are not here; upload them first", missing=digests), 404)

@@ -1,6 +1,7 @@
 """HTTP to one agent: token, retries with back-off, and refusals turned into AgentError lines."""
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ class Transport:
 
     def __init__(self, url: str, token: str, *, ca_file: Path | None = None) -> None:
         self.url = url.rstrip("/")
-        verify = True if ca_file is None else httpx.create_ssl_context(verify=str(ca_file))
+        verify = _trusted(ca_file)
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -74,9 +75,7 @@ class Transport:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with (
             self._failures(),
-            self._http.stream(
-                "POST", path, content=content, headers=dict(headers), timeout=timeout
-            ) as response,
+            self._http.stream("POST", path, content=content, headers=dict(headers), timeout=timeout) as response,
         ):
             if not response.is_success:
                 response.read()
@@ -107,9 +106,7 @@ class Transport:
         try:
             yield
         except httpx.UnsupportedProtocol as error:
-            raise AgentError(
-                f"agent {self.url}: {error}; give http://HOST:PORT or https://HOST:PORT"
-            ) from error
+            raise AgentError(f"agent {self.url}: {error}; give http://HOST:PORT or https://HOST:PORT") from error
         except (httpx.TransportError, httpx.StreamError) as error:
             raise LostError(str(error) or type(error).__name__) from error
 
@@ -128,3 +125,11 @@ class Transport:
         if response.status_code == 423:
             raise AgentBusyError(f"agent {self.url}: {refusal.error}")
         raise AgentError(f"agent {self.url}: {refusal.error}")
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    """Certificates that https is checked against; AgentError for a file that holds none."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise AgentError(f"certificate '{ca_file}': cannot be used ({error})") from error

@@ -1,7 +1,7 @@
 """The child process in which foreign models are loaded and run: `python -m profiling_agents.worker SETTINGS`.
 
-Frames come in on stdin and go out on a private copy of stdout; whatever the runtime prints goes to stderr, a log
-file that the service keeps. Its working folder holds the models, named by digest.
+Frames come in on stdin and go out on a private copy of stdout; whatever the runtime prints goes to stderr, a
+log file that the service keeps. Its working folder holds the models, named by digest.
 """
 
 import os

@@ -29,6 +29,4 @@ def open_backend(name: str, threads: int) -> Backend:
     try:
         return BACKENDS[name](threads)
     except ImportError as error:
-        raise AgentError(
-            f"backend '{name}': {error}; install the Python package '{name}' on the device"
-        ) from error
+        raise AgentError(f"backend '{name}': {error}; install the Python package '{name}' on the device") from error

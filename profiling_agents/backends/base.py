@@ -62,9 +62,7 @@ def check_inputs(job: JobMessage, inputs: Sequence[np.ndarray]) -> None:
     """ModelError unless the inputs have the shapes that the job states."""
     got = tuple(array.shape for array in inputs)
     if got != job.input_shapes:
-        raise ModelError(
-            f"inputs {', '.join(job.input_names)}: got shapes {got}; the job states {job.input_shapes}"
-        )
+        raise ModelError(f"inputs {', '.join(job.input_names)}: got shapes {got}; the job states {job.input_shapes}")
 
 
 def restore_shape(name: str, array: np.ndarray, shape: Shape) -> np.ndarray:

@@ -1,7 +1,7 @@
 """ncnn on the CPU in fp32, from (param, bin) files.
 
-ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used one returns
-its cached output), with pooled allocators as benchncnn does.
+ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used
+one returns its cached output), with pooled allocators as benchncnn does.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +40,7 @@ class NcnnBackend:
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnModel":
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
-        without_batch = [
-            _without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)
-        ]
+        without_batch = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
         model = NcnnModel(job, without_batch, self._threads)
         model.load(*files)
         return model
@@ -74,9 +72,7 @@ class NcnnModel:
         known = {blob.name for blob in self._net.blobs()}
         missing = [name for name in (*self._job.input_names, *self._job.output_names) if name not in known]
         if missing:
-            raise ModelError(
-                f"blob '{missing[0]}' is not in the model; it has {', '.join(sorted(known)[:8])}"
-            )
+            raise ModelError(f"blob '{missing[0]}' is not in the model; it has {', '.join(sorted(known)[:8])}")
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """fp32, standard normal."""
@@ -139,9 +135,7 @@ def _without_batch(name: str, shape: Shape) -> Shape:
     if len(shape) < 2:
         return shape
     if shape[0] != 1 or len(shape) - 1 > MAX_AXES:
-        raise ModelError(
-            f"input '{name}': got shape {shape}; ncnn takes batch 1 and at most {MAX_AXES} more axes"
-        )
+        raise ModelError(f"input '{name}': got shape {shape}; ncnn takes batch 1 and at most {MAX_AXES} more axes")
     return shape[1:]
 
 

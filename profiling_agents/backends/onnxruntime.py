@@ -46,9 +46,7 @@ class OnnxRuntimeBackend:
         folder = Path(onnxruntime.__file__).parent / "capi"
         libraries = sorted((*folder.glob("libonnxruntime.so*"), *folder.glob("onnxruntime_pybind11_state*")))
         build = f"{library_hash(libraries[0])} {onnxruntime.get_build_info()}"
-        return RuntimeInfo(
-            backend="onnxruntime", version=onnxruntime.__version__, build=build, formats=self.formats
-        )
+        return RuntimeInfo(backend="onnxruntime", version=onnxruntime.__version__, build=build, formats=self.formats)
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "OnnxModel":
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
@@ -61,9 +59,7 @@ class OnnxRuntimeBackend:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
         # Waiting threads that spin would take the time of whatever else is timed on this machine.
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "0" if self._threads == 1 else "1"
-        )
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0" if self._threads == 1 else "1")
         with _Translated("load"):
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         return OnnxModel(job, session)

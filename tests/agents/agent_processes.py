@@ -1,0 +1,62 @@
+"""Agents started by their command line, for tests that need the process itself."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+TOKEN = "a-token-for-these-tests-only"
+VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "profiling_agents", *options]
+
+
+def environment(token: str | None = TOKEN) -> dict[str, str]:
+    rest = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return rest if token is None else rest | {VARIABLE: token}
+
+
+@contextmanager
+def started(
+    options: Sequence[str] = ("--backend", "ncnn", "--port", "0"), token: str | None = TOKEN
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process and what it printed ('agent ready', 'agent token'). Terminated at the end if still there."""
+    process = subprocess.Popen(command(*options), stdout=subprocess.PIPE, text=True, env=environment(token))
+    printed: dict[str, str] = {}
+    try:
+        assert process.stdout is not None
+        while "agent ready" not in printed:
+            line = process.stdout.readline()
+            assert line, "the agent ended before it was ready"
+            name, _, value = line.strip().partition(": ")
+            printed[name] = value
+        yield process, printed
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def refused(*options: str, token: str | None = TOKEN) -> str:
+    """The one line of an agent that does not start, which exits with 2."""
+    done = subprocess.run(
+        command(*options), capture_output=True, text=True, env=environment(token), timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def soon(condition: Callable[[], bool], within_s: float = 8.0) -> bool:
+    """Whether the condition becomes true in time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()

@@ -1,0 +1,208 @@
+"""What the service refuses, asked with bare HTTP against a real agent."""
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import agent_models as models
+import agent_processes as processes
+import httpx
+import psutil
+import pytest
+
+from profiling_agents.guard import MAX_REQUESTS
+from profiling_agents.messages import JobMessage, MeasureRequest
+
+ROUTES = {
+    "/v1/capabilities": {"GET", "HEAD"},
+    "/v1/lease": {"POST", "PUT", "DELETE"},
+    "/v1/models": {"POST"},
+    "/v1/measure": {"POST"},
+    "/v1/run": {"POST"},
+}
+ABSENT = ("/", "/docs", "/redoc", "/openapi.json", "/v1", "/v1/lease/", "/v1/capabilities.json", "//v1/run")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECTED")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    options = ["--backend", "ncnn", "--port", "0", "--max-model-mib", "1", "--wall-limit-s", "20"]
+    with processes.started(options) as (_, printed):
+        yield printed["agent ready"]
+
+
+@pytest.fixture
+def anonymous(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {processes.TOKEN}"}, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def lease(http: httpx.Client) -> Iterator[dict[str, str]]:
+    granted = http.post("/v1/lease", json={"ttl_s": 30})
+    assert granted.status_code == 200
+    header = {"Lease": granted.json()["lease"]}
+    yield header
+    http.delete("/v1/lease", headers=header)
+
+
+def error_of(response: httpx.Response) -> str:
+    line = response.json()["error"]
+    assert "\n" not in line
+    return str(line)
+
+
+@pytest.mark.parametrize("path", [*ROUTES, *ABSENT])
+def test_no_route_and_no_method_answers_without_a_token(anonymous: httpx.Client, path: str) -> None:
+    statuses = {method: anonymous.request(method, path).status_code for method in METHODS}
+    assert set(statuses.values()) == {401}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_forgotten_verbs_are_refused_with_a_token_too(http: httpx.Client, path: str) -> None:
+    for method in set(METHODS) - ROUTES[path]:
+        assert http.request(method, path).status_code == 405
+
+
+@pytest.mark.parametrize("path", ABSENT)
+def test_there_are_no_other_routes(http: httpx.Client, path: str) -> None:
+    assert http.get(path, follow_redirects=False).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Bearer {processes.TOKEN}x"},
+        {"Authorization": f"Bearer {processes.TOKEN[:-1]}"},
+        {"Authorization": f"Basic {processes.TOKEN}"},
+        {"Authorization": processes.TOKEN},
+        {"Cookie": f"token={processes.TOKEN}"},
+    ],
+)
+def test_wrong_tokens_and_other_places_for_it_are_refused(anonymous: httpx.Client, headers: dict[str, str]) -> None:
+    response = anonymous.get("/v1/capabilities", headers=headers, params={"token": processes.TOKEN})
+    assert response.status_code == 401
+    assert "token" in error_of(response)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "10.0.0.7", "[::ffff", "", "127.0.0.1@evil"]
+)
+def test_foreign_hosts_are_refused(http: httpx.Client, host: str) -> None:
+    assert http.get("/v1/capabilities", headers={"Host": host}).status_code == 403
+
+
+def test_foreign_origins_are_refused(http: httpx.Client, url: str) -> None:
+    for origin in ("http://evil.example", "null", "http://localhost:3000", url.replace("http", "https")):
+        assert http.get("/v1/capabilities", headers={"Origin": origin}).status_code == 403
+    assert http.get("/v1/capabilities", headers={"Origin": url}).status_code == 200
+
+
+def test_websockets_are_refused(http: httpx.Client) -> None:
+    upgrade = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "eA==",
+        "Sec-WebSocket-Version": "13",
+    }
+    assert http.get("/v1/lease", headers=upgrade).status_code == 405
+
+
+def test_a_body_past_the_cap_is_refused_and_memory_stays_flat(
+    http: httpx.Client, lease: dict[str, str], url: str
+) -> None:
+    port = urlsplit(url).port
+    (agent,) = [one for one in psutil.Process().children() if port in {c.laddr.port for c in one.net_connections()}]
+    before = agent.memory_info().rss
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield bytes(MIB)
+
+    declared = http.post("/v1/models", content=bytes(2 * MIB), headers=lease)
+    assert declared.status_code == 413
+    assert "1048576 bytes" in error_of(declared)
+    chunked = http.post("/v1/models", content=endless(), headers=lease)
+    assert chunked.status_code == 413
+    assert http.post("/v1/measure", content=bytes(2 * MIB), headers=lease).status_code == 413
+    assert http.post("/v1/models", content=bytes(MIB), headers=lease).status_code == 201
+    assert agent.memory_info().rss - before < 16 * MIB
+
+
+def test_header_floods_are_refused(http: httpx.Client) -> None:
+    many = {f"x-{number}": "1" for number in range(100)}
+    assert http.get("/v1/capabilities", headers=many).status_code == 431
+    assert http.get("/v1/capabilities", headers={"x": "y" * 100_000}).status_code == 400
+
+
+def test_too_many_requests_at_once_are_refused_and_then_served_again(http: httpx.Client, url: str) -> None:
+    address = urlsplit(url)
+    request = (
+        f"POST /v1/lease HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {processes.TOKEN}\r\n"
+        "Content-Length: 10\r\n\r\n"
+    )
+    waiting = [socket.create_connection((address.hostname, address.port)) for _ in range(MAX_REQUESTS)]
+    try:
+        for connection in waiting:
+            connection.sendall(request.encode())
+        assert processes.soon(lambda: http.get("/v1/capabilities").status_code == 429)
+    finally:
+        for connection in waiting:
+            connection.close()
+    assert processes.soon(lambda: http.get("/v1/capabilities").status_code == 200)
+
+
+def test_work_needs_a_lease(http: httpx.Client) -> None:
+    for path in ("/v1/models", "/v1/measure", "/v1/run"):
+        for headers in ({}, {"Lease": "f" * 32}):
+            response = http.post(path, content=b"x", headers=headers)
+            assert response.status_code == 409
+            assert "no valid lease" in error_of(response)
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "A" * 64, "a" * 63, "", "token"])
+def test_no_name_from_the_wire_touches_a_path(http: httpx.Client, lease: dict[str, str], name: str) -> None:
+    job = models.convolution("ncnn", "conv").message().model_dump(mode="json") | {"files": [name, name]}
+    response = http.post("/v1/measure", json={"jobs": [job]}, headers=lease)
+    assert response.status_code == 422
+    assert error_of(response).startswith("jobs.0.files.0: ")
+
+
+def test_digests_that_were_not_uploaded_are_named(http: httpx.Client, lease: dict[str, str]) -> None:
+    job: JobMessage = models.convolution("ncnn", "conv").message()
+    content = MeasureRequest(jobs=(job,)).model_dump_json()
+    response = http.post("/v1/measure", content=content, headers=lease)
+    assert response.status_code == 404
+    assert tuple(response.json()["missing"]) == job.files
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v1/measure", b"not json", 422),
+        ("/v1/measure", b'{"jobs": [], "more": 1}', 422),
+        ("/v1/measure", b'{"jobs": ' + b"[" * 100_000, 422),
+        ("/v1/run", b"short", 400),
+        ("/v1/run", b"\xff" * 64, 400),
+        ("/v1/run", b"\0" * 12, 422),
+    ],
+)
+def test_malformed_messages_get_one_line(
+    http: httpx.Client, lease: dict[str, str], path: str, content: bytes, status: int
+) -> None:
+    response = http.post(path, content=content, headers=lease)
+    assert response.status_code == status
+    assert error_of(response)
+
+
+def test_a_lease_request_with_unknown_fields_is_refused(http: httpx.Client) -> None:
+    assert http.post("/v1/lease", json={"ttl_s": 5, "force": True}).status_code == 422
+    assert http.post("/v1/lease", json={"ttl_s": 1e9}).status_code == 422
