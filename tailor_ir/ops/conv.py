@@ -92,7 +92,7 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self.symmetric:
             x = F.pad(x, self.outer)
-        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, self.groups)  # type: ignore[operator]
+        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, self.groups)
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

@@ -1,0 +1,130 @@
+"""Networks that cannot be taken: one clear line each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import tailor_ir
+from tests.ir.networks import small_net
+
+
+def model_of(nodes: list[onnx.NodeProto], initializers: Sequence[onnx.TensorProto] = ()) -> onnx.ModelProto:
+    """An ONNX model from (1, 3, 8, 8) to whatever the last node gives."""
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 8, 8))],
+        [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, [None] * 4)],
+        list(initializers),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def weight(shape: tuple[int, ...], name: str = "w") -> onnx.TensorProto:
+    return numpy_helper.from_array(np.random.default_rng(0).random(shape).astype(np.float32), name)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(tailor_ir.ImportFailed, match=r"no such file; give the path of an .onnx file"):
+        tailor_ir.compile(tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize("content", [b"", b"not onnx at all", b"\x08\x0a" * 50])
+def test_corrupt_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "corrupt.onnx"
+    path.write_bytes(content)
+    with pytest.raises(tailor_ir.ImportFailed, match=r"corrupt.onnx': .*export it again"):
+        tailor_ir.compile(path)
+
+
+def test_unsupported_operator_is_named_with_its_place(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Einsum", ["r"], ["y"], "odd", equation="abcd->abdc"),
+    ]
+    onnx.save(model_of(nodes), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match=r"operator 'Einsum' at 'odd': not supported; allowed: .*Conv"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+
+
+def test_quantised_network(tmp_path: Path) -> None:
+    scale = numpy_helper.from_array(np.float32(0.1), "s")
+    zero = numpy_helper.from_array(np.uint8(0), "z")
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "quantise"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    onnx.save(model_of(nodes, [scale, zero]), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match="'quantise': the network is quantised; allowed: fp32"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+
+
+def test_external_data_outside_the_folder(tmp_path: Path) -> None:
+    tensor = weight((4, 3, 1, 1))
+    model = model_of([helper.make_node("Conv", ["x", "w"], ["y"], "conv")], [tensor])
+    stored = model.graph.initializer[0]
+    stored.ClearField("raw_data")
+    stored.data_location = TensorProto.EXTERNAL
+    stored.external_data.add(key="location", value="../secret.bin")
+    path = tmp_path / "inner" / "n.onnx"
+    path.parent.mkdir()
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "secret.bin").write_bytes(bytes(48))
+    with pytest.raises(tailor_ir.ImportFailed, match="allowed: files inside the model's own folder"):
+        tailor_ir.compile(path)
+
+
+def test_control_flow_in_a_module_or_file(tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["b"])],
+        "b",
+        [],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, [None] * 4)],
+    )
+    condition = numpy_helper.from_array(np.asarray(True), "c")
+    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch)
+    onnx.save(model_of([node], [condition]), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match="operator 'If' at 'choice': control flow"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+
+
+def test_module_that_fails_while_running() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("wrong shape somewhere")
+
+    with pytest.raises(tailor_ir.ImportFailed, match=r"network 'Broken': cannot be exported to ONNX \(wrong shape"):
+        tailor_ir.compile(Broken(), torch.randn(1, 3, 8, 8))
+
+
+def test_onnx_file_gives_the_same_supernet_as_the_module(tmp_path: Path) -> None:
+    model, sample = small_net(), torch.randn(1, 3, 32, 32)
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(
+        model,
+        (sample,),
+        path,
+        dynamo=False,
+        training=torch.onnx.TrainingMode.PRESERVE,
+        do_constant_folding=False,
+        opset_version=17,
+    )
+    from_file, from_module = tailor_ir.compile(path), tailor_ir.compile(model, sample)
+    assert from_file.space.variables == from_module.space.variables
+    x = torch.randn(3, 3, 32, 32)
+    from_file.elastic.eval()
+    assert torch.allclose(from_file.elastic(x), model(x), atol=1e-5)
+
+
+def test_network_without_blocks_still_compiles() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    net = tailor_ir.compile(model, torch.randn(1, 3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.allclose(net.elastic.eval()(x), model(x), atol=1e-5)
+    assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
