@@ -52,7 +52,7 @@ def refused(*options: str, token: str | None = TOKEN) -> str:
     return done.stderr
 
 
-def soon(condition: Callable[[], bool], within_s: float = 8.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
     """Whether the condition becomes true in time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

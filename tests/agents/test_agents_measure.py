@@ -145,7 +145,7 @@ def test_a_hang_hits_the_wall_limit_alone(small_agents: dict[str, AgentClient], 
 
 
 def test_cpu_time_has_a_limit_of_its_own() -> None:
-    with local_agent("onnxruntime", options=["--cpu-limit-s", "1", "--wall-limit-s", "30"]) as client:
+    with local_agent("onnxruntime", options=["--cpu-limit-s", "1", "--wall-limit-s", "120"]) as client:
         jobs = [models.endless("onnxruntime", "endless"), models.convolution("onnxruntime", "after")]
         results = list(client.measure(jobs))
     assert [result.state for result in results] == ["failed", "ok"]
