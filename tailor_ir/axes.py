@@ -2,74 +2,115 @@
 
 While a network is read, dimensions are `Dim`s, joined by union-find as operators demand that they agree. Afterwards
 they are frozen into `Axis` expressions: a constant, the batch, a channel group that is cut in one piece, a spatial size
-as a function of the input's, a concatenation or a product of axes.
+as a function of the input's, a concatenation or a product of axes. `dims.AxisTable` makes equal expressions one object,
+so that they compare and hash by identity.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One dimension's meaning; `size` is its length in the largest network."""
+
+    size: int
+
+    @property
+    def parts(self) -> tuple["Axis", ...]:
+        """The axes that this one follows from."""
+        return ()
+
+    @cached_property
+    def leaves(self) -> frozenset["Axis"]:
+        """The channel groups, spatial inputs and batch that this axis depends on."""
+        return frozenset().union(*(part.leaves for part in self.parts))
+
+    @cached_property
+    def groups(self) -> frozenset[int]:
+        """The channel groups that this axis depends on."""
+        return frozenset(leaf.group for leaf in self.leaves if isinstance(leaf, Channels))
+
+    @cached_property
+    def spatial(self) -> bool:
+        """Whether this axis depends on the resolution."""
+        return any(isinstance(leaf, Spatial) for leaf in self.leaves)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Axis):
     """A size that no config changes."""
 
-    size: int
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
+@dataclass(frozen=True, eq=False)
+class Batch(Axis):
     """The number of samples."""
 
-    size: int
+    @cached_property
+    def leaves(self) -> frozenset[Axis]:
+        return frozenset((self,))
 
 
-@dataclass(frozen=True, slots=True)
-class Channels:
+@dataclass(frozen=True, eq=False)
+class Channels(Axis):
     """A channel group: all dimensions that must be cut together. Configs keep a prefix of its `size` channels."""
 
     group: int
-    size: int
+
+    @cached_property
+    def leaves(self) -> frozenset[Axis]:
+        return frozenset((self,))
 
 
-@dataclass(frozen=True, slots=True)
-class Spatial:
+@dataclass(frozen=True, eq=False)
+class Spatial(Axis):
     """Height (`index` 0) or width (1) of the network's input."""
 
     index: int
-    size: int
+
+    @cached_property
+    def leaves(self) -> frozenset[Axis]:
+        return frozenset((self,))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Number of positions of a sliding window over `source`; `offset` is padding on both sides - dilation · (kernel - 1)."""
+@dataclass(frozen=True, eq=False)
+class Window(Axis):
+    """Positions of a sliding window over `source`; `offset` is padding on both sides - dilation · (kernel - 1)."""
 
-    source: "Axis"
+    source: Axis
     stride: int
     offset: int
     ceil: bool
-    size: int
+
+    @property
+    def parts(self) -> tuple[Axis, ...]:
+        return (self.source,)
 
 
-@dataclass(frozen=True, slots=True)
-class Concat:
-    """`parts` one after the other."""
+@dataclass(frozen=True, eq=False)
+class Concat(Axis):
+    """`pieces` one after the other."""
 
-    parts: tuple["Axis", ...]
-    size: int
+    pieces: tuple[Axis, ...]
+
+    @property
+    def parts(self) -> tuple[Axis, ...]:
+        return self.pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+@dataclass(frozen=True, eq=False)
+class Product(Axis):
     """Row-major flattening of `factors`."""
 
-    factors: tuple["Axis", ...]
-    size: int
+    factors: tuple[Axis, ...]
 
-
-Axis = Fixed | Batch | Channels | Spatial | Window | Concat | Product
+    @property
+    def parts(self) -> tuple[Axis, ...]:
+        return self.factors
 
 
 def window_size(size: int, stride: int, offset: int, ceil: bool) -> int:
@@ -88,11 +129,10 @@ class Sizes:
     known: dict[Axis, int] = field(default_factory=dict)
 
     def __call__(self, axis: Axis) -> int:
-        if isinstance(axis, Fixed):
-            return axis.size
-        if axis not in self.known:
-            self.known[axis] = self._evaluate(axis)
-        return self.known[axis]
+        size = self.known.get(axis)
+        if size is None:
+            size = self.known[axis] = self._evaluate(axis)
+        return size
 
     def shape(self, axes: Sequence[Axis]) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -102,41 +142,28 @@ class Sizes:
         match axis:
             case Batch():
                 return self.batch
-            case Channels(group, size):
-                return self.groups.get(group, size)
-            case Spatial(index, _):
-                return self.spatial[index]
-            case Window(source, stride, offset, ceil):
-                return window_size(self(source), stride, offset, ceil)
-            case Concat(parts):
-                return sum(self(part) for part in parts)
-            case Product(factors):
-                return prod(self(factor) for factor in factors)
-            case Fixed(size):
-                return size
+            case Channels():
+                return self.groups.get(axis.group, axis.size)
+            case Spatial():
+                return self.spatial[axis.index]
+            case Window():
+                return window_size(self(axis.source), axis.stride, axis.offset, axis.ceil)
+            case Concat():
+                return sum(self(part) for part in axis.pieces)
+            case Product():
+                return prod(self(factor) for factor in axis.factors)
+            case _:
+                return axis.size
 
 
-def leaves(axis: Axis) -> set[Axis]:
-    """The channel groups, spatial inputs and batch that an axis depends on."""
-    match axis:
-        case Fixed():
-            return set()
-        case Batch() | Channels() | Spatial():
-            return {axis}
-        case Window(source):
-            return leaves(source)
-        case Concat(parts) | Product(parts):
-            return set().union(*(leaves(part) for part in parts))
-
-
-def groups_of(axes: Sequence[Axis]) -> frozenset[int]:
+def groups_of(axes: Iterable[Axis]) -> frozenset[int]:
     """The channel groups that the axes depend on."""
-    return frozenset(leaf.group for axis in axes for leaf in leaves(axis) if isinstance(leaf, Channels))
+    return frozenset().union(*(axis.groups for axis in axes))
 
 
-def spatial_in(axes: Sequence[Axis]) -> bool:
+def spatial_in(axes: Iterable[Axis]) -> bool:
     """Whether any of the axes depends on the resolution."""
-    return any(isinstance(leaf, Spatial) for axis in axes for leaf in leaves(axis))
+    return any(axis.spatial for axis in axes)
 
 
 def surviving(axis: Axis, channels: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -145,15 +172,15 @@ def surviving(axis: Axis, channels: Mapping[int, np.ndarray]) -> np.ndarray:
     Groups that are not named keep all. Positions along axes that depend on the resolution are those of the full size.
     """
     match axis:
-        case Channels(group, size):
-            return np.asarray(channels.get(group, np.arange(size)))
-        case Concat(parts):
-            offsets = np.cumsum([0, *(part.size for part in parts)])
-            pieces = [surviving(part, channels) + offset for part, offset in zip(parts, offsets, strict=False)]
-            return np.concatenate(pieces)
-        case Product(factors):
+        case Channels():
+            return np.asarray(channels.get(axis.group, np.arange(axis.size)))
+        case Concat():
+            offsets = np.cumsum([0, *(piece.size for piece in axis.pieces)])
+            kept = [surviving(piece, channels) + offset for piece, offset in zip(axis.pieces, offsets, strict=False)]
+            return np.concatenate(kept)
+        case Product():
             positions = np.zeros(1, dtype=np.int64)
-            for factor in factors:
+            for factor in axis.factors:
                 inner = surviving(factor, channels)
                 positions = (positions[:, None] * factor.size + inner[None, :]).reshape(-1)
             return positions

@@ -127,38 +127,47 @@ class DimPool:
 
 
 class AxisTable:
-    """Freezes dims into axes; equal roots give the same channel group."""
+    """Freezes dims into axes. Equal expressions are one object; every free root is one channel group."""
 
     def __init__(self) -> None:
         self.groups: dict[int, int] = {}
         self._known: dict[int, ax.Axis] = {}
-        self._roots: list[Dim] = []
+        self._roots: list[Dim] = []  # keeps ids unique
+        self._interned: dict[tuple[object, ...], ax.Axis] = {}
 
     def axis(self, dim: Dim) -> ax.Axis:
         """The frozen expression of a dimension."""
         root = dim.root
         if id(root) not in self._known:
-            self._roots.append(root)  # keeps ids unique
+            self._roots.append(root)
             self._known[id(root)] = self._freeze(root)
         return self._known[id(root)]
 
     def _freeze(self, root: Dim) -> ax.Axis:
-        form = root.form
+        form, size = root.form, root.size
         if form is None:
             group = len(self.groups)
-            self.groups[group] = root.size
-            return ax.Channels(group, root.size)
-        match form.kind:
-            case "fixed":
-                return ax.Fixed(root.size)
-            case "batch":
-                return ax.Batch(root.size)
-            case "spatial":
-                return ax.Spatial(form.attributes[0], root.size)
-            case "window":
-                stride, offset, ceil = form.attributes
-                return ax.Window(self.axis(form.parts[0]), stride, offset, bool(ceil), root.size)
-            case "concat":
-                return ax.Concat(tuple(self.axis(p) for p in form.parts), root.size)
-            case _:
-                return ax.Product(tuple(self.axis(p) for p in form.parts), root.size)
+            self.groups[group] = size
+            return ax.Channels(size, group)
+        parts = tuple(self.axis(part) for part in form.parts)
+        key = (form.kind, size, form.attributes, *parts)
+        if key not in self._interned:
+            self._interned[key] = _expression(form, size, parts)
+        return self._interned[key]
+
+
+def _expression(form: Form, size: int, parts: tuple[ax.Axis, ...]) -> ax.Axis:
+    match form.kind:
+        case "fixed":
+            return ax.Fixed(size)
+        case "batch":
+            return ax.Batch(size)
+        case "spatial":
+            return ax.Spatial(size, form.attributes[0])
+        case "window":
+            stride, offset, ceil = form.attributes
+            return ax.Window(size, parts[0], stride, offset, bool(ceil))
+        case "concat":
+            return ax.Concat(size, parts)
+        case _:
+            return ax.Product(size, parts)

@@ -33,7 +33,7 @@ class AxisMap:
 
 
 def _has_batch(axis: ax.Axis) -> bool:
-    return any(isinstance(leaf, ax.Batch) for leaf in ax.leaves(axis))
+    return any(isinstance(leaf, ax.Batch) for leaf in axis.leaves)
 
 
 def propagate(graph: Graph, tensors: Tensors) -> AxisMap:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from tailor_ir.axes import Channels, Sizes, Spatial, Window, leaves
+from tailor_ir.axes import Channels, Sizes, Spatial, Window
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph
 from tailor_ir.propagate import AxisMap
-from tailor_ir.regions import Block, Regions, Stage, carriers_of, hidden_groups
+from tailor_ir.regions import Block, Regions, Stage, hidden_groups
 from tailor_ir.space import Choice, Depth, Expansion, Space, Variable, Width
 
 AUTO = "auto"
@@ -160,7 +160,7 @@ class Proposal:
             return f"not a multiple of the patch size {self._patch()}"
         sizes = Sizes(groups={}, spatial=(size, size), batch=1)
         for axes in self.axis_map.axes.values():
-            if any(leaves(axis) and sizes(axis) < 1 for axis in axes):
+            if any(sizes(axis) < 1 for axis in axes):
                 return "leaves no position in some layer"
         if any(sizes(a) != sizes(b) for a, b in self.axis_map.equal_sizes):
             return "two branches would differ in size"
@@ -242,7 +242,7 @@ class Proposal:
     def _expansion(
         self, stage: Stage, index: int, block: Block, depth: Depth | None, positions: Mapping[int, int]
     ) -> Expansion | None:
-        groups = hidden_groups(block, self.axis_map, carriers_of(self.graph, self.axis_map))
+        groups = hidden_groups(block, self.axis_map, self.regions.carriers)
         if not groups:
             return None
         full = max(self.axis_map.groups[g] for g in groups)

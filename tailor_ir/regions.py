@@ -55,6 +55,7 @@ class Regions:
     blocks: tuple[Block, ...]
     stages: tuple[Stage, ...]
     stem: tuple[Block, ...]
+    carriers: Mapping[int, frozenset[str]]  # channel group -> the computed values that have it
 
 
 def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
@@ -78,6 +79,7 @@ def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
         blocks=tuple(blocks),
         stages=tuple(Stage(name=f"stage.{i}", blocks=tuple(run)) for i, run in enumerate(stages, start=1)),
         stem=tuple(blocks[:first]),
+        carriers=carriers,
     )
 
 
@@ -238,10 +240,10 @@ def hidden_groups(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozen
 
 
 def _in_product(axis: Axis, group: int) -> bool:
-    return isinstance(axis, Product) and group in groups_of([axis])
+    return isinstance(axis, Product) and group in axis.groups
 
 
 def _over_positions(axes: Sequence[Axis], group: int) -> bool:
     """Not a pooled descriptor: the value has the group at every position of an image or a sequence."""
-    others = [axis for axis in axes if group not in groups_of([axis]) and not isinstance(axis, Batch)]
+    others = [axis for axis in axes if group not in axis.groups and not isinstance(axis, Batch)]
     return not others or spatial_in(others) or any(axis.size > 1 for axis in others)

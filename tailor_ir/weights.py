@@ -28,14 +28,14 @@ class Grid:
 
 def find_grid(axes: Sequence[ax.Axis]) -> Grid | None:
     """The position grid of a parameter; None when its spatial axes have another form."""
-    spatial = [i for i, axis in enumerate(axes) if ax.spatial_in([axis])]
+    spatial = [i for i, axis in enumerate(axes) if axis.spatial]
     if len(spatial) == 2 and spatial[1] == spatial[0] + 1:
         return Grid(spatial[0], 0, 0, axes[spatial[0]], axes[spatial[1]], separate=True)
     if len(spatial) != 1:
         return None
     axis = axes[spatial[0]]
-    parts = axis.parts if isinstance(axis, ax.Concat) else (axis,)
-    grids = [i for i, part in enumerate(parts) if ax.spatial_in([part])]
+    parts = axis.pieces if isinstance(axis, ax.Concat) else (axis,)
+    grids = [i for i, part in enumerate(parts) if part.spatial]
     if len(grids) != 1 or any(not isinstance(p, ax.Fixed) for i, p in enumerate(parts) if i != grids[0]):
         return None
     product = parts[grids[0]]
@@ -53,7 +53,7 @@ def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> Cut | None:
     if grid is not None and (sizes(grid.height), sizes(grid.width)) != (grid.height.size, grid.width.size):
         steps.append(_resampler(grid, sizes))
     for dim, axis in enumerate(axes):
-        if ax.groups_of([axis]) and sizes(axis) != axis.size:
+        if axis.groups and sizes(axis) != axis.size:
             steps.append(_selector(dim, axis, sizes))
     if not steps:
         return None
@@ -91,7 +91,7 @@ class _Positions:
 def _selector(dim: int, axis: ax.Axis, sizes: ax.Sizes) -> Cut:
     if isinstance(axis, ax.Channels):
         return _Prefix(dim, sizes(axis))
-    kept = {leaf.group: np.arange(sizes(leaf)) for leaf in ax.leaves(axis) if isinstance(leaf, ax.Channels)}
+    kept = {leaf.group: np.arange(sizes(leaf)) for leaf in axis.leaves if isinstance(leaf, ax.Channels)}
     return _Positions(dim, torch.from_numpy(ax.surviving(axis, kept)))
 
 
@@ -127,7 +127,7 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
         if len(axes) < 2:
             continue
         for dim, axis in enumerate(axes):
-            if axis == ax.Channels(group, axis_map.groups[group]):
+            if isinstance(axis, ax.Channels) and axis.group == group:
                 others = [d for d in range(len(axes)) if d != dim]
                 score += tensors[name].abs().double().sum(others).numpy()
     return score
@@ -139,7 +139,7 @@ def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Seq
     result = dict(tensors)
     for name, tensor in tensors.items():
         for dim, axis in enumerate(axis_map.axes.get(name, ())):
-            if ax.groups_of([axis]) & order.keys():
+            if axis.groups & order.keys():
                 positions = torch.from_numpy(ax.surviving(axis, order))
                 tensor = tensor.index_select(dim, positions)
         result[name] = tensor
