@@ -17,9 +17,7 @@ def pareto_mask(latency_ms: Values, accuracy: Values) -> NDArray[np.bool_]:
     return mask
 
 
-def hypervolume(
-    latency_ms: Values, accuracy: Values, *, reference_ms: float, reference_accuracy: float
-) -> float:
+def hypervolume(latency_ms: Values, accuracy: Values, *, reference_ms: float, reference_accuracy: float) -> float:
     """Exact area that the points dominate up to the reference (slow, inaccurate) corner [ms × fraction].
 
     Points that are slower or less accurate than the reference add nothing.

@@ -74,9 +74,7 @@ def _ranked(problem: Problem, codes: Codes) -> tuple[Codes, Scores]:
     return codes[order], scores.take(order)
 
 
-def _children(
-    problem: Problem, parents: Codes, n: int, settings: Settings, rng: np.random.Generator
-) -> Codes:
+def _children(problem: Problem, parents: Codes, n: int, settings: Settings, rng: np.random.Generator) -> Codes:
     """n canonical children (n, V): mutations first, then uniform crossovers."""
     mutated = round(settings.mutation_share * n)
     variables = parents.shape[1]
@@ -87,9 +85,7 @@ def _children(
     return problem.space.canonical_codes(np.where(rng.random((n, variables)) < share, other, mother))
 
 
-def repair(
-    problem: Problem, codes: Codes, budget_ms: float, fastest: Codes, rng: np.random.Generator
-) -> Codes:
+def repair(problem: Problem, codes: Codes, budget_ms: float, fastest: Codes, rng: np.random.Generator) -> Codes:
     """Make codes (n, V) feasible: a too slow row moves random variables stepwise towards `fastest`."""
     codes = codes.copy()
     slow = np.flatnonzero(problem.evaluate(codes).latency_ms > budget_ms)

@@ -15,14 +15,12 @@ class Settings(BaseModel):
     budgets_ms: tuple[Budget, ...] | None = Field(
         None,
         min_length=1,
-        description="latency budgets; null: `budget_count` from the fastest SubNet to the largest",
+        description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
     )
     budget_count: int = Field(12, ge=10, le=1000)
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
-    mutation_share: float = Field(
-        0.5, ge=0, le=1, description="children made by mutation; the rest by crossover"
-    )
+    mutation_share: float = Field(0.5, ge=0, le=1, description="children made by mutation; the rest by crossover")
     mutation_probability: float = Field(0.1, gt=0, le=1, description="per variable of a mutated child")
     generations: int = Field(200, ge=1)
     plateau: int = Field(25, ge=1, description="stop after this many generations without improvement")

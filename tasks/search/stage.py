@@ -30,10 +30,14 @@ def find_winners(
     UserError when a budget is below the fastest SubNet, before anything is searched.
     """
     quickest = fastest(problem, rng)
-    ends = np.concatenate([quickest[None], problem.space.canonical_codes(problem.largest[None])])
-    fastest_ms, largest_ms = problem.evaluate(ends).latency_ms
-    budgets_ms = _budgets(settings, fastest_ms, largest_ms, device)
+    if settings.budgets_ms is not None:
+        _refuse_infeasible(settings.budgets_ms, problem.evaluate(quickest[None]).latency_ms[0], device)
     starts = beam_descent(problem, settings.beam_width).codes
+    if settings.budgets_ms is None:
+        starts = np.concatenate([starts, _best(problem, starts, quickest, settings, rng)])
+        budgets_ms = _ladder(*problem.evaluate(np.stack([quickest, starts[-1]])).latency_ms, settings.budget_count)
+    else:
+        budgets_ms = sorted(set(settings.budgets_ms))
     winners: list[Winner] = []
     with progress.bar(f"search {device}", len(budgets_ms)) as bar:
         for budget_ms in budgets_ms:
@@ -44,19 +48,26 @@ def find_winners(
     return budgets_ms, winners, quickest
 
 
-def _budgets(settings: Settings, fastest_ms: float, largest_ms: float, device: str) -> list[float]:
-    if settings.budgets_ms is None:
-        ladder_ms = np.geomspace(fastest_ms, max(largest_ms, fastest_ms), settings.budget_count)
-        return [_round_up(budget_ms) for budget_ms in ladder_ms.tolist()]
-    budgets_ms = sorted(set(settings.budgets_ms))
-    if budgets_ms[0] < fastest_ms:
+def _refuse_infeasible(budgets_ms: Sequence[float], fastest_ms: float, device: str) -> None:
+    if min(budgets_ms) < fastest_ms:
         raise UserError(
             "search.budgets_ms",
-            f"{budgets_ms[0]:g} ms is below the fastest SubNet, predicted {fastest_ms:.4g} ms on '{device}'",
+            f"{min(budgets_ms):g} ms is below the fastest SubNet, predicted {fastest_ms:.4g} ms on '{device}'",
             allowed=f"{fastest_ms:.4g} ms and more",
             next_step="raise the budget or give the space smaller choices",
         )
-    return list(budgets_ms)
+
+
+def _best(problem: Problem, starts: Codes, quickest: Codes, settings: Settings, rng: np.random.Generator) -> Codes:
+    """Code (1, V) of the best SubNet that is no slower than the largest."""
+    ends = np.stack([quickest, problem.space.canonical_codes(problem.largest[None])[0]])
+    return search(problem, problem.evaluate(ends).latency_ms.max(), starts, quickest, settings, rng).code[None]
+
+
+def _ladder(fastest_ms: float, best_ms: float, count: int) -> list[float]:
+    """Budgets [ms] at equal ratios; above the best SubNet's latency all would have the same winner."""
+    ladder_ms = np.geomspace(fastest_ms, max(best_ms, fastest_ms), count)
+    return sorted({_round_up(budget_ms) for budget_ms in ladder_ms.tolist()})
 
 
 def _round_up(value: float, digits: int = 4) -> float:
@@ -135,9 +146,7 @@ def _baseline(net: Any, problem: Problem) -> list[dict[str, Any]]:
     return rows
 
 
-def _hypervolume(
-    scores: Scores, fastest_row: dict[str, Any], largest_row: dict[str, Any]
-) -> dict[str, float]:
+def _hypervolume(scores: Scores, fastest_row: dict[str, Any], largest_row: dict[str, Any]) -> dict[str, float]:
     """Area under the front; reference corner: the largest SubNet's latency, the fastest SubNet's accuracy."""
     corner = {
         "reference_ms": largest_row["predicted_ms"],
