@@ -28,14 +28,10 @@ from tailor_ir.weights import sort_channels
 class SuperNet:
     """A network whose SubNets share its weights. Made by `compile` or `load`."""
 
-    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None, *, sort: bool) -> None:
+    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
         axis_map = propagate(graph, tensors)
         regions = find_regions(graph, axis_map)
         space = propose(graph, axis_map, regions, wish)
-        if sort:
-            groups = [w.group for w in space.widths if w.group is not None and w.variable is not None]
-            groups += [g for e in space.expansions for g in e.groups]
-            tensors = sort_channels(graph, tensors, axis_map, groups)
         self._wish = wish
         self.elastic = Elastic(graph, tensors, axis_map, regions, space)
 
@@ -53,6 +49,19 @@ class SuperNet:
     def min_config(self) -> Config:
         """The smallest SubNet."""
         return self.space.min_config
+
+    def sort_channels(self) -> None:
+        """Put the channels of every elastic group in falling importance (L1), so that SubNets keep the important ones.
+
+        The function stays the same up to rounding. Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
+        """
+        groups = [w.group for w in self.space.widths if w.group is not None and w.variable is not None]
+        groups += [g for e in self.space.expansions for g in e.groups]
+        elastic = self.elastic
+        sorted_tensors = sort_channels(elastic.graph, elastic.tensors(), elastic.axis_map, groups)
+        with torch.no_grad():
+            for name, tensor in sorted_tensors.items():
+                elastic.tensor(name).copy_(tensor)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int = 1) -> tuple[int, ...]:
         """(B, C, H, W) of a SubNet's input."""
@@ -135,10 +144,10 @@ def compile(
     else:
         graph, tensors = import_onnx(load_onnx(Path(model)))
     graph, tensors = simplify(graph, tensors)
-    return SuperNet(graph, tensors, space, sort=True)
+    return SuperNet(graph, tensors, space)
 
 
 def load(path: str | Path) -> SuperNet:
     """Read a SuperNet that `SuperNet.save` wrote."""
     graph, tensors, wish = storage.load(Path(path))
-    return SuperNet(graph, tensors, wish, sort=False)
+    return SuperNet(graph, tensors, wish)

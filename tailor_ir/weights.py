@@ -136,9 +136,9 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
 def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
     """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
     order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
-    result = dict(tensors)
+    result: Tensors = {}
     for name, tensor in tensors.items():
-        for dim, axis in enumerate(axis_map.axes.get(name, ())):
+        for dim, axis in enumerate(axis_map.axes[name]):
             if axis.groups & order.keys():
                 positions = torch.from_numpy(ax.surviving(axis, order))
                 tensor = tensor.index_select(dim, positions)
