@@ -1,0 +1,106 @@
+"""The command line's words: commands, flags, help. Nothing heavy is imported here."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.errors import UserError
+
+COMMANDS = {
+    "run": "the whole pipeline: any DNN, any device, the best SubNet for every budget",
+    "compile": "make a SuperNet of the network",
+    "finetune": "… and train it",
+    "enumerate": "list every unique operator of all SubNets",
+    "profile": "… and measure each on the devices",
+    "predict": "build and check the latency and accuracy predictors",
+    "search": "… and find the best SubNet for every latency budget",
+    "export": "… and write, check and measure their ONNX and NCNN files",
+    "report": "… and write report.html (the same as run)",
+    "adapt": "an existing SuperNet to other devices: supernet=FOLDER device=[…]",
+    "agent": "the device-side service; see 'autotailor agent --help'",
+}
+
+EXAMPLES = """\
+examples:
+  autotailor run
+  autotailor run model=timm model.name=resnet26 device=[ncnn] search.budgets_ms=[1,2] finetune.epochs=3 output_dir=runs/a
+  autotailor run +preset=quick
+  autotailor run model=onnx model.path=net.onnx data=imagefolder data.path=photos
+  autotailor run device=[remote] device.remote.agent=http://board:8750 device.remote.token_file=token
+  autotailor run --multirun finetune.epochs=2,4 +preset=quick
+  autotailor search search.budgets_ms=[1,2,4] --json winners.json
+  autotailor adapt supernet=outputs/supernet device=[ncnn]
+
+Every command first completes the stages that it needs; stages that are complete under the same settings, inputs and
+code are not repeated. After an interruption the same command goes on. Exit code 0, 2 for bad input, 130 for Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """One command as given."""
+
+    command: str
+    overrides: tuple[str, ...]
+    json: Path | None
+    multirun: bool
+    config_folder: Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", message, next_step="see 'autotailor --help'")
+
+
+def general_help() -> str:
+    """Commands, groups with their options, flags and examples."""
+    from flows.groups import config_groups
+
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
+    groups = "\n".join(f"  {group:{width}}{', '.join(options)}" for group, options in config_groups().items())
+    return (
+        "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER]\n\n"
+        f"commands:\n{commands}\n\n"
+        f"groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE):\n{groups}\n\n"
+        "flags:\n"
+        "  --json FILE          write the result as JSON\n"
+        "  --multirun           run every combination of comma choices (KEY=a,b)\n"
+        "  --config-dir FOLDER  more options for the groups, as in conf/: FOLDER/device/board.yaml\n\n"
+        f"{EXAMPLES}\n"
+    )
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Arguments of every command but `agent`. UserError for an unknown command or flag."""
+    from flows.groups import nearest
+
+    command, rest = argv[0], argv[1:]
+    if command not in COMMANDS:
+        hint = nearest(command, COMMANDS) or "see 'autotailor --help'"
+        raise UserError(f"command '{command}'", "is unknown", allowed=", ".join(COMMANDS), next_step=hint)
+    parser = _Parser(prog=f"autotailor {command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-dir", type=Path)
+    found = parser.parse_intermixed_args(rest)
+    arguments = Arguments(command, tuple(found.overrides), found.json, found.multirun, found.config_dir)
+    _check_paths(arguments)
+    return arguments
+
+
+def _check_paths(arguments: Arguments) -> None:
+    if arguments.config_folder and not arguments.config_folder.is_dir():
+        raise UserError(
+            "--config-dir",
+            f"'{arguments.config_folder}' is not a folder",
+            next_step="make it or leave it out",
+        )
+    if arguments.json and not arguments.json.resolve().parent.is_dir():
+        raise UserError(
+            "--json", f"folder '{arguments.json.resolve().parent}' does not exist", next_step="make it first"
+        )
+    if arguments.json and arguments.json.is_dir():
+        raise UserError("--json", f"'{arguments.json}' is a folder", allowed="a file")

@@ -1,0 +1,86 @@
+"""`autotailor`: the command line. Composes and validates first, imports heavy libraries only for a valid command."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.arguments import Arguments, general_help, parse
+from tasks.errors import UserError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0, 2 with one line for bad input, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["agent"]:
+        from profiling_agents.cli import main as agent
+
+        return agent(words[1:])
+    if not words or "--help" in words or "-h" in words:
+        print(general_help(), end="")
+        return 0
+    try:
+        return _execute(parse(words))
+    except UserError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _refuse(error: Exception) -> int:
+    print(f"autotailor: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _execute(arguments: Arguments) -> int:
+    from flows.compose import split_sweep
+
+    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
+    configs = [_config(arguments, overrides) for overrides in sweep]
+
+    from flows.environment import prepare
+
+    prepare(quiet=True)
+
+    from flows.commands import USERS_ERRORS, execute, execute_sweep
+
+    try:
+        if arguments.multirun:
+            result: Any = execute_sweep(arguments.command, list(zip(sweep, configs, strict=True)))
+        else:
+            result = execute(arguments.command, configs[0])
+    except USERS_ERRORS as error:
+        return _refuse(error)
+    if arguments.json:
+        _write(arguments.json, result)
+    return 0
+
+
+def _config(arguments: Arguments, overrides: Sequence[str]) -> Any:
+    from flows.compose import compose_config
+
+    root = "adapt" if arguments.command == "adapt" else "config"
+    config = compose_config(root, overrides, arguments.config_folder)
+
+    from flows.config import AdaptConfig, RunConfig
+    from flows.validate import validate
+
+    return validate(AdaptConfig if arguments.command == "adapt" else RunConfig, config)
+
+
+def _write(path: Path, result: Any) -> None:
+    from tasks.artifacts import write_bytes
+
+    try:
+        write_bytes(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise UserError("--json", f"'{path}' cannot be written ({error.strerror})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

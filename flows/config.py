@@ -1,0 +1,140 @@
+"""The validated configuration of a run: the stages' own settings, devices, tracking and the output folder.
+
+As the parameter of a flow it is a form in the Prefect UI.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from profiling_agents.messages import MeasureSettings, one_line
+from tasks.base import Settings as BaseSettings
+from tasks.data.settings import DataSettings
+from tasks.export import Settings as ExportSettings
+from tasks.finetune.settings import Settings as FinetuneSettings
+from tasks.models import ModelSettings
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.profile import Settings as ProfileSettings
+from tasks.report.settings import Settings as ReportSettings
+from tasks.search.settings import Settings as SearchSettings
+
+KINDS = ("depth", "width_mult", "expand_ratio")
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _selectors(space: Any) -> Any:
+    """Nested names joined with dots; a bare kind ("depth") stands for all variables of it ("*.depth")."""
+    if not isinstance(space, Mapping):
+        return space
+    return {f"*.{name}" if name in KINDS else name: choices for name, choices in _leaves(space, "")}
+
+
+def _leaves(space: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in space.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+Space = Annotated[dict[str, tuple[int | float, ...] | Literal["auto"]], BeforeValidator(_selectors)]
+
+
+class DeviceProfile(BaseModel):
+    """One device: an agent at `agent`, or (null) one that is started on this machine for the time of the run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["ncnn", "onnxruntime"]
+    threads: int = Field(default=1, ge=1, le=256)
+    agent: str | None = Field(
+        default=None, pattern=r"^https?://[^\s/]+/?$", description="http(s)://host:port; null: start one here"
+    )
+    token_file: Path | None = None
+    token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
+    ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
+    measure: dict[str, float] = Field(default={}, description="what differs from profile.measure on this device")
+
+    @model_validator(mode="after")
+    def _token_for_a_remote_agent(self) -> Self:
+        given = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
+        if self.agent and len(given) != 1:
+            raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
+        if not self.agent and given:
+            raise ValueError(f"an agent that is started here makes its own token; leave {given[0]} out")
+        return self
+
+
+class TrackingSettings(BaseModel):
+    """Where MLflow keeps runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uri: str | None = Field(default=None, min_length=1, description="null: sqlite in the output folder")
+    experiment: str = Field(default="autotailor", min_length=1)
+
+
+class CommonConfig(BaseModel):
+    """What every run has: data, devices, and the settings of the stages from profiling to the report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: DataSettings = DataSettings()
+    device: dict[DeviceName, DeviceProfile] = Field(min_length=1)
+    profile: ProfileSettings = ProfileSettings()
+    predict: PredictSettings = PredictSettings()
+    search: SearchSettings = SearchSettings()
+    export: ExportSettings = ExportSettings()
+    report: ReportSettings = ReportSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    output_dir: Path = Path("outputs")
+
+    @model_validator(mode="after")
+    def _measure_settings_are_valid(self) -> Self:
+        for name in self.device:
+            try:
+                self.profile_of(name)
+            except ValidationError as error:
+                raise ValueError(f"device.{name}.measure: {one_line(error)}") from error
+        return self
+
+    def profile_of(self, device: str) -> ProfileSettings:
+        """The profile settings of one device, with what its own profile changes."""
+        measure = self.profile.measure.model_dump() | self.device[device].measure
+        return self.profile.model_copy(update={"measure": MeasureSettings.model_validate(measure)})
+
+
+class AdaptConfig(CommonConfig):
+    """Adapting an existing SuperNet to devices: enumerate, profile, predict, search, export, report."""
+
+    supernet: Path = Field(description="folder of a trained SuperNet")
+
+    @property
+    def name(self) -> str:
+        """How runs are called."""
+        return f"adapt-{self.data.kind}"
+
+
+class RunConfig(CommonConfig):
+    """The whole pipeline, from a network to files for every device."""
+
+    model: ModelSettings = ModelSettings()
+    space: Space = Field(default={}, description="variable name or pattern -> choices or 'auto'; empty: propose all")
+    base: BaseSettings = BaseSettings()
+    finetune: FinetuneSettings = FinetuneSettings()
+
+    @property
+    def name(self) -> str:
+        """How runs and registered models are called: the network and its data."""
+        return f"{self.model.name.replace('/', '-').replace(':', '-')}-{self.data.kind}"

@@ -1,0 +1,90 @@
+"""The devices of one run: agents elsewhere are reached, agents on this machine are started at first need."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from flows.config import DeviceProfile
+from flows.locks import only_user
+from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.messages import AgentError, Capabilities
+from tasks.errors import UserError
+
+
+class Devices:
+    """Clients by device name. Use as a context: agents that were started here end with it."""
+
+    def __init__(self, profiles: Mapping[str, DeviceProfile]) -> None:
+        self.profiles = dict(profiles)
+        self._agents = ExitStack()
+        self._clients: dict[str, AgentClient] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Devices":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._agents.close()
+
+    def client(self, name: str) -> AgentClient:
+        """The device's client, the same one for all stages and threads."""
+        with self._lock:
+            if name not in self._clients:
+                self._clients[name] = self._connect(name)
+            return self._clients[name]
+
+    def capabilities(self, name: str) -> Capabilities:
+        """What the device says of itself; UserError when it is not what its profile says."""
+        found, profile = self.client(name).capabilities(), self.profiles[name]
+        for field in ("backend", "threads"):
+            wanted, got = getattr(profile, field), getattr(found, field)
+            if wanted != got:
+                hint = f"set device.{name}.{field}={got} or start the agent with {wanted}"
+                raise UserError(f"device.{name}.{field}", f"profile says {wanted}, agent has {got}", next_step=hint)
+        return found
+
+    def fingerprint(self, name: str) -> str:
+        """What makes measurements comparable: the device's own fingerprint; checked against the profile."""
+        return self.capabilities(name).fingerprint
+
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[AgentClient]:
+        """The device's client, its lease held, with no other run of this machine on that device.
+
+        After an AgentError the next use connects anew.
+        """
+        profile = self.profiles[name]
+        with only_user(profile.agent or profile.backend):
+            try:
+                client = self.client(name)
+                with client.lease():
+                    yield client
+            except AgentError:
+                with self._lock:
+                    self._clients.pop(name, None)
+                raise
+
+    def _connect(self, name: str) -> AgentClient:
+        profile = self.profiles[name]
+        if profile.agent:
+            client = AgentClient(profile.agent, _token(name, profile), ca_file=profile.ca_file)
+            return self._agents.enter_context(client)
+        return self._agents.enter_context(local_agent(backend=profile.backend, threads=profile.threads))
+
+
+def _token(name: str, profile: DeviceProfile) -> str:
+    where = f"device.{name}.token_file" if profile.token_file else f"device.{name}.token_env"
+    if profile.token_file:
+        try:
+            token = profile.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"'{profile.token_file}' cannot be read"
+            raise UserError(where, reason, next_step="copy the token file of the agent here") from error
+    else:
+        assert profile.token_env is not None
+        token = os.environ.get(profile.token_env, "").strip()
+    if not token:
+        source = f"'{profile.token_file}' is empty" if profile.token_file else f"${profile.token_env} is not set"
+        raise UserError(where, source, next_step="put the agent's token there")
+    return token

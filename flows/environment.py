@@ -1,0 +1,50 @@
+"""Where the project keeps what is not an output (Prefect's home, device locks), and how its libraries behave.
+
+Call `prepare` before the first import of Prefect or MLflow: both read their settings from the environment.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from tasks.errors import UserError
+
+SERVER_START_SECONDS = 90
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for this project, made when absent: $XDG_CACHE_HOME/autotailor or ~/.cache/autotailor."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "autotailor"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError(
+            f"cache folder '{folder}'", reason, next_step="set XDG_CACHE_HOME to a folder you own"
+        ) from error
+
+
+def prepare(*, quiet: bool) -> None:
+    """Project defaults for Prefect and MLflow; whatever the user has set in the environment stays.
+
+    quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
+    """
+    defaults = {
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(SERVER_START_SECONDS),
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+    }
+    if "PREFECT_HOME" not in os.environ and "PREFECT_API_URL" not in os.environ:
+        defaults["PREFECT_HOME"] = str(cache_folder() / "prefect")
+    if quiet:
+        defaults["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+        defaults["PREFECT_SERVER_LOGGING_LEVEL"] = "CRITICAL"
+        defaults["MLFLOW_LOGGING_LEVEL"] = "WARNING"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

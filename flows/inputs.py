@@ -1,0 +1,54 @@
+"""What the user brings, as parts of a stage's key: content where it can be hashed quickly, names never."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import digest_of
+from tasks.data.settings import DataSettings
+from tasks.models import ModelSettings
+
+
+def data_key(settings: DataSettings) -> dict[str, Any]:
+    """The data settings that decide the images; files count by relative name, size and time of change."""
+    key = settings.model_dump(mode="json", exclude={"path", "workers"})
+    return {**key, "files": _listing(settings.path)} if settings.path else key
+
+
+def _listing(root: Path) -> str:
+    rows = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(folder) / name
+            status = file.stat()
+            rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
+    return digest_of(rows)
+
+
+def model_key(settings: ModelSettings) -> dict[str, Any]:
+    """The model settings; the ONNX file, the checkpoint and the callable's source count by content."""
+    key = settings.model_dump(mode="json", exclude={"path", "checkpoint"})
+    files = {name: digest_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
+    if settings.kind == "callable" and (source := _source(settings.name)):
+        files["source"] = digest_of(source)
+    return {**key, "files": files}
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and path.is_file()
+
+
+def _source(name: str) -> Path | None:
+    """The file of `module:function`; None when there is none (making the network says so in one line)."""
+    module = name.split(":")[0]
+    sys.path.append(str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        return None
+    finally:
+        sys.path.pop()
+    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None

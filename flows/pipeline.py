@@ -1,0 +1,34 @@
+"""The flow from a network to files for every device."""
+
+from typing import Any, Literal
+
+from prefect import flow
+
+from flows import stages
+from flows.config import RunConfig
+from flows.session import open_run
+from flows.tailoring import DeviceStage, tailor
+
+StageName = Literal["compile", "finetune"] | DeviceStage
+TRAINED = ("finetune", "predict", "search", "export", "report")
+
+
+@flow(name="autotailor", flow_run_name="{config.name}", persist_result=False)
+def pipeline(config: RunConfig, until: StageName = "report") -> dict[str, Any]:
+    """Compile, fine-tune, enumerate, profile, predict, search, export, report: up to and including `until`.
+
+    Stages that are complete in the output folder under the same settings, inputs and code are not repeated.
+    """
+    with open_run(config, until) as run:
+        base = None if config.model.kind == "onnx" else stages.base(run, config)
+        compiled = stages.compile(run, config, base)
+        if until == "compile":
+            return run.results(compiled)
+        tuned = stages.finetune(run, config, compiled) if until in TRAINED else None
+        if until == "finetune":
+            assert tuned is not None
+            return run.results(tuned)
+        supernet = compiled.folder / stages.SUPERNET
+        trained = tuned.folder / stages.SUPERNET if tuned else supernet
+        training = {output.stage: output.folder for output in (base, tuned) if output}
+        return tailor(run, config, supernet, trained, until, training)

@@ -1,0 +1,249 @@
+"""The stages as Prefect tasks: one per stage and per device; a body is one call into `tasks`.
+
+Results live in our own store and are found there by key, so Prefect neither persists nor caches anything. Only stages
+that talk to an agent are retried, with back-off; what they have measured stays, so a retry goes on.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import State
+from prefect.tasks import Task, exponential_backoff
+
+import tasks.base
+import tasks.compile
+import tasks.enumerate
+import tasks.export
+import tasks.finetune
+import tasks.predict.sensitivity
+import tasks.predict.validate
+import tasks.profile
+import tasks.report
+import tasks.search
+from flows.artifacts import publish_report, publish_stage, publish_winners
+from flows.config import CommonConfig, RunConfig
+from flows.inputs import data_key, model_key
+from flows.run import Output, Run, Stage
+from profiling_agents.messages import AgentError
+from tasks.data import load_splits
+from tasks.evaluate import EvaluationData
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.progress import Progress
+
+P = ParamSpec("P")
+R = TypeVar("R")
+RETRIES = 5
+SUPERNET = "supernet"
+NOT_IN_KEY = {"checkpoint_every_s"}
+SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images"}
+
+
+def _is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.data, AgentError)
+
+
+def _stage(name: str, *, agent: bool = False) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A Prefect task that persists nothing; `agent`: one per device, retried when its agent is lost or busy."""
+    retried: dict[str, Any] = {
+        "retries": RETRIES,
+        "retry_delay_seconds": exponential_backoff(backoff_factor=2),
+        "retry_jitter_factor": 0.2,
+        "retry_condition_fn": _is_agents_fault,
+    }
+    return task(name=name, persist_result=False, cache_policy=NO_CACHE, **(retried if agent else {}))
+
+
+def _finish(output: Output) -> Output:
+    publish_stage(output)
+    return output
+
+
+@_stage("base")
+def base(run: Run, config: RunConfig) -> Output:
+    """The base network, trained when it has no weights."""
+    stage = Stage(
+        name="base",
+        modules=("tasks.base", "tasks.finetune.worker"),
+        settings=config.base.model_dump(mode="json", exclude=NOT_IN_KEY),
+        inputs=(model_key(config.model), data_key(config.data)),
+    )
+    return _finish(
+        run.execute(stage, lambda out, progress: tasks.base.run(config.base, config.model, config.data, out, progress))
+    )
+
+
+@_stage("compile")
+def compile(run: Run, config: RunConfig, trained: Output | None) -> Output:
+    """The SuperNet of the network; `trained`: the base stage (an .onnx file has none)."""
+    weights = trained.folder / tasks.base.WEIGHTS_FILE if trained else None
+    stage = Stage(
+        name="compile",
+        modules=("tasks.compile",),
+        settings={"space": dict(config.space)},
+        inputs=(model_key(config.model), data_key(config.data), *([weights] if weights else [])),
+        artifacts=(SUPERNET,),
+    )
+    return _finish(
+        run.execute(stage, lambda out, _: tasks.compile.run(config.model, config.data, weights, config.space, out))
+    )
+
+
+@_stage("finetune")
+def finetune(run: Run, config: RunConfig, compiled: Output) -> Output:
+    """The SuperNet, trained; registered as a model in MLflow."""
+    supernet = compiled.folder / SUPERNET
+    stage = Stage(
+        name="finetune",
+        modules=("tasks.finetune", "tasks.finetune.worker"),
+        settings=config.finetune.model_dump(mode="json", exclude=NOT_IN_KEY),
+        inputs=(data_key(config.data), supernet),
+        artifacts=(SUPERNET, "history.jsonl"),
+        registered=f"autotailor-{config.name}",
+    )
+    return _finish(
+        run.execute(
+            stage,
+            lambda out, progress: tasks.finetune.run(config.finetune, config.data, supernet, out, progress),
+        )
+    )
+
+
+@_stage("enumerate")
+def enumerate(run: Run, supernet: Path) -> Output:
+    """Every unique operator of a SuperNet."""
+    stage = Stage(
+        name="enumerate",
+        modules=("tasks.enumerate",),
+        settings={},
+        inputs=(supernet,),
+        artifacts=(tasks.enumerate.OPERATORS_FILE,),
+    )
+    return _finish(run.execute(stage, lambda out, progress: tasks.enumerate.run(supernet, out, progress)))
+
+
+@_stage("profile", agent=True)
+def profile(run: Run, config: CommonConfig, device: str, enumerated: Output) -> Output:
+    """The look-up table of one device."""
+    settings = config.profile_of(device)
+    stage = Stage(
+        name=f"profile/{device}",
+        modules=("tasks.profile",),
+        settings={"measure": settings.measure.model_dump(mode="json")},
+        inputs=(run.devices.fingerprint(device), enumerated.folder / tasks.enumerate.OPERATORS_FILE),
+        artifacts=(tasks.profile.LUT_FOLDER,),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        with run.devices.exclusive(device) as client:
+            return tasks.profile.run(settings, enumerated.folder, client, out, progress)
+
+    return _finish(run.execute(stage, body))
+
+
+@_stage("sensitivities")
+def sensitivities(run: Run, config: CommonConfig, supernet: Path) -> Output:
+    """The accuracy predictor and its error."""
+    stage = Stage(
+        name="sensitivities",
+        modules=("tasks.predict.sensitivity",),
+        settings=config.predict.model_dump(mode="json", include=SENSITIVITY_SETTINGS),
+        inputs=(data_key(config.data), supernet),
+        artifacts=(tasks.predict.sensitivity.SENSITIVITIES_FILE, tasks.predict.sensitivity.VALIDATION_FILE),
+    )
+    return _finish(
+        run.execute(
+            stage,
+            lambda out, progress: tasks.predict.sensitivity.run(config.predict, config.data, supernet, out, progress),
+        )
+    )
+
+
+@_stage("latency", agent=True)
+def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profiled: Output) -> Output:
+    """The latency predictor of one device and its error on whole SubNets."""
+    stage = Stage(
+        name=f"latency/{device}",
+        modules=("tasks.predict.validate",),
+        settings=config.predict.model_dump(mode="json", exclude={"validation_images", "recalibration_images"}),
+        inputs=(run.devices.fingerprint(device), supernet, profiled.folder / tasks.profile.LUT_FOLDER),
+        artifacts=(tasks.predict.validate.LATENCY_FILE, tasks.predict.validate.VALIDATION_FILE),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        with run.devices.exclusive(device) as client:
+            return tasks.predict.validate.run(config.predict, supernet, profiled.folder, client, out, progress)
+
+    return _finish(run.execute(stage, body))
+
+
+@_stage("search")
+def search(run: Run, config: CommonConfig, device: str, supernet: Path, accuracy: Output, predictor: Output) -> Output:
+    """The best SubNet of one device for every latency budget."""
+    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
+    latency_file = predictor.folder / tasks.predict.validate.LATENCY_FILE
+    stage = Stage(
+        name=f"search/{device}",
+        modules=("tasks.search",),
+        settings=config.search.model_dump(mode="json"),
+        inputs=(supernet, accuracy_file, latency_file),
+        artifacts=(tasks.search.FRONT_FILE,),
+    )
+    output = run.execute(
+        stage,
+        lambda out, progress: tasks.search.run(
+            supernet,
+            LatencyPredictor.load(latency_file),
+            AccuracyPredictor.load(accuracy_file),
+            config.search,
+            out,
+            progress,
+            device=device,
+        ),
+    )
+    publish_winners(device, output.result["winners"])
+    return _finish(output)
+
+
+@_stage("export", agent=True)
+def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: Output) -> Output:
+    """ONNX and NCNN files of the winners of one device, checked and measured there."""
+    stage = Stage(
+        name=f"export/{device}",
+        modules=("tasks.export",),
+        settings=config.export.model_dump(mode="json"),
+        inputs=(
+            run.devices.fingerprint(device),
+            data_key(config.data),
+            supernet,
+            found.folder / tasks.search.FRONT_FILE,
+        ),
+        artifacts=(tasks.export.EXPORTS_FILE,),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        with run.devices.exclusive(device) as client:
+            data = _evaluation_data(config)
+            return tasks.export.run(config.export, supernet, found.folder, data, client, out, progress)
+
+    return _finish(run.execute(stage, body))
+
+
+def _evaluation_data(config: CommonConfig) -> dict[str, EvaluationData]:
+    splits = load_splits(config.data)
+    return {
+        name: EvaluationData(splits[name], splits["train"], recalibration_images=config.predict.recalibration_images)
+        for name in ("validation", "test")
+    }
+
+
+@_stage("report")
+def report(run: Run, config: CommonConfig, sources: tasks.report.Sources, folder: Path) -> dict[str, Any]:
+    """report.html and report.json of this run; made anew each time, it costs about a second."""
+    result = tasks.report.run(sources, config.report, folder)
+    publish_report(folder / tasks.report.PAGE_FILE)
+    return result

@@ -1,0 +1,89 @@
+"""What both flows share: from a SuperNet to checked files for every device, and the report."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect.futures import PrefectFuture, wait
+
+from flows import stages
+from flows.config import AdaptConfig, RunConfig
+from flows.run import Output, Run
+from flows.session import plain_config
+from flows.versions import library_versions
+from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
+
+DeviceStage = Literal["enumerate", "profile", "predict", "search", "export", "report"]
+STOP_SECONDS = 30.0
+
+
+def tailor(
+    run: Run, config: RunConfig | AdaptConfig, compiled: Path, trained: Path, until: str, training: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Stages from enumerate on. compiled, trained: SuperNet folders, equal but for their weights."""
+    enumerated = stages.enumerate(run, compiled)
+    if until == "enumerate":
+        return run.results(enumerated)
+    profiled = _on_devices(run, config, lambda name: stages.profile.submit(run, config, name, enumerated))
+    if until == "profile":
+        return run.results(*profiled.values())
+    accuracy = stages.sensitivities(run, config, trained)
+    latency = _on_devices(run, config, lambda name: stages.latency.submit(run, config, name, compiled, profiled[name]))
+    if until == "predict":
+        return run.results(accuracy, *latency.values())
+    found = _on_devices(
+        run, config, lambda name: stages.search.submit(run, config, name, trained, accuracy, latency[name])
+    )
+    if until == "search":
+        return run.results(*found.values())
+    exported = _on_devices(run, config, lambda name: stages.export.submit(run, config, name, trained, found[name]))
+    if until == "export":
+        return run.results(*exported.values())
+    devices = [
+        DeviceSources(
+            name=name,
+            profile=profiled[name].folder,
+            latency=latency[name].folder,
+            search=found[name].folder,
+            export=exported[name].folder,
+        )
+        for name in config.device
+    ]
+    sources = Sources(
+        model=config.name,
+        data=config.data.kind,
+        supernet=trained,
+        base=training.get("base"),
+        finetune=training.get("finetune"),
+        enumerate=enumerated.folder,
+        sensitivities=accuracy.folder,
+        devices=devices,
+        stages=[output.row() for output in run.outputs],
+        config=plain_config(config),
+        versions=library_versions(),
+    )
+    return _report(run, config, sources)
+
+
+def _on_devices(
+    run: Run, config: RunConfig | AdaptConfig, submit: Callable[[str], PrefectFuture[Output]]
+) -> dict[str, Output]:
+    """One task per device, side by side; the first failure counts once all have ended."""
+    futures = {name: submit(name) for name in config.device}
+    try:
+        wait(list(futures.values()))
+    except KeyboardInterrupt:
+        run.stopped.set()
+        wait(list(futures.values()), timeout=STOP_SECONDS)
+        raise
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _report(run: Run, config: RunConfig | AdaptConfig, sources: Sources) -> dict[str, Any]:
+    """The report in the run's folder, and a copy in the output folder: the latest."""
+    result: dict[str, Any] = stages.report(run, config, sources, run.folder)
+    for name in (PAGE_FILE, DATA_FILE):
+        shutil.copyfile(run.folder / name, config.output_dir / name)
+        run.tracker.client.log_artifact(run.tracker.run_id, str(run.folder / name))
+    return {"report_html": str(config.output_dir / PAGE_FILE), "run": str(run.folder), **result}

@@ -1,0 +1,77 @@
+"""pydantic's complaints as one line: where, what it got, what is allowed, what to do next."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from flows.groups import nearest
+from tasks.errors import UserError
+
+SEE_HELP = "see 'autotailor --help'"
+Model = TypeVar("Model", bound=BaseModel)
+
+ALLOWED = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "finite_number": "a finite number",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "tuple_type": "a list [a,b,…]",
+    "list_type": "a list [a,b,…]",
+    "dict_type": "a mapping {{name: value}}",
+    "model_type": "a mapping {{name: value}}",
+    "literal_error": "{expected}",
+    "too_short": "{min_length} or more entries",
+}
+
+
+def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
+    """`config` as a `model`; UserError names the first fault and counts the others."""
+    try:
+        return model.model_validate(config)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        raise _explain(model, dict(faults[0]), len(faults) - 1) from error
+
+
+def _explain(model: type[BaseModel], fault: dict[str, Any], more: int) -> UserError:
+    where = ".".join(str(part) for part in fault["loc"]) or "config"
+    kind, context = fault["type"], fault.get("ctx", {})
+    others = f" (and {more} more)" if more else ""
+    if kind == "extra_forbidden":
+        options = _options(model, fault["loc"][:-1])
+        hint = nearest(str(fault["loc"][-1]), options) or SEE_HELP
+        return UserError(f"option '{where}'", f"is unknown{others}", allowed=", ".join(options), next_step=hint)
+    if kind == "missing":
+        return UserError(where, f"has no value{others}", next_step=f"give one: {where}=…")
+    if kind == "value_error":
+        return UserError(where, f"{context['error']}{others}", next_step=SEE_HELP)
+    allowed = ALLOWED[kind].format(**context) if kind in ALLOWED else fault["msg"]
+    return UserError(where, f"got {fault['input']!r}{others}", allowed=allowed)
+
+
+def _options(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """Field names of the model at `path`; mapping keys on the way stand for any entry."""
+    current: Any = model
+    for part in path:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            current = current.model_fields[part].annotation if part in current.model_fields else None
+        else:
+            current = next((inner for inner in getattr(current, "__args__", ()) if _is_model(inner)), None)
+    if not _is_model(current):
+        current = next((inner for inner in getattr(current, "__args__", ()) if _is_model(inner)), None)
+    return [*current.model_fields] if current else []
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
