@@ -24,9 +24,7 @@ class Layer:
 
     def renamed(self, names: dict[str, str]) -> "Layer":
         """The same layer with other blob names."""
-        inputs, outputs = (
-            tuple(names.get(blob, blob) for blob in blobs) for blobs in (self.inputs, self.outputs)
-        )
+        inputs, outputs = (tuple(names.get(blob, blob) for blob in blobs) for blobs in (self.inputs, self.outputs))
         return Layer(self.kind, self.name, inputs, outputs, self.parameters)
 
     def line(self) -> str:
@@ -75,14 +73,8 @@ def _weight_counts(layer: Layer) -> tuple[tuple[int, ...], int]:
     """Sizes of the arrays with a flag in front, and of all others together. Other kinds have no weights."""
     number = layer.number
     match layer.kind:
-        case (
-            "Convolution"
-            | "ConvolutionDepthWise"
-            | "Deconvolution"
-            | "DeconvolutionDepthWise"
-            | "Convolution1D"
-        ):
-            return (number(6),), number(0) * number(5)
+        case "Convolution" | "ConvolutionDepthWise" | "Deconvolution" | "DeconvolutionDepthWise" | "Convolution1D":
+            return ((number(6),), number(0) * number(5)) if not number(19) else ((), 0)  # 19: weights are inputs
         case "InnerProduct":
             return (number(2),), number(0) * number(1)
         case "LayerNorm":
