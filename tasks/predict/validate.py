@@ -1,0 +1,100 @@
+"""The device's half of stage "predict": compile the latency predictor, correct it, state its held-out error."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+
+import tailor_ir
+from profiling_agents.client import AgentClient
+from profiling_agents.messages import Measurement
+from tasks.artifacts import write_json
+from tasks.convert import Limits
+from tasks.errors import UserError
+from tasks.lut import Lut
+from tasks.predict.correction import Correction
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.measure import SubNetMeter, validation_configs
+from tasks.predict.settings import Settings
+from tasks.profile import LUT_FOLDER, device_key
+from tasks.progress import Progress
+
+LATENCY_FILE = "latency.json"
+VALIDATION_FILE = "latency_validation.json"
+MEASURED_FILE = "measured_subnets.jsonl"
+FIXED_SUBNETS = 2  # the largest and the smallest are always part of the fit
+
+Values = NDArray[np.float64]
+
+
+def run(
+    settings: Settings, supernet: Path, profile: Path, client: AgentClient, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write the corrected predictor and its validation for one device, whose lease the caller holds.
+
+    `profile` is the folder of the profile stage. UserError: operators without a latency, SubNets that fail.
+    """
+    net = tailor_ir.load(supernet)
+    lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))
+    predictor = LatencyPredictor.compile(net, lut)
+    configs = validation_configs(net, settings.random_subnets, settings.seed)
+    codes = net.space.encode(configs)
+    sums_ms = predictor.sum_ms(codes)
+    limits = Limits(wall_s=settings.conversion_wall_s, memory_mib=settings.conversion_memory_mib)
+    meter = SubNetMeter(net, client, settings.measure, limits)
+    measured = meter.measure(configs, out / MEASURED_FILE, progress, "validate latency")
+    measured_ms = _times(measured)
+    fitted = FIXED_SUBNETS + settings.fit_subnets
+    predictor = predictor.corrected(Correction.fit(sums_ms[:fitted], measured_ms[:fitted]))
+    predictor.save(out / LATENCY_FILE)
+    predicted_ms = predictor.predict(codes)
+    rows = [
+        {
+            "config": dict(config),
+            "digest": measurement.key,
+            "kind": ("largest", "smallest")[index] if index < FIXED_SUBNETS else "random",
+            "used_for": "fit" if index < fitted else "held out",
+            "sum_ms": float(sums_ms[index]),
+            "predicted_ms": float(predicted_ms[index]),
+            "measured_ms": float(measured_ms[index]),
+            "noisy": measurement.noisy,
+        }
+        for index, (config, measurement) in enumerate(zip(configs, measured, strict=True))
+    ]
+    result = {
+        "correction": predictor.correction.model_dump(),
+        "fit": errors(predicted_ms[:fitted], measured_ms[:fitted]),
+        "held_out": errors(predicted_ms[fitted:], measured_ms[fitted:]),
+        "subnets": rows,
+    }
+    write_json(out / VALIDATION_FILE, result)
+    return result
+
+
+def errors(predicted_ms: Values, measured_ms: Values) -> dict[str, float | int | None]:
+    """Relative errors (n,) of predictions: median and largest, share within ±10 %, Kendall's tau."""
+    if not len(measured_ms):
+        return {"n": 0}
+    relative = np.abs(predicted_ms - measured_ms) / measured_ms
+    tau = kendalltau(predicted_ms, measured_ms).statistic
+    return {
+        "n": len(relative),
+        "median_relative_error": float(np.median(relative)),
+        "max_relative_error": float(relative.max()),
+        "within_10_percent": float((relative <= 0.1).mean()),
+        "kendall_tau": float(tau) if np.isfinite(tau) else None,
+    }
+
+
+def _times(measured: Sequence[Measurement]) -> Values:
+    for measurement in measured:
+        if measurement.p50_ms is None:
+            raise UserError(
+                f"SubNet {measurement.key}",
+                f"cannot be measured on the device: {measurement.reason}",
+                next_step="without whole SubNets the latency predictor cannot be checked",
+            )
+    return np.array([measurement.p50_ms for measurement in measured])
