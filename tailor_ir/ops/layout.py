@@ -39,7 +39,7 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
             p.freeze(factors, node, f"reshapes across axes to {tuple(sizes)}")
             return tuple(p.pool.fixed(s) for s in sizes)
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
-    rest = [f for f in factors[position:] if not p._fixed(f)]
+    rest = [f for f in factors[position:] if not p.is_fixed(f)]
     if rest:  # axes that have one element at the traced resolution only
         result[-1] = p.pool.product((result[-1], *rest))
     return tuple(result)
@@ -199,7 +199,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
             offset += part.size
         if parts and sum(part.size for part in parts) == stop - start:
             return p.pool.concat(tuple(parts))
-        if stop <= form.parts[0].size and p._fixed(form.parts[0]):
+        if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
@@ -292,7 +292,7 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     axis = node.int("axis", 0) % len(x)
     positions = p.constant(node, 1)
     first, last = int(positions.min()), int(positions.max())
-    if first < 0 or not p._fixed(x[axis]):
+    if first < 0 or not p.is_fixed(x[axis]):
         _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
     return ((*x[:axis], *kept, *x[axis + 1 :]),)

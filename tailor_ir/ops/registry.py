@@ -48,7 +48,7 @@ class Propagation:
         result: list[Dim] = []
         for position in range(-rank, 0):
             present = [dims[position] for dims in operands if len(dims) >= -position]
-            wide = [dim for dim in present if dim.size > 1] or [d for d in present if not self._fixed(d)] or present
+            wide = [dim for dim in present if dim.size > 1] or [d for d in present if not self.is_fixed(d)] or present
             joined = wide[0]
             for dim in wide[1:]:
                 joined = self.pool.unify(joined, dim, f"operator '{node.op}' at '{node.name}'")
@@ -63,7 +63,8 @@ class Propagation:
         return self.pool.unify(a, b, f"operator '{node.op}' at '{node.name}'")
 
     @staticmethod
-    def _fixed(dim: Dim) -> bool:
+    def is_fixed(dim: Dim) -> bool:
+        """Whether no config changes the dimension."""
         form = dim.root.form
         return form is not None and form.kind == "fixed"
 
