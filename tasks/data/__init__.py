@@ -1,13 +1,22 @@
 """Images and labels for training and evaluation: digits, image folders, Parquet shards."""
 
+from collections.abc import Callable
 from typing import Literal
+
+import numpy as np
 
 from tasks.data.dataset import Batch, Dataset
 from tasks.data.digits import open_digits
 from tasks.data.imagefolder import open_folder
 from tasks.data.parquet import open_parquet
 from tasks.data.settings import DataSettings
+from tasks.data.source import Source
 
+OPENERS: dict[str, Callable[[DataSettings], tuple[Source, dict[str, np.ndarray]]]] = {
+    "digits": open_digits,
+    "imagefolder": open_folder,
+    "parquet": open_parquet,
+}
 Split = Literal["train", "validation", "test"]
 
 __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
@@ -15,8 +24,7 @@ __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     """All three splits, opened once. Raises UserError for data that is absent, empty or malformed."""
-    opened = {"digits": open_digits, "imagefolder": open_folder, "parquet": open_parquet}[settings.kind](settings)
-    source, splits = opened
+    source, splits = OPENERS[settings.kind](settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
     return {name: Dataset(settings, source, splits[name]) for name in names}
 

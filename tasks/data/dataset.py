@@ -42,15 +42,28 @@ class Dataset:
     def steps(self, batch_size: int) -> int:
         """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""
         if batch_size > len(self):
-            raise UserError("batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split")
+            raise UserError(
+                "batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split"
+            )
         return len(self) // batch_size
 
-    def batches(self, batch_size: int, *, resolution: int | None = None, seed: int | None = None, epoch: int = 0,
-                augment: bool | None = None, rank: int = 0, world: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        resolution: int | None = None,
+        seed: int | None = None,
+        epoch: int = 0,
+        augment: bool | None = None,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+    ) -> Iterator[Batch]:
         """This rank's part of each global batch of `batch_size` images, from global batch `start` on.
 
-        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches only,
-        and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each global batch.
+        seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches
+        only, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each
+        global batch.
         """
         settings = self.settings
         size = resolution or settings.resolution

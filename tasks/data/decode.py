@@ -35,12 +35,24 @@ class Decoder:
         try:
             with Image.open(io.BytesIO(read())) as opened:
                 image = opened.convert(self._mode)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-            raise UserError(f"image '{name}'", f"cannot be decoded ({error})",
-                            next_step="remove or replace it") from error
-        top, left, height, width = (central_box(image.height, image.width) if draws_D is None
-                                    else random_box(image.height, image.width, draws_D))
-        image = image.resize(self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        except (
+            OSError,
+            UnidentifiedImageError,
+            Image.DecompressionBombError,
+            SyntaxError,
+            ValueError,
+        ) as error:
+            raise UserError(
+                f"image '{name}'", f"cannot be decoded ({error})", next_step="remove or replace it"
+            ) from error
+        top, left, height, width = (
+            central_box(image.height, image.width)
+            if draws_D is None
+            else random_box(image.height, image.width, draws_D)
+        )
+        image = image.resize(
+            self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
+        )
         if draws_D is not None and draws_D[4] < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = np.asarray(image, dtype=np.uint8)

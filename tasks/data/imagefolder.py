@@ -39,13 +39,20 @@ def _scan(folder: Path) -> ImageFolder:
         return ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise UserError(
-            f"data folder '{folder}'", "no class folder with images in every one",
-            allowed=f"CLASS/*{{{','.join(IMG_EXTENSIONS)}}}", next_step="choose another with data.path=FOLDER",
+            f"data folder '{folder}'",
+            "no class folder with images in every one",
+            allowed=f"CLASS/*{{{','.join(IMG_EXTENSIONS)}}}",
+            next_step="choose another with data.path=FOLDER",
         ) from error
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    found = {split: root / name for split, names in SPLIT_FOLDERS.items() for name in names if (root / name).is_dir()}
+    found = {
+        split: root / name
+        for split, names in SPLIT_FOLDERS.items()
+        for name in names
+        if (root / name).is_dir()
+    }
     return found if "train" in found else {"train": root}
 
 
@@ -53,8 +60,11 @@ def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
     """The source and its splits. Raises UserError for an absent or empty folder or classes that differ."""
     assert settings.path is not None
     if not settings.path.is_dir():
-        raise UserError(f"data folder '{settings.path}'", "does not exist",
-                        next_step="choose another with data.path=FOLDER")
+        raise UserError(
+            f"data folder '{settings.path}'",
+            "does not exist",
+            next_step="choose another with data.path=FOLDER",
+        )
     files: list[str] = []
     labels: list[int] = []
     names: list[str] = []
@@ -63,7 +73,9 @@ def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
         found = _scan(folder)
         names = names or found.classes
         if found.classes != names:
-            raise UserError(f"data folder '{folder}'", f"classes {found.classes[:5]}…", allowed=f"{names[:5]}…")
+            raise UserError(
+                f"data folder '{folder}'", f"classes {found.classes[:5]}…", allowed=f"{names[:5]}…"
+            )
         splits[split] = np.arange(len(files), len(files) + len(found.samples))
         files += [file for file, _ in found.samples]
         labels += [label for _, label in found.samples]

@@ -1,4 +1,4 @@
-"""Image arithmetic on batches. Shapes: B batch, C channels, H height, W width; pixels are float32 in [0, 1]."""
+"""Image arithmetic on batches. Legend: B batch, C channels, H height, W width, D draws; pixels in [0, 1]."""
 
 import math
 
@@ -11,14 +11,14 @@ DRAWS = 5
 
 
 def resize(x_BCHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Scale to (height, width), bilinear with anti-aliasing; the same tensor when it has that size already."""
+    """Scale to (height, width), bilinear with anti-aliasing; the tensor itself when it has that size."""
     if tuple(x_BCHW.shape[-2:]) == tuple(size):
         return x_BCHW
     return functional.interpolate(x_BCHW, size=size, mode="bilinear", align_corners=False, antialias=True)
 
 
 def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:
-    """Shift up to 8 %, turn up to 12 degrees and scale by 0.9 to 1.1; no flips, since digits change by them."""
+    """Shift up to 8 %, turn up to 12 degrees, scale by 0.9 to 1.1; no flips, since they change digits."""
     spread = torch.from_numpy(draws_BD.astype(np.float32)) * 2 - 1
     angle = spread[:, 0] * math.radians(12)
     scale = 1 / (1 + spread[:, 1] * 0.1)

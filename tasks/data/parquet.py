@@ -1,7 +1,7 @@
 """Parquet shards with columns `image` (encoded PNG or JPEG bytes) and `label` (integer), streamed.
 
-Only the labels are held in memory. Images are read a row group at a time; a shuffled epoch goes through the row
-groups in random order, a few at a time, and shuffles the rows within them, so that each is read once.
+Only the labels are held in memory. Images are read a row group at a time; a shuffled epoch goes through the
+row groups in random order, a few at a time, and shuffles the rows within them, so that each is read once.
 """
 
 from collections import OrderedDict
@@ -47,13 +47,15 @@ class Parquet:
         """Row groups in random order, rows shuffled within each window of `WINDOW` groups."""
         group_of = self._group_of(indices)
         order = rng.permutation(np.unique(group_of))
-        windows = [order[start:start + WINDOW] for start in range(0, len(order), WINDOW)]
+        windows = [order[start : start + WINDOW] for start in range(0, len(order), WINDOW)]
         return np.concatenate([rng.permutation(indices[np.isin(group_of, window)]) for window in windows])
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
-        contents = [self._content(int(index), int(group)) for index, group in
-                    zip(indices, self._group_of(indices), strict=True)]
+        contents = [
+            self._content(int(index), int(group))
+            for index, group in zip(indices, self._group_of(indices), strict=True)
+        ]
         return self._decoder.batch(contents, draws)
 
     def _content(self, index: int, group: int) -> Content:
@@ -61,7 +63,9 @@ class Parquet:
         shard, _ = self._groups[group]
         content = self._column(group)[row].as_py()
         if content is None:
-            raise UserError(f"parquet '{shard}'", f"row {row} of row group {self._groups[group][1]} has no image")
+            raise UserError(
+                f"parquet '{shard}'", f"row {row} of row group {self._groups[group][1]} has no image"
+            )
         return f"{shard.name} row group {self._groups[group][1]} row {row}", lambda: content
 
     def _column(self, group: int) -> pyarrow.ChunkedArray:
@@ -82,9 +86,16 @@ def _open(shard: Path) -> pyarrow.parquet.ParquetFile:
         raise UserError(f"parquet '{shard}'", f"cannot be read ({error})") from error
     types = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     image, label = types.get("image"), types.get("label")
-    if image is None or label is None or not (pyarrow.types.is_binary(image) or pyarrow.types.is_large_binary(image)):
-        raise UserError(f"parquet '{shard}'", f"columns {', '.join(f'{k}: {v}' for k, v in types.items())}",
-                        allowed="image: binary (encoded PNG or JPEG), label: integer")
+    if (
+        image is None
+        or label is None
+        or not (pyarrow.types.is_binary(image) or pyarrow.types.is_large_binary(image))
+    ):
+        raise UserError(
+            f"parquet '{shard}'",
+            f"columns {', '.join(f'{k}: {v}' for k, v in types.items())}",
+            allowed="image: binary (encoded PNG or JPEG), label: integer",
+        )
     if not pyarrow.types.is_integer(label):
         raise UserError(f"parquet '{shard}'", f"column label is {label}", allowed="an integer type")
     return file
@@ -103,20 +114,30 @@ def _labels(shard: Path, file: pyarrow.parquet.ParquetFile) -> np.ndarray:
 def _shards(root: Path) -> dict[str, list[Path]]:
     if root.is_file():
         return {"train": [root]}
-    found = {split: sorted(shard for name in names for pattern in (f"{name}/*.parquet", f"{name}-*.parquet")
-                           for shard in root.glob(pattern)) for split, names in SPLIT_NAMES.items()}
+    found = {
+        split: sorted(
+            shard
+            for name in names
+            for pattern in (f"{name}/*.parquet", f"{name}-*.parquet")
+            for shard in root.glob(pattern)
+        )
+        for split, names in SPLIT_NAMES.items()
+    }
     if found["train"]:
         return {split: shards for split, shards in found.items() if shards}
     return {"train": sorted(root.glob("*.parquet"))}
 
 
 def open_parquet(settings: DataSettings) -> tuple[Parquet, dict[str, np.ndarray]]:
-    """The source and its splits: PATH/train/*.parquet or PATH/train-*.parquet (so val, test), or files split by us."""
+    """Source and splits: PATH/train/*.parquet or PATH/train-*.parquet (val, test alike), else by shares."""
     assert settings.path is not None
     by_split = _shards(settings.path) if settings.path.exists() else {"train": []}
     if not by_split["train"]:
-        raise UserError(f"data folder '{settings.path}'", "has no .parquet file",
-                        next_step="choose another with data.path=FOLDER")
+        raise UserError(
+            f"data folder '{settings.path}'",
+            "has no .parquet file",
+            next_step="choose another with data.path=FOLDER",
+        )
     source = Parquet(settings, [shard for shards in by_split.values() for shard in shards])
     splits, start = {}, 0
     for split, shards in by_split.items():

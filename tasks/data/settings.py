@@ -12,7 +12,7 @@ IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 class DataSettings(BaseModel):
     """Where the images are, how they are split, and the size and scale they are given to the network in."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: Literal["digits", "imagefolder", "parquet"] = "digits"
     path: Path | None = None

@@ -22,32 +22,35 @@ class Source(Protocol):
         ...
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """x_BCHW float32 in [0, 1] at the base resolution; `draws` (B, DRAWS) in [0, 1) asks for augmentation."""
+        """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1)."""
         ...
 
 
-def split_by_shares(indices: np.ndarray, labels: np.ndarray, share: float, settings: DataSettings,
-                    name: str) -> tuple[np.ndarray, np.ndarray]:
+def split_by_shares(
+    indices: np.ndarray, labels: np.ndarray, share: float, settings: DataSettings, name: str
+) -> tuple[np.ndarray, np.ndarray]:
     """(kept, held out), both sorted, stratified by class and fixed by `settings.seed`.
 
     Raises UserError when a class has too few images to be in both.
     """
     count = round(share * len(indices))
     try:
-        kept, held = train_test_split(indices, test_size=count, stratify=labels[indices],
-                                      random_state=settings.seed)
+        kept, held = train_test_split(
+            indices, test_size=count, stratify=labels[indices], random_state=settings.seed
+        )
     except ValueError as error:
         smallest = int(np.bincount(labels[indices]).min(initial=0))
         raise UserError(
             f"data '{settings.path or settings.kind}'",
-            f"{len(indices)} images (smallest class: {smallest}) are too few to hold out {share:.0%} for {name}",
+            f"{len(indices)} images (smallest class: {smallest}): too few to hold out {share:.0%} for {name}",
             next_step=f"add images or give a {name} folder",
         ) from error
     return np.sort(kept), np.sort(held)
 
 
-def complete_splits(splits: dict[str, np.ndarray], labels: np.ndarray,
-                    settings: DataSettings) -> dict[str, np.ndarray]:
+def complete_splits(
+    splits: dict[str, np.ndarray], labels: np.ndarray, settings: DataSettings
+) -> dict[str, np.ndarray]:
     """Give every missing one of validation and test its share of the training images."""
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):

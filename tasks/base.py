@@ -1,0 +1,89 @@
+"""The base network: trained here when it has no weights, else taken as it is; its accuracy either way."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from safetensors.torch import save_model
+from torch import nn
+
+from tasks.data import Dataset, DataSettings, load_splits
+from tasks.evaluate import EvaluationData, count_correct, recalibrate_module
+from tasks.finetune import checkpoint
+from tasks.finetune.device import pick_device
+from tasks.finetune.job import Job
+from tasks.finetune.launcher import launch
+from tasks.finetune.settings import TrainSettings
+from tasks.models import ModelSettings, create, needs_training
+from tasks.progress import Progress
+
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class Settings(TrainSettings):
+    """Training of the base network."""
+
+    epochs: int = Field(default=14, ge=1)
+
+
+def run(
+    settings: Settings, model: ModelSettings, data: DataSettings, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`.
+
+    Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
+    its weights and needs no base stage.
+    A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
+    """
+    splits = load_splits(data)
+    train = splits["train"]
+    module = create(model, train.classes, train.channels, data.resolution, seed=settings.seed)
+    assert isinstance(module, nn.Module), "an .onnx file has no base stage"
+    device = pick_device(settings.device)
+    trained = needs_training(model, train.classes)
+    if trained:
+        _train(settings, model, data, folder, progress, module, train)
+    module.to(device).eval()
+    images = {
+        split: EvaluationData(
+            splits[split], train, device=device, recalibration_images=settings.recalibration_images
+        )
+        for split in ("validation", "test")
+    }
+    size = (data.resolution, data.resolution)
+    if trained:
+        recalibrate_module(module, images["test"].calibration(size))
+    result: dict[str, Any] = {"trained": trained}
+    for split, evaluation in images.items():
+        result[f"{split}_accuracy"] = count_correct(module, evaluation.batches(size)).share
+    save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    return result
+
+
+def _train(
+    settings: Settings,
+    model: ModelSettings,
+    data: DataSettings,
+    folder: Path,
+    progress: Progress,
+    module: nn.Module,
+    train: Dataset,
+) -> None:
+    """Train `module` in worker processes and copy the result into it."""
+    steps = train.steps(settings.batch_size)
+    initial = folder / "initial.safetensors"
+    if not initial.exists():
+        save_model(module, str(initial))
+    job = Job(
+        folder=folder,
+        data=data,
+        train=TrainSettings(**settings.model_dump()),
+        model=model,
+        initial=initial,
+        steps_per_epoch=steps,
+        total_steps=steps * settings.epochs,
+    )
+    launch(job, "training the base network", progress)
+    checkpoint.load_model(job.checkpoint, module)
+    initial.unlink()

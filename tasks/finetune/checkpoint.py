@@ -1,0 +1,66 @@
+"""Checkpoints: one .safetensors file with weights, buffers and optimiser state, and JSON in its header.
+
+The file is written whole or not at all. Random numbers need no state of their own: data order, augmentation,
+SubNets and dropout are all drawn from (seed, step).
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+MODEL, OPTIMISER = "model.", "optimiser."
+
+
+def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, shared ones once."""
+    persistent = set(module.state_dict().keys())
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {name: tensor.detach() for name, tensor in tensors.items() if name in persistent}
+
+
+def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Write the state after `step` finished steps."""
+    tensors = {MODEL + name: tensor for name, tensor in model_tensors(module).items()}
+    for index, state in optimiser.state_dict()["state"].items():
+        tensors |= {f"{OPTIMISER}{index}.{key}": value for key, value in state.items() if value is not None}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(stored, temporary, metadata={"state": json.dumps({"step": step})})
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def finished_steps(path: Path) -> int:
+    """Steps that the checkpoint at `path` holds; 0 when there is none."""
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        return int(json.loads(file.metadata()["state"])["step"])
+
+
+@torch.no_grad()
+def load_model(path: Path, module: nn.Module) -> None:
+    """Copy weights and buffers into `module`, in place."""
+    own = model_tensors(module)
+    with safe_open(path, framework="pt") as file:
+        stored = {name.removeprefix(MODEL) for name in list(file.keys()) if name.startswith(MODEL)}
+        assert stored == own.keys(), f"checkpoint and network differ in {sorted(stored ^ own.keys())[:5]}"
+        for name, tensor in own.items():
+            tensor.copy_(file.get_tensor(MODEL + name))
+
+
+def load_optimiser(path: Path, optimiser: torch.optim.Optimizer) -> None:
+    """Restore the optimiser's moments."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    with safe_open(path, framework="pt") as file:
+        for name in list(file.keys()):
+            if name.startswith(OPTIMISER):
+                index, key = name.removeprefix(OPTIMISER).split(".", 1)
+                state.setdefault(int(index), {})[key] = file.get_tensor(name)
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

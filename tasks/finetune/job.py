@@ -1,0 +1,51 @@
+"""What a launcher tells its workers, as one JSON file."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.data import DataSettings
+from tasks.finetune.settings import Settings, TrainSettings
+from tasks.models import ModelSettings
+
+JOB_FILE = "job.json"
+HISTORY_FILE = "history.jsonl"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+LOG_FILE = "workers.log"
+
+
+class Job(BaseModel):
+    """Train a plain network (`model`, from `initial` weights) or a SuperNet (folder `supernet`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path
+    data: DataSettings
+    total_steps: int
+    steps_per_epoch: int
+    train: TrainSettings | None = None
+    model: ModelSettings | None = None
+    initial: Path | None = None
+    finetune: Settings | None = None
+    supernet: Path | None = None
+
+    @property
+    def settings(self) -> TrainSettings:
+        """The settings of the loop."""
+        settings = self.finetune or self.train
+        assert settings is not None
+        return settings
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the workers leave their state."""
+        return self.folder / CHECKPOINT_FILE
+
+    @property
+    def history(self) -> Path:
+        """One JSON line per step."""
+        return self.folder / HISTORY_FILE
+
+    def error_file(self, rank: int) -> Path:
+        """Where a failing rank says why."""
+        return self.folder / f"error-rank{rank}.json"

@@ -1,0 +1,73 @@
+"""What is trained: a plain network is a SuperNet with one SubNet, itself."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+import tailor_ir
+from tasks.data import Dataset
+from tasks.finetune.job import Job
+from tasks.finetune.sampling import Role, sample_roles
+from tasks.models import create, load_weights
+
+
+class Network(Protocol):
+    """A module whose forward pass is that of the SubNet activated last."""
+
+    module: nn.Module
+
+    def roles(self, step: int) -> list[Role]:
+        """The SubNets that `step` trains, the teacher first."""
+        ...
+
+    def activate(self, role: Role) -> tuple[int, int]:
+        """Make `module` compute this SubNet; its input's (height, width)."""
+        ...
+
+
+class Plain:
+    """One network with one input size."""
+
+    def __init__(self, module: nn.Module, size: tuple[int, int]) -> None:
+        self.module = module
+        self._size = size
+
+    def roles(self, step: int) -> list[Role]:
+        """Itself."""
+        return [Role("network", {}, False)]
+
+    def activate(self, role: Role) -> tuple[int, int]:
+        """Nothing to choose."""
+        return self._size
+
+
+class Elastic:
+    """A SuperNet and how its SubNets are drawn."""
+
+    def __init__(self, net: Any, draw: Callable[[int], list[Role]]) -> None:
+        self.module = net.elastic
+        self._net = net
+        self.roles = draw
+
+    def activate(self, role: Role) -> tuple[int, int]:
+        """Activate the role's SubNet."""
+        self._net.elastic.activate(role.config)
+        height, width = self._net.input_shape(role.config)[-2:]
+        return height, width
+
+
+def open_network(job: Job, dataset: Dataset) -> Network:
+    """The network of a job, with its initial weights."""
+    if job.finetune is not None:
+        settings = job.finetune
+        net = tailor_ir.load(job.supernet)
+        return Elastic(net, lambda step: sample_roles(net, settings, step))
+    assert job.model is not None
+    assert job.initial is not None
+    resolution = job.data.resolution
+    untrained = job.model.model_copy(update={"pretrained": False, "checkpoint": None})
+    module = create(untrained, dataset.classes, dataset.channels, resolution)
+    assert isinstance(module, nn.Module)
+    load_weights(module, job.initial)
+    return Plain(module, (resolution, resolution))

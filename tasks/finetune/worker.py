@@ -1,0 +1,65 @@
+"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json`.
+
+Standard input is a pipe from the launcher; its end means that the launcher is gone, and the rank ends too.
+"""
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from tasks.artifacts import write_json
+from tasks.data import load
+from tasks.errors import UserError
+from tasks.finetune.device import pick_device
+from tasks.finetune.job import Job
+from tasks.finetune.loop import Trainer
+from tasks.finetune.networks import open_network
+
+TIMEOUT = timedelta(minutes=10)
+ORPHANED = 3
+
+
+def _end_with_launcher() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        continue
+    os._exit(ORPHANED)
+
+
+def train(job: Job) -> None:
+    """Join the group, train, leave."""
+    device = pick_device(job.settings.device, int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        dataset = load(job.data, "train")
+        Trainer(job, open_network(job, dataset), dataset, device).run()
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def main() -> None:
+    """Run the job of argv[1]; a failing rank leaves one line of why beside it."""
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rank = int(os.environ["RANK"])
+    try:
+        train(job)
+    except Exception as error:
+        line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        write_json(
+            job.error_file(rank),
+            {"rank": rank, "time_s": time.time(), "line": line, "user": isinstance(error, UserError)},
+        )
+        raise
+
+
+if __name__ == "__main__":
+    main()

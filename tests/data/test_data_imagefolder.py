@@ -1,0 +1,96 @@
+"""Image folders: with split folders, split by us, and broken in the ways folders are."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.data import DataSettings, load_splits
+from tasks.errors import UserError
+
+Write = Callable[[Path, int], None]
+
+
+def settings(path: Path, **options: object) -> DataSettings:
+    return DataSettings.model_validate(
+        {
+            "kind": "imagefolder",
+            "path": path,
+            "resolution": 24,
+            "mean": (0.0,),
+            "deviation": (1.0,),
+            **options,
+        }
+    )
+
+
+def assert_labels_match_colours(batches: object) -> None:
+    for x, y in batches:  # type: ignore[attr-defined]
+        channel_of_class = torch.tensor([2, 1, 0])[y]
+        assert torch.equal(x.mean((2, 3)).argmax(1), channel_of_class)
+
+
+def test_split_folders_are_used_as_they_are(tmp_path: Path, write_images: Write) -> None:
+    for folder, count in (("train", 4), ("val", 2), ("test", 3)):
+        write_images(tmp_path / folder, count)
+    splits = load_splits(settings(tmp_path))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 12, "validation": 6, "test": 9}
+    assert splits["train"].class_names == ("blue", "green", "red")
+    for split in splits.values():
+        assert_labels_match_colours(split.batches(5))
+    assert_labels_match_colours(splits["train"].batches(6, seed=1))
+
+
+def test_one_folder_is_split_by_class(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 12)
+    splits = load_splits(settings(tmp_path))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 24, "validation": 6, "test": 6}
+    _, y = next(splits["test"].batches(6))
+    assert y.bincount().tolist() == [2, 2, 2]
+
+
+def test_grey_and_smaller_resolution(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 12)
+    x, _ = next(load_splits(settings(tmp_path, channels=1))["train"].batches(4, resolution=16, seed=0))
+    assert x.shape == (4, 1, 16, 16)
+
+
+def test_augmented_batches_do_not_depend_on_ranks(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 12)
+    train = load_splits(settings(tmp_path))["train"]
+    alone, _ = next(train.batches(8, seed=2))
+    parts = [next(train.batches(8, seed=2, rank=rank, world=2))[0] for rank in range(2)]
+    assert torch.equal(alone, torch.cat(parts))
+
+
+def test_absent_and_empty_folders_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data folder .*missing.*: does not exist"):
+        load_splits(settings(tmp_path / "missing"))
+    with pytest.raises(UserError, match=r"data folder .*: no class folder with images"):
+        load_splits(settings(tmp_path))
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(UserError, match=r"data folder .*: no class folder with images"):
+        load_splits(settings(tmp_path))
+
+
+def test_classes_that_differ_between_splits_are_refused(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path / "train", 4)
+    write_images(tmp_path / "val", 4)
+    (tmp_path / "val" / "red").rename(tmp_path / "val" / "rust")
+    with pytest.raises(UserError, match=r"classes .*rust"):
+        load_splits(settings(tmp_path))
+
+
+def test_too_few_images_to_split_are_refused(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 1)
+    with pytest.raises(UserError, match="too few to hold out"):
+        load_splits(settings(tmp_path))
+
+
+def test_corrupt_image_is_named(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 12)
+    for file in (tmp_path / "red").iterdir():
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(UserError, match=r"image '.*red.*' ?: cannot be decoded"):
+        list(load_splits(settings(tmp_path))["train"].batches(8))

@@ -1,0 +1,17 @@
+"""One uninterrupted training with one process, which the others are compared with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_training import train
+
+from tasks.artifacts import read_lines
+
+
+@pytest.fixture(scope="session")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, Any], Path]:
+    """(history, result, folder) of one process that accumulates two micro-batches a step."""
+    folder = tmp_path_factory.mktemp("baseline")
+    result = train(folder, processes=1)
+    return read_lines(folder / "history.jsonl"), result, folder

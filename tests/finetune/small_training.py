@@ -1,0 +1,43 @@
+"""A small real training that the tests share; run as a script, it is a pipeline that can be killed.
+
+`python small_training.py FOLDER PROCESSES`
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks import base
+from tasks.data import DataSettings
+from tasks.models import ModelSettings
+from tasks.progress import Progress, Silent
+
+EPOCHS = 3
+STEPS = 18 * EPOCHS
+
+
+def settings(processes: int) -> base.Settings:
+    return base.Settings(
+        epochs=EPOCHS,
+        batch_size=64,
+        micro_batch=32,
+        optimiser="sgd",
+        learning_rate=0.05,
+        weight_decay=1e-4,
+        processes=processes,
+        checkpoint_every_s=0.5,
+        recalibration_images=256,
+        device="cpu",
+        precision="float64",
+    )
+
+
+def train(folder: Path, processes: int, progress: Progress | None = None) -> dict[str, Any]:
+    """Base training of timm's test_resnet on the digits."""
+    folder.mkdir(exist_ok=True)
+    model = ModelSettings(name="test_resnet", options={"drop_rate": 0.1})
+    return base.run(settings(processes), model, DataSettings(), folder, progress or Silent())
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), int(sys.argv[2]))
