@@ -33,11 +33,15 @@ def find_winners(
     if settings.budgets_ms is not None:
         _refuse_infeasible(settings.budgets_ms, problem.evaluate(quickest[None]).latency_ms[0], device)
     starts = beam_descent(problem, settings.beam_width).codes
-    if settings.budgets_ms is None:
-        starts = np.concatenate([starts, _best(problem, starts, quickest, settings, rng)])
-        budgets_ms = _ladder(*problem.evaluate(np.stack([quickest, starts[-1]])).latency_ms, settings.budget_count)
-    else:
+    if settings.budgets_ms is not None:
         budgets_ms = sorted(set(settings.budgets_ms))
+    else:
+        largest = problem.space.canonical_codes(problem.largest[None])[0]
+        ceiling_ms = problem.evaluate(np.stack([quickest, largest])).latency_ms.max()
+        best = search(problem, ceiling_ms, starts, quickest, settings, rng).code
+        starts = np.concatenate([starts, best[None]])
+        fastest_ms, best_ms, largest_ms = problem.evaluate(np.stack([quickest, best, largest])).latency_ms
+        budgets_ms = _ladder(fastest_ms, best_ms, largest_ms, settings.budget_count)
     winners: list[Winner] = []
     with progress.bar(f"search {device}", len(budgets_ms)) as bar:
         for budget_ms in budgets_ms:
@@ -58,16 +62,13 @@ def _refuse_infeasible(budgets_ms: Sequence[float], fastest_ms: float, device: s
         )
 
 
-def _best(problem: Problem, starts: Codes, quickest: Codes, settings: Settings, rng: np.random.Generator) -> Codes:
-    """Code (1, V) of the best SubNet that is no slower than the largest."""
-    ends = np.stack([quickest, problem.space.canonical_codes(problem.largest[None])[0]])
-    return search(problem, problem.evaluate(ends).latency_ms.max(), starts, quickest, settings, rng).code[None]
+def _ladder(fastest_ms: float, best_ms: float, largest_ms: float, count: int) -> list[float]:
+    """Budgets [ms] at equal ratios from the fastest SubNet to the best one: more time than that buys nothing.
 
-
-def _ladder(fastest_ms: float, best_ms: float, count: int) -> list[float]:
-    """Budgets [ms] at equal ratios; above the best SubNet's latency all would have the same winner."""
-    ladder_ms = np.geomspace(fastest_ms, max(best_ms, fastest_ms), count)
-    return sorted({_round_up(budget_ms) for budget_ms in ladder_ms.tolist()})
+    To the largest instead where the best is nearer to the fastest, as with an untrained network.
+    """
+    top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
+    return [_round_up(budget_ms) for budget_ms in np.geomspace(fastest_ms, top_ms, count).tolist()]
 
 
 def _round_up(value: float, digits: int = 4) -> float:

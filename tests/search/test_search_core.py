@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from additive import BlockSpace, Latency, random_models
+from additive import Accuracy, BlockSpace, Latency, random_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -162,6 +162,23 @@ def test_budget_below_the_fastest_subnet_is_refused_before_searching_with_the_fa
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(bad)
+
+
+def test_automatic_budgets_end_at_the_best_subnet_and_at_the_largest_where_small_ones_are_best() -> None:
+    problem, rng = _problem(6)
+    budgets_ms, _, quickest = find_winners(problem, QUICK, rng, Silent(), device="d")
+    codes, scores = _all(problem)
+    largest_ms = scores.latency_ms[(codes == problem.largest).all(axis=1)][0]
+    within = scores.latency_ms <= largest_ms
+    best_ms = scores.latency_ms[within][np.argmax(scores.score[within])]
+    assert budgets_ms[0] == pytest.approx(problem.evaluate(quickest[None]).latency_ms[0], rel=2e-3)
+    assert budgets_ms[-1] == pytest.approx(best_ms, rel=2e-3)
+    assert isinstance(problem.accuracy, Accuracy)
+    problem.accuracy.values = [-value for value in problem.accuracy.values]
+    upside_down = Problem(problem.space, problem.latency, problem.accuracy)
+    budgets_ms, _, _ = find_winners(upside_down, QUICK, rng, Silent(), device="d")
+    assert len(budgets_ms) == QUICK.budget_count
+    assert budgets_ms[-1] == pytest.approx(largest_ms, rel=2e-3)
 
 
 def test_uniform_baseline_scales_only_the_asked_variables() -> None:

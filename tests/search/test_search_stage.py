@@ -1,0 +1,92 @@
+"""The search stage on a real SuperNet, with a latency predictor that is no sum."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+
+import tailor_ir
+from tasks.artifacts import read_json
+from tasks.errors import UserError
+from tasks.evaluate import Accuracy
+from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.progress import Silent
+from tasks.search import FRONT_FILE, Settings, run
+
+
+@dataclass
+class MacsLatency:
+    """A microsecond a thousand MACs, and the square root of the parameters: any object with `predict` will do."""
+
+    net: Any
+
+    def predict(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        configs = [self.net.space.decode(row) for row in codes]
+        return np.array([self.net.macs(c) / 1e6 + self.net.parameters(c) ** 0.5 / 1e3 for c in configs])
+
+
+@pytest.fixture(scope="module")
+def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    network = timm.create_model("resnet10t", num_classes=10).eval()
+    space = {"resolution": [24, 32], "*.width_mult": [0.5, 1.0]}
+    folder = tmp_path_factory.mktemp("search") / "supernet"
+    tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def accuracy(supernet: Path) -> AccuracyPredictor:
+    """Sensitivities that grow with the MACs a modification saves."""
+    net = tailor_ir.load(supernet)
+    full = net.macs(net.max_config)
+    shares = [net.macs(config) / full for config in modifications(net.space)]
+    return AccuracyPredictor(sensitivities(net.space, [Accuracy(round(900 * s**0.1), 1000, 2 - s) for s in shares]))
+
+
+def test_front_of_a_real_supernet_is_feasible_rising_and_reproducible(
+    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+) -> None:
+    net = tailor_ir.load(supernet)
+    settings = Settings(population=20, generations=30, plateau=8)
+    found = run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi")
+    assert read_json(tmp_path / FRONT_FILE) == found
+    assert len(found["winners"]) >= 10
+    for row in found["winners"]:
+        assert row["predicted_ms"] <= row["budget_ms"]
+        assert row["macs"] == net.macs(row["config"])
+        assert row["digest"] == net.space.digest(row["config"])
+        assert row["predicted_ms"] == MacsLatency(net).predict(net.space.encode([row["config"]]))[0]
+    scores = [row["predicted_score"] for row in found["winners"]]
+    assert scores == sorted(scores)
+    assert found["front"]
+    assert set(found["front"]) <= {row["digest"] for row in found["winners"]}
+    assert {row["scaled"] for row in found["baseline"]} == {"all variables", "all but the resolution"}
+    assert found["fastest"]["predicted_ms"] <= found["winners"][0]["predicted_ms"]
+    assert run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi") == found
+
+
+def test_winners_are_the_optima_of_a_space_small_enough_to_list(
+    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+) -> None:
+    net = tailor_ir.load(supernet)
+    latency = MacsLatency(net)
+    every = np.stack(np.meshgrid(*map(np.arange, net.space.cardinalities), indexing="ij"), -1)
+    codes = np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
+    latency_ms, score = latency.predict(codes), accuracy.score(codes)
+    found = run(supernet, latency, accuracy, Settings(), tmp_path, Silent(), device="pi")
+    for row in found["winners"]:
+        assert row["predicted_score"] == pytest.approx(score[latency_ms <= row["budget_ms"]].max(), abs=1e-12)
+    assert found["fastest"]["predicted_ms"] == pytest.approx(latency_ms.min())
+
+
+def test_infeasible_budget_writes_nothing(supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path) -> None:
+    latency = MacsLatency(tailor_ir.load(supernet))
+    with pytest.raises(UserError, match=r"search\.budgets_ms: 0\.001 ms is below the fastest SubNet, predicted"):
+        run(supernet, latency, accuracy, Settings(budgets_ms=(0.001,)), tmp_path, Silent(), device="pi")
+    assert not list(tmp_path.iterdir())
