@@ -18,6 +18,8 @@ from scipy.stats import kendalltau
 
 from tasks.artifacts import write_json
 from tasks.errors import UserError
+from tasks.evaluate import Accuracy, EvaluationData, accuracies
+from tasks.progress import Progress
 
 Config = dict[str, Any]
 Codes = NDArray[np.int64]
@@ -65,15 +67,23 @@ def modifications(space: Any) -> list[Config]:
     return [default, *changed]
 
 
-def sensitivities(space: Any, measured: Sequence[Measured], samples: int) -> Sensitivities:
+def measure_sensitivities(net: Any, data: EvaluationData, file: Path, progress: Progress) -> Sensitivities:
+    """Evaluate every modification; each is a JSON line of `file`, and a second call goes on from there."""
+    return sensitivities(
+        net.space, accuracies(net, modifications(net.space), data, file, progress, "sensitivities")
+    )
+
+
+def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
     """Sensitivities from what was measured for `modifications(space)`, in that order."""
-    largest, rest = measured[0], iter(measured[1:])
+    largest, *rest = (Measured(accuracy=found.share, loss=found.loss) for found in measured)
+    following = iter(rest)
     rows = []
     for variable in space.variables:
         choices = tuple(variable.choices)
-        per_choice = tuple(largest if choice == variable.default else next(rest) for choice in choices)
+        per_choice = tuple(largest if choice == variable.default else next(following) for choice in choices)
         rows.append(Sensitivity(variable=variable.name, choices=choices, measured=per_choice))
-    return Sensitivities(samples=samples, largest=largest, variables=tuple(rows))
+    return Sensitivities(samples=measured[0].total, largest=largest, variables=tuple(rows))
 
 
 class AccuracyPredictor:
@@ -149,9 +159,9 @@ def standard_error(accuracy: float, samples: int) -> float:
     return float(np.sqrt(share * (1 - share) / (samples + 4)))
 
 
-def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Measured]) -> dict[str, Any]:
+def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]) -> dict[str, Any]:
     """Predicted against measured accuracy of held-out SubNets (n, V): errors in points, Kendall's tau."""
-    accuracy = np.array([m.accuracy for m in measured])
+    accuracy = np.array([found.share for found in measured])
     predicted = predictor.predict(codes)
     points = 100 * np.abs(predicted - accuracy)
     tau = kendalltau(predictor.score(codes), accuracy).statistic
@@ -165,12 +175,12 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Meas
         "rows": [
             {
                 "predicted_accuracy": float(p),
-                "accuracy": m.accuracy,
+                "accuracy": found.share,
                 "predicted_loss": float(q),
-                "loss": m.loss,
+                "loss": found.loss,
                 "standard_error": float(s),
             }
-            for p, q, s, m in zip(
+            for p, q, s, found in zip(
                 predicted,
                 predictor.predict_loss(codes),
                 predictor.standard_error(codes),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tasks.errors import UserError
+from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import (
     AccuracyPredictor,
-    Measured,
     Sensitivities,
     modifications,
     sensitivities,
@@ -51,15 +51,15 @@ LOSS = {
 }
 
 
-def _measure(config: dict[str, float]) -> Measured:
+def _measure(config: dict[str, float]) -> Accuracy:
     lost = sum(LOST[name].get(choice, 0) for name, choice in config.items())
     loss = sum(LOSS[name].get(choice, 0) for name, choice in config.items())
-    return Measured(accuracy=(392 - lost) / SAMPLES, loss=0.1 + loss)
+    return Accuracy(392 - lost, SAMPLES, 0.1 + loss)
 
 
 @pytest.fixture
 def predictor() -> AccuracyPredictor:
-    return AccuracyPredictor(sensitivities(SPACE, [_measure(c) for c in modifications(SPACE)], SAMPLES))
+    return AccuracyPredictor(sensitivities(SPACE, [_measure(c) for c in modifications(SPACE)]))
 
 
 def _codes() -> np.ndarray:
@@ -80,7 +80,7 @@ def test_each_modification_is_listed_once_after_the_largest() -> None:
 def test_prediction_is_the_sum_of_sensitivities(predictor: AccuracyPredictor) -> None:
     codes = _codes()
     truth = [_measure(config) for config in _configs(codes)]
-    assert predictor.predict(codes) == pytest.approx([m.accuracy for m in truth], abs=1e-12)
+    assert predictor.predict(codes) == pytest.approx([m.share for m in truth], abs=1e-12)
     assert predictor.predict_loss(codes) == pytest.approx([m.loss for m in truth], abs=1e-12)
 
 
@@ -96,8 +96,8 @@ def test_loss_orders_equal_accuracies_and_never_more(predictor: AccuracyPredicto
 
 
 def test_prediction_below_zero_is_clipped_but_still_ordered() -> None:
-    measured = [Measured(accuracy=0.3 if i else 0.9, loss=float(i)) for i in range(6)]
-    predictor = AccuracyPredictor(sensitivities(SPACE, measured, 50))
+    measured = [Accuracy(15 if i else 45, 50, float(i)) for i in range(6)]
+    predictor = AccuracyPredictor(sensitivities(SPACE, measured))
     codes = np.array([[0, 0, 2], [0, 0, 0]])
     assert predictor.predict(codes).tolist() == [0.0, 0.0]
     assert predictor.score(codes)[0] > predictor.score(codes)[1]
@@ -105,12 +105,12 @@ def test_prediction_below_zero_is_clipped_but_still_ordered() -> None:
 
 def test_standard_error_matches_repeated_sampling() -> None:
     rng = np.random.default_rng(0)
-    truth = [_measure(config).accuracy for config in modifications(SPACE)]
+    truth = [_measure(config).share for config in modifications(SPACE)]
     codes = np.array([[2, 1, 2], [1, 1, 2], [0, 0, 0]])
     drawn, stated = [], []
     for _ in range(600):
-        measured = [Measured(accuracy=rng.binomial(SAMPLES, p) / SAMPLES, loss=0.0) for p in truth]
-        predictor = AccuracyPredictor(sensitivities(SPACE, measured, SAMPLES))
+        measured = [Accuracy(int(rng.binomial(SAMPLES, p)), SAMPLES, 0.0) for p in truth]
+        predictor = AccuracyPredictor(sensitivities(SPACE, measured))
         drawn.append(predictor.predict(codes))
         stated.append(predictor.standard_error(codes))
     assert np.mean(stated, axis=0) == pytest.approx(np.std(drawn, axis=0), rel=0.15)
@@ -137,13 +137,11 @@ def test_broken_file_is_one_clear_line(content: str, tmp_path: Path) -> None:
 
 def test_validation_states_errors_in_points_and_rank_correlation(predictor: AccuracyPredictor) -> None:
     codes = _codes()[[17, 11, 5]]
-    measured = [
-        Measured(accuracy=float(a) - e, loss=1.0)
-        for a, e in zip(predictor.predict(codes), (0, 0.01, 0.02), strict=True)
-    ]
+    correct = np.rint(predictor.predict(codes) * SAMPLES).astype(int) - (0, 4, 8)
+    measured = [Accuracy(int(c), SAMPLES, 1.0) for c in correct]
     stated = validate(predictor, codes, measured)
     assert stated["mean_error_points"] == pytest.approx(1.0)
     assert stated["max_error_points"] == pytest.approx(2.0)
     assert stated["kendall_tau"] == pytest.approx(1.0)
     assert isinstance(predictor.table, Sensitivities)
-    assert [row["accuracy"] for row in stated["rows"]] == [m.accuracy for m in measured]
+    assert [row["accuracy"] for row in stated["rows"]] == [m.share for m in measured]

@@ -1,0 +1,46 @@
+"""The SuperNet's half of stage "predict": measure every sensitivity and state the accuracy predictor's error."""
+
+from pathlib import Path
+from typing import Any
+
+import tailor_ir
+from tasks.artifacts import write_json
+from tasks.data import DataSettings, load_splits
+from tasks.evaluate import EvaluationData, accuracies
+from tasks.finetune.device import pick_device
+from tasks.predict.accuracy import AccuracyPredictor, measure_sensitivities, validate
+from tasks.predict.measure import validation_configs
+from tasks.predict.settings import Settings
+from tasks.progress import Progress
+
+SENSITIVITIES_FILE = "sensitivities.json"
+VALIDATION_FILE = "accuracy_validation.json"
+EVALUATED_FILE = "evaluated_subnets.jsonl"
+
+
+def run(settings: Settings, data: DataSettings, supernet: Path, out: Path, progress: Progress) -> dict[str, Any]:
+    """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked too.
+
+    All on the validation split, with recalibrated BatchNorm. A second call in the same folder goes on.
+    """
+    splits = load_splits(data)
+    net = tailor_ir.load(supernet)
+    device = pick_device("auto")
+    net.elastic.to(device)
+    images = EvaluationData(
+        splits["validation"],
+        splits["train"],
+        device=device,
+        limit=settings.validation_images,
+        recalibration_images=settings.recalibration_images,
+    )
+    file = out / EVALUATED_FILE
+    predictor = AccuracyPredictor(measure_sensitivities(net, images, file, progress))
+    predictor.save(out / SENSITIVITIES_FILE)
+    configs = [dict(config) for config in validation_configs(net, settings.random_subnets, settings.seed)]
+    measured = accuracies(net, configs, images, file, progress, "validate accuracy")
+    result = validate(predictor, net.space.encode(configs), measured)
+    for row, config in zip(result["rows"], configs, strict=True):
+        row |= {"digest": net.space.digest(config), "config": config}
+    write_json(out / VALIDATION_FILE, result)
+    return result
