@@ -1,0 +1,24 @@
+"""Report: everything a run found, as a page that works offline, as data, and as tables for the terminal."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import write_bytes, write_json
+from tasks.report.gather import gather
+from tasks.report.page import render
+from tasks.report.settings import Settings
+from tasks.report.sources import DeviceSources, Sources
+from tasks.report.terminal import terminal_table
+
+PAGE_FILE = "report.html"
+DATA_FILE = "report.json"
+
+__all__ = ["DATA_FILE", "PAGE_FILE", "DeviceSources", "Settings", "Sources", "run", "terminal_table"]
+
+
+def run(sources: Sources, settings: Settings, out: Path) -> dict[str, Any]:
+    """Write report.html and report.json into `out`; returns what report.json holds."""
+    report = gather(sources, settings)
+    write_json(out / DATA_FILE, report)
+    write_bytes(out / PAGE_FILE, render(report).encode())
+    return report

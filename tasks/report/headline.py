@@ -1,0 +1,65 @@
+"""The few numbers that answer: was it worth it?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.report.text import count, milliseconds, percent
+
+Row = Mapping[str, Any]
+
+
+def headline(report: Row, points: float) -> list[dict[str, str]]:
+    """Cards of label, value, note."""
+    space = report["supernet"]
+    name, accuracy = reference(report)
+    cards = [
+        _card(name, percent(accuracy), f"test accuracy, {report['model']}"),
+        _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
+    ]
+    for device in report["devices"]:
+        cards += [_speed_card(device, name, accuracy, points), _error_card(device)]
+    return cards
+
+
+def reference(report: Row) -> tuple[str, float | None]:
+    """Whose test accuracy losses are counted from: the base model, or what comes nearest to it in this run."""
+    for name in ("base model", "largest SubNet"):
+        if (accuracy := report["accuracies"].get(f"{name}, test")) is not None:
+            return name, accuracy
+    known = [row["accuracy"] for device in report["devices"] for row in device["winners"]]
+    return "best winner", max((accuracy for accuracy in known if accuracy is not None), default=None)
+
+
+def fastest_within(device: Row, accuracy: float, points: float) -> Row | None:
+    """The winner of lowest measured latency whose test accuracy is at most `points` below `accuracy`."""
+    rows = [
+        row
+        for row in device["winners"]
+        if row["measured_ms"] is not None
+        and row["accuracy"] is not None
+        and row["accuracy"] >= accuracy - points / 100 - 1e-9
+    ]
+    return min(rows, key=lambda row: row["measured_ms"], default=None)
+
+
+def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -> dict[str, str]:
+    label, base_ms = f"{device['name']}: speed-up", device["base"]["measured_ms"]
+    row = None if accuracy is None else fastest_within(device, accuracy, points)
+    if row is None:
+        return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}")
+    times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
+    note = f"{times}, {percent(row['accuracy'])} (within {points:g} points of the {name})"
+    return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note)
+
+
+def _error_card(device: Row) -> dict[str, str]:
+    label, errors = f"{device['name']}: latency predictor", device["latency_validation"]
+    if not errors["n"]:
+        return _card(label, "–", "no held-out SubNets")
+    largest = percent(errors["max_relative_error"])
+    note = f"median error on {errors['n']} held-out SubNets, largest {largest}"
+    return _card(label, percent(errors["median_relative_error"]), note)
+
+
+def _card(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}

@@ -1,0 +1,37 @@
+"""What the report is made of: the folders of finished stages, and what only the run knows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSources:
+    """Stage folders of one device."""
+
+    name: str
+    profile: Path
+    latency: Path
+    search: Path
+    export: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Stage folders of one run. `base` and `finetune` are None where a run has no such stage.
+
+    `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
+    """
+
+    model: str
+    data: str
+    supernet: Path
+    base: Path | None
+    finetune: Path | None
+    enumerate: Path
+    sensitivities: Path
+    devices: Sequence[DeviceSources]
+    stages: Sequence[Mapping[str, Any]] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)

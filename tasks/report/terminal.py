@@ -1,0 +1,51 @@
+"""The end of a run in the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from tasks.report.text import millions, milliseconds, percent
+
+Row = Mapping[str, Any]
+
+
+def terminal_table(report: Row) -> list[Table]:
+    """The headline, then a table per device: budget, prediction, measurement, and whether it fits."""
+    cards = Table(title=escape(report["model"]), show_header=False, box=None)
+    for card in report["headline"]:
+        cards.add_row(escape(card["label"]), f"[bold]{escape(card['value'])}[/]", escape(card["note"]))
+    return [cards, *(_device_table(device) for device in report["devices"])]
+
+
+def _device_table(device: Row) -> Table:
+    table = Table(title=escape(device["name"]))
+    for column in (
+        "budget",
+        "predicted",
+        "measured",
+        "within",
+        "test accuracy",
+        "MACs",
+        "parameters",
+        "resolution",
+    ):
+        table.add_column(column, justify="right")
+    base = device["base"]
+    size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
+    measured = (milliseconds(base["measured_ms"]), "", percent(base["accuracy"]))
+    table.add_row("base model", "", *measured, *size, end_section=True)
+    for row in device["winners"]:
+        within = {True: "[green]yes[/]", False: "[bold red]misses[/]", None: "[red]failed[/]"}[row["within_budget"]]
+        table.add_row(
+            milliseconds(row["budget_ms"]),
+            milliseconds(row["predicted_ms"]),
+            milliseconds(row["measured_ms"]),
+            within,
+            percent(row["accuracy"]),
+            millions(row["macs"]),
+            millions(row["parameters"]),
+            str(row["resolution"]),
+        )
+    return table

@@ -1,0 +1,88 @@
+"""A small run through the real stages: one device, a small untrained network, few choices."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.client import local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import enumerate as enumerating
+from tasks import export, profile, report, search
+from tasks.artifacts import Store, append_line
+from tasks.data import DataSettings, load_splits
+from tasks.evaluate import EvaluationData
+from tasks.predict import sensitivity, validate
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.progress import Silent
+
+SPACE = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
+         "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
+QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
+PREDICT = PredictSettings(random_subnets=6, fit_subnets=2, validation_images=50, recalibration_images=64, measure=QUICK)
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
+    root = tmp_path_factory.mktemp("report")
+    store, silent, data = Store(root), Silent(), DataSettings(workers=1)
+    supernet = root / "supernet"
+
+    def stage(name: str, body: Callable[[Path], dict[str, Any]]) -> Path:
+        folder = store.open_stage(name, "key")
+        return folder.publish(body(folder.path))
+
+    def base(out: Path) -> dict[str, Any]:
+        for step in range(1, 6):
+            append_line(out / "history.jsonl", {"step": step, "epoch": 0, "loss": 2 / step})
+        return {"trained": True, "validation_accuracy": 0.11, "test_accuracy": 0.12}
+
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=10).eval()
+    tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), SPACE).save(supernet)
+    enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, silent))
+    accuracy = stage("sensitivities", lambda out: sensitivity.run(PREDICT, data, supernet, out, silent))
+    splits = load_splits(data)
+    images = {"test": EvaluationData(splits["test"], splits["train"], limit=50, recalibration_images=64)}
+    with local_agent(backend="onnxruntime") as client, client.lease():
+        settings = profile.Settings(measure=QUICK)
+        profiled = stage("profile", lambda out: profile.run(settings, enumerated, client, out, silent))
+        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
+        predictors = (
+            LatencyPredictor.load(latency / validate.LATENCY_FILE),
+            AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE),
+        )
+        found = stage(
+            "search",
+            lambda out: search.run(supernet, *predictors, search.Settings(), out, silent, device="here"),
+        )
+        quick = export.Settings(measure=QUICK)
+        exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))
+    return report.Sources(
+        model="test_resnet",
+        data="digits",
+        supernet=supernet,
+        base=stage("base", base),
+        finetune=None,
+        enumerate=enumerated,
+        sensitivities=accuracy,
+        devices=[report.DeviceSources(name="here", profile=profiled, latency=latency, search=found, export=exported)],
+        stages=[
+            {"stage": "base", "seconds": 3.25, "cached": False},
+            {"stage": "enumerate", "seconds": 0.1, "cached": True},
+        ],
+        config={"model": {"name": "test_resnet"}},
+        versions={"torch": torch.__version__},
+    )
+
+
+@pytest.fixture(scope="session")
+def made(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    out = tmp_path_factory.mktemp("page")
+    return report.run(sources, report.Settings(), out), out

@@ -1,0 +1,186 @@
+"""The report of a real run: self-contained, escaped, complete, and the same as data, page and terminal tables."""
+
+import copy
+import json
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tasks.report import DATA_FILE, PAGE_FILE, charts, terminal_table
+from tasks.report.headline import fastest_within, headline, reference
+from tasks.report.page import render
+from tasks.report.text import architecture, count, milliseconds
+
+HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"
+Report = dict[str, Any]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, scripts, and the text outside scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self._within = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._within = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._within == "script":
+            self.scripts.append(data)
+        elif self._within != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture(scope="session")
+def data(made: tuple[Report, Path]) -> Report:
+    return made[0]
+
+
+@pytest.fixture(scope="session")
+def hostile(data: Report) -> Report:
+    """The report with foreign texts wherever there can be some, a failed operator and a failed winner."""
+    bad = copy.deepcopy(data)
+    bad |= {"model": HOSTILE, "config": {"model": HOSTILE}, "versions": {HOSTILE: HOSTILE}}
+    bad["supernet"]["variables"][0]["name"] = HOSTILE
+    bad["sensitivities"]["rows"][0]["variable"] = HOSTILE
+    (device,) = bad["devices"]
+    device["name"] = device["runtime"]["cpu_model"] = HOSTILE
+    device["lut"]["failures"] = [{"operator": "Conv", "digest": "00ff", "reason": HOSTILE}]
+    device["winners"][0] |= {"measured_ms": None, "accuracy": None, "within_budget": None, "reason": HOSTILE,
+                             "files": [], "on_front": False, "max_difference": None}  # fmt: skip
+    device["winners"][1] |= {"within_budget": False, "measured_ms": 2 * device["winners"][1]["budget_ms"]}
+    bad["headline"] = headline(bad, 3.0)
+    return bad
+
+
+def test_files_hold_the_same_data(made: tuple[Report, Path]) -> None:
+    data, out = made
+    assert json.loads((out / DATA_FILE).read_text()) == data
+    assert Page((out / PAGE_FILE).read_text()).words.startswith("test_resnet – AutoTailor")
+
+
+def test_page_loads_nothing_and_forbids_the_network(hostile: Report) -> None:
+    page = Page(render(hostile))
+    for tag, attributes in page.tags:
+        assert "src" not in attributes
+        assert tag not in {"link", "iframe", "object", "base", "form", "img"}
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+    assert "connect-src" not in policy
+
+
+def test_hostile_texts_are_shown_and_never_run(hostile: Report) -> None:
+    page = Page(render(hostile))
+    assert not any(script.strip().startswith("alert(1)") for script in page.scripts)
+    assert page.words.count(HOSTILE) >= 6
+    figures = [script for script in page.scripts if "Plotly.newPlot(" in script and len(script) < 1_000_000]
+    assert figures
+    assert not any("<img" in script for script in figures)
+
+
+def test_page_shows_budgets_misses_failures_and_operators(hostile: Report) -> None:
+    words = Page(render(hostile)).words
+    (device,) = hostile["devices"]
+    missed = [row for row in device["winners"] if row["within_budget"] is False]
+    assert words.count("misses by") == len(missed) > 0
+    assert all(milliseconds(row["budget_ms"]) in words for row in device["winners"])
+    assert all(row["operator"] in words for row in device["lut"]["operators"])
+    assert f"Conv 00ff : {HOSTILE}" in words
+
+
+def test_lut_summary_adds_up(data: Report) -> None:
+    lut = data["devices"][0]["lut"]
+    assert sum(row["count"] for row in lut["operators"]) == lut["entries"] == data["supernet"]["unique_operators"]
+    assert sum(row["ok"] for row in lut["operators"]) == lut["ok"] > 0
+    assert all(row["total_ms"] > 0 for row in lut["operators"] if row["ok"])
+
+
+def test_winners_carry_prediction_measurement_and_files(data: Report) -> None:
+    for row in data["devices"][0]["winners"]:
+        assert row["predicted_ms"] <= row["budget_ms"]
+        assert row["within_budget"] == (row["measured_ms"] <= row["budget_ms"])
+        assert 0 <= row["accuracy"] <= 1
+        assert f"{row['digest']}.onnx" in row["files"]
+        assert row["max_difference"] <= 1e-4
+
+
+def test_measured_front_is_not_dominated(data: Report) -> None:
+    rows = data["devices"][0]["winners"]
+    front = [row for row in rows if row["on_front"]]
+    assert front
+    for kept in front:
+        assert not any(r["measured_ms"] < kept["measured_ms"] and r["accuracy"] >= kept["accuracy"] for r in rows)
+
+
+def test_front_chart_holds_winners_base_baseline_and_random_subnets(data: Report) -> None:
+    (device,), variables = data["devices"], data["supernet"]["variables"]
+    traces = {trace.name: trace for trace in charts.front(device, variables).data}
+    assert {"winners", "base model", "random SubNets (validation accuracy)"} <= set(traces)
+    assert sum(name.startswith("uniformly shrunk") for name in traces) == 2
+    front = {row["digest"]: row["measured_ms"] for row in device["winners"] if row["on_front"]}
+    assert list(traces["winners"].x) == sorted(front.values())
+    assert "resolution" in traces["winners"].text[0]
+    assert "budget" in traces["winners"].text[0]
+    assert traces["base model"].y == (12.0,)
+
+
+def test_labels_of_figures_are_escaped() -> None:
+    row = {"variable": "<a href='x'>v</a>", "choice": 1.0, "delta_points": -1.0, "standard_error_points": 0.1}
+    labels = charts.sensitivities([{**row, "delta_loss": 0.1}]).data[0].y
+    assert labels == ("&lt;a href=&#x27;x&#x27;&gt;v&lt;/a&gt; = 1",)
+
+
+def test_headline_takes_the_fastest_measured_winner_that_is_accurate_enough(data: Report) -> None:
+    (device,) = data["devices"]
+    assert reference(data) == ("base model", 0.12)
+    row = fastest_within(device, 0.12, 3.0)
+    good = [r["measured_ms"] for r in device["winners"] if r["accuracy"] >= 0.09 - 1e-9]
+    assert (row["measured_ms"] if row else None) == min(good, default=None)
+    assert fastest_within(device, 2.0, 3.0) is None
+    best = copy.deepcopy(data)
+    best["accuracies"] = {}
+    assert reference(best) == ("best winner", max(r["accuracy"] for r in device["winners"]))
+
+
+def test_terminal_tables_have_a_row_per_budget_and_keep_brackets(hostile: Report) -> None:
+    tables = terminal_table({**hostile, "model": "[red]net"})
+    budgets = len(hostile["devices"][0]["winners"])
+    assert [table.row_count for table in tables] == [len(hostile["headline"]), budgets + 1]
+    stream = StringIO()
+    for table in tables:
+        Console(file=stream, width=160).print(table)
+    missed = sum(row["within_budget"] is False for row in hostile["devices"][0]["winners"])
+    assert "[red]net" in stream.getvalue()
+    assert stream.getvalue().count("misses") == missed
+    assert stream.getvalue().count("failed") == 1
+
+
+def test_texts() -> None:
+    assert count(412) == "412"
+    assert count(str(21276000000000)) == "2.12e13"
+    assert milliseconds(0.00123456) == "0.001235 ms"
+    assert milliseconds(None) == "–"
+    variables = [
+        {"name": "resolution", "kind": "resolution", "default": 32},
+        {"name": "stage2.depth", "kind": "depth", "default": 0},
+        {"name": "stage2.width_mult", "kind": "width_mult", "default": 1},
+    ]
+    assert architecture({"resolution": 24, "stage2.depth": -1}, variables) == ["resolution 24", "stage2: depth -1"]
