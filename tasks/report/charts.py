@@ -104,8 +104,13 @@ def _scatter(
 def latency_errors(device: Row, variables: Rows) -> go.Figure:
     """Predicted against measured latency; on the dashed line they are equal."""
     figure = _figure("predicted latency [ms]", "measured latency [ms]", height=400)
-    groups = (("held-out SubNets", device["random"], GREY), ("winners", device["winners"], BLUE),
-              ("uniformly shrunk", device["baseline"], ORANGE))  # fmt: skip
+    fitted = [row for row in device["random"] if row["used_for"] == "fit"]
+    groups = (
+        ("held-out SubNets", [row for row in device["random"] if row not in fitted], GREY),
+        ("SubNets of the fit", fitted, PURPLE),
+        ("winners", device["winners"], BLUE),
+        ("uniformly shrunk", device["baseline"], ORANGE),
+    )
     largest_ms = 0.0
     for name, rows, color in groups:
         known = [row for row in rows if row.get("predicted_ms") and row.get("measured_ms")]

@@ -142,6 +142,14 @@ def test_front_chart_holds_winners_base_baseline_and_random_subnets(data: Report
     assert traces["base model"].y == (12.0,)
 
 
+def test_error_chart_tells_held_out_subnets_from_those_of_the_fit(data: Report) -> None:
+    (device,), variables = data["devices"], data["supernet"]["variables"]
+    traces = {trace.name: trace for trace in charts.latency_errors(device, variables).data}
+    assert len(traces["held-out SubNets"].x) == device["latency_validation"]["n"]
+    assert len(traces["SubNets of the fit"].x) + len(traces["held-out SubNets"].x) == len(device["random"])
+    assert len(traces["winners"].x) == len(device["winners"])
+
+
 def test_labels_of_figures_are_escaped() -> None:
     row = {"variable": "<a href='x'>v</a>", "choice": 1.0, "delta_points": -1.0, "standard_error_points": 0.1}
     labels = charts.sensitivities([{**row, "delta_loss": 0.1}]).data[0].y
