@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasks.errors import UserError
 
@@ -58,11 +58,21 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line and flush it to disk."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    """Append one JSON line and flush it to disk; a torn last line (killed while writing) is cut off first."""
+    with path.open("a+b") as stream:
+        _cut_torn_line(stream)
+        stream.write((json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode())
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _cut_torn_line(stream: BinaryIO) -> None:
+    if not stream.seek(0, os.SEEK_END):
+        return
+    stream.seek(-1, os.SEEK_END)
+    if stream.read(1) != b"\n":
+        stream.seek(0)
+        stream.truncate(stream.read().rfind(b"\n") + 1)
 
 
 def read_lines(path: Path) -> list[Any]:

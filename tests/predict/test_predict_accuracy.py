@@ -129,9 +129,7 @@ def test_saved_predictor_predicts_the_same(predictor: AccuracyPredictor, tmp_pat
 )
 def test_broken_file_is_one_clear_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "sensitivities.json").write_text(content)
-    with pytest.raises(
-        UserError, match=r"^sensitivities 'sensitivities.json': .*run the predict stage again$"
-    ):
+    with pytest.raises(UserError, match=r"^sensitivities 'sensitivities.json': .*run the predict stage again$"):
         AccuracyPredictor.load(tmp_path / "sensitivities.json")
 
 
