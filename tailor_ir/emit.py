@@ -13,7 +13,7 @@ from tailor_ir.build import subnet_tensor
 from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.lowering import Subnet, apply_config
-from tailor_ir.ops import OPERATORS
+from tailor_ir.ops import OPERATORS, NodeShapes
 from tailor_ir.trace import OPSET
 
 IR_VERSION = 10  # read by every runtime of the last years
@@ -114,8 +114,21 @@ class _Exporter:
             else self.value(node.inputs[position] if position < len(node.inputs) else "")
             for position in range(count)
         ]
+        if node.op == "Concat":
+            inputs = [self._repeated(node, i, shapes) for i in inputs]
         outputs = [self.value(name) for name in node.outputs]
         self.nodes += emit(node.op, node.name, inputs, outputs, record.attributes_of(node, shapes))
+
+    def _repeated(self, node: Node, part: gs.Tensor, shapes: NodeShapes) -> gs.Tensor:
+        """A part that has one entry for all samples, once for each sample."""
+        batch = shapes.outputs[0][0]
+        if node.int("axis", 0) == 0 or part.shape[0] == batch:
+            return part
+        shape = (batch, *part.shape[1:])
+        repeated = gs.Variable(f"{part.name}/repeated", np.float32, shape)
+        target = gs.Constant(f"{part.name}/batch", np.asarray(shape, np.int64))
+        self.nodes.append(gs.Node("Expand", f"{node.name}/Expand", inputs=[part, target], outputs=[repeated]))
+        return repeated
 
     def fold_batch_norm(self) -> list[Node]:
         """Nodes without the BatchNorms that follow a convolution or linear map alone; their scales go into its weights."""

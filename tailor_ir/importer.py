@@ -1,28 +1,43 @@
 """From an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnx_graphsurgeon as gs
 import torch
 from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
+from tailor_ir.trace import OPSET, TRACE_BATCH
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
 MAX_FOLD_ROUNDS = 12
 CONTROL_FLOW = {"If", "Loop", "Scan"}
+REDUCTIONS = {"ReduceMean", "ReduceMax"}  # took their axes as an attribute up to opset 17
 
 
-def import_onnx(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None = None) -> tuple[Graph, Tensors]:
-    """The IR graph and its tensors. `state` holds the network's own values where the model's are not to be trusted."""
+def import_onnx(
+    model: onnx.ModelProto,
+    state: Mapping[str, torch.Tensor] | None = None,
+    example_shape: Sequence[int] | None = None,
+) -> tuple[Graph, Tensors]:
+    """The IR graph and its tensors.
+
+    `state` holds the network's own values where the model's are not to be trusted; `example_shape` (B, C, H, W) fills in
+    input dimensions that the model leaves open.
+    """
     _refuse_unsupported(model)
+    model = _at_least(model, OPSET)
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
+    _fix_input_shape(surgeon, example_shape)
     _resolve_identities(surgeon)
     surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
+    if state is None:
+        weights |= _unshare_vectors(surgeon, weights)
     return _to_graph(_fold(surgeon, weights), weights, state)
 
 
@@ -39,6 +54,43 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
             raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
 
 
+def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model in the opset that the rules are written for; newer ones differ only where `_to_graph` normalises."""
+    version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), opset)
+    if version >= opset:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, opset)
+    except Exception as error:  # C++ exceptions come as several Python types
+        reason = str(error).splitlines()[0]
+        raise ImportFailed(
+            f"network: opset {version} cannot be raised to {opset} ({reason}); export it with opset {opset} or later"
+        ) from error
+
+
+def _fix_input_shape(graph: gs.Graph, example_shape: Sequence[int] | None) -> None:
+    """An open batch becomes the trace's; other open dimensions follow the example."""
+    for tensor in graph.inputs:
+        shape = list(tensor.shape or ())
+        for position, size in enumerate(shape):
+            if isinstance(size, int) and size > 0:
+                continue
+            if position == 0:
+                shape[0] = TRACE_BATCH
+            elif example_shape is not None and len(example_shape) == len(shape):
+                shape[position] = example_shape[position]
+            else:
+                raise ImportFailed(
+                    f"network: input '{tensor.name}' leaves its shape open ({tensor.shape}); "
+                    "give an example input of full resolution, or export it with a fixed shape"
+                )
+        if shape != list(tensor.shape or ()):
+            tensor.shape = shape
+            for node in graph.nodes:  # shapes that were inferred for an open input no longer hold
+                for output in node.outputs:
+                    output.shape = None
+
+
 def _resolve_identities(graph: gs.Graph) -> None:
     for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
         source, target = node.inputs[0], node.outputs[0]
@@ -47,6 +99,22 @@ def _resolve_identities(graph: gs.Graph) -> None:
         if target in graph.outputs:
             graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
         node.outputs.clear()
+
+
+def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]:
+    """Give each reader of a bias or scale its own copy; names of the copies.
+
+    Exporters merge vectors of equal value (all the zero biases of one length), which ties layers that are not tied.
+    """
+    copies: set[str] = set()
+    for tensor in list(graph.tensors().values()):
+        if tensor.name not in weights or not isinstance(tensor, gs.Constant) or len(tensor.shape) != 1:
+            continue
+        for number, node in enumerate(list(tensor.outputs)[1:], start=1):
+            copy = gs.Constant(f"{tensor.name}/{number}", np.array(tensor.values))
+            copies.add(copy.name)
+            node.inputs = [copy if operand is tensor else operand for operand in node.inputs]
+    return frozenset(copies)
 
 
 def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None) -> frozenset[str]:
@@ -156,6 +224,7 @@ def _to_graph(
         used.add(name)
         for tensor in (*node.inputs, *node.outputs):
             _note_tensor(tensor, name, node.op, shapes, tensors, state)
+        _normalise(node, name)
         try:
             attributes = tuple(sorted((k, _attribute(v)) for k, v in node.attrs.items()))
         except TypeError:
@@ -183,6 +252,17 @@ def _to_graph(
         ),
         tensors,
     )
+
+
+def _normalise(node: gs.Node, name: str) -> None:
+    """Forms of later opsets in terms of opset 17."""
+    if node.op in REDUCTIONS and len(node.inputs) > 1:
+        axes = node.inputs.pop()
+        node.attrs["axes"] = [int(a) for a in axes.values]
+    node.attrs.pop("noop_with_empty_axes", None)
+    node.attrs.pop("num_outputs", None)
+    if node.op == "Gelu" and node.attrs.pop("approximate", "none") != "none":
+        raise ImportFailed(f"operator 'Gelu' at '{name}': approximate=tanh is not supported; allowed: none")
 
 
 def _note_tensor(

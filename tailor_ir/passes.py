@@ -45,7 +45,8 @@ class _Rewriter:
 
 
 def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
-    """Gemm, or MatMul by a transposed weight with or without bias, become `Linear(x, weight (out, in)[, bias])`."""
+    """Gemm, or MatMul by a (transposed) weight with or without bias, become `Linear(x, weight (out, in)[, bias])`."""
+    graph = _turn_weights(graph, tensors)
     rewriter = _Rewriter(graph)
     parameters = set(graph.parameters)
     for node in graph.nodes:
@@ -55,6 +56,36 @@ def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:
         elif node.op == "MatMul":
             _fuse_matmul(rewriter, node, parameters)
     return rewriter.result()
+
+
+def _turn_weights(graph: Graph, tensors: Tensors) -> Graph:
+    """Weights (in, out) of matrix products and Gemms become (out, in) followed by a Transpose, as modules have them."""
+    parameters, readers = set(graph.parameters), graph.consumers()
+    shapes = dict(graph.shapes)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        weight = node.inputs[1] if node.op in ("MatMul", "Gemm") else ""
+        plain = node.op == "MatMul" or node.int("transB", 0) == 0
+        if weight in parameters and plain and len(shapes[weight]) == 2 and len(readers[weight]) == 1:
+            tensors[weight] = tensors[weight].T.contiguous()
+            shapes[weight] = shapes[weight][::-1]
+            if node.op == "Gemm":
+                node = replace(node, attributes=(*(a for a in node.attributes if a[0] != "transB"), ("transB", 1)))
+            else:
+                turned = f"{weight}/turned"
+                shapes[turned] = shapes[weight][::-1]
+                nodes.append(
+                    Node(
+                        name=f"{node.name}/turn",
+                        op="Transpose",
+                        inputs=(weight,),
+                        outputs=(turned,),
+                        attributes=(("perm", (1, 0)),),
+                    )
+                )
+                node = replace(node, inputs=(node.inputs[0], turned))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), shapes=shapes)
 
 
 def _fuse_matmul(rewriter: _Rewriter, node: Node, parameters: set[str]) -> None:

@@ -132,7 +132,8 @@ def compile(
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
-    model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file.
+    model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file (an example
+    is needed only where the file leaves the input's height or width open).
     space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
@@ -142,7 +143,8 @@ def compile(
         proto, state = trace_module(model, example_input)
         graph, tensors = import_onnx(proto, state)
     else:
-        graph, tensors = import_onnx(load_onnx(Path(model)))
+        shape = None if example_input is None else tuple(example_input.shape)
+        graph, tensors = import_onnx(load_onnx(Path(model)), example_shape=shape)
     graph, tensors = simplify(graph, tensors)
     return SuperNet(graph, tensors, space)
 

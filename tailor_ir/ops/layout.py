@@ -134,13 +134,16 @@ class Gather(nn.Module):
 
 
 class Concatenate(nn.Module):
-    """Join along one axis."""
+    """Join along one axis; parts that have one entry for all samples are repeated."""
 
     def __init__(self, axis: int) -> None:
         super().__init__()
         self.axis = axis
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        batch = max(part.shape[0] for part in parts)
+        if self.axis != 0 and any(part.shape[0] != batch for part in parts):
+            parts = tuple(part.expand(batch, *part.shape[1:]) for part in parts)
         return torch.cat(parts, self.axis)
 
 

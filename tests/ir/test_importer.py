@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import tailor_ir
-from tests.ir.networks import small_net
+from tests.ir.networks import from_timm
 
 
 def model_of(nodes: list[onnx.NodeProto], initializers: Sequence[onnx.TensorProto] = ()) -> onnx.ModelProto:
@@ -103,23 +105,42 @@ def test_module_that_fails_while_running() -> None:
         tailor_ir.compile(Broken(), torch.randn(1, 3, 8, 8))
 
 
-def test_onnx_file_gives_the_same_supernet_as_the_module(tmp_path: Path) -> None:
-    model, sample = small_net(), torch.randn(1, 3, 32, 32)
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("form", ["opset 17", "opset 20", "open batch", "training form"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_onnx_file_gives_the_same_supernet_as_the_module(name: str, form: str, tmp_path: Path) -> None:
+    model, sample = from_timm(name)
     path = tmp_path / "net.onnx"
-    torch.onnx.export(
-        model,
-        (sample,),
-        path,
-        dynamo=False,
-        training=torch.onnx.TrainingMode.PRESERVE,
-        do_constant_folding=False,
-        opset_version=17,
-    )
-    from_file, from_module = tailor_ir.compile(path), tailor_ir.compile(model, sample)
-    assert from_file.space.variables == from_module.space.variables
-    x = torch.randn(3, 3, 32, 32)
-    from_file.elastic.eval()
-    assert torch.allclose(from_file.elastic(x), model(x), atol=1e-5)
+    options: dict[str, Any] = {"opset_version": 20 if form == "opset 20" else 17}
+    if form == "open batch":
+        options |= {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    if form == "training form":
+        options |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+    torch.onnx.export(model, (sample,), path, dynamo=False, **options)
+    net = tailor_ir.compile(path)
+    net.elastic.eval()
+    assert [v.name for v in net.space.variables] == [v.name for v in tailor_ir.compile(model, sample).space.variables]
+    x = torch.randn(3, *sample.shape[1:])
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.allclose(net.elastic(x), expected, atol=1e-4 * float(expected.abs().max()))
+        config = net.min_config
+        net.elastic.activate(config)
+        x = torch.randn(net.input_shape(config, 3))
+        net.export(config, tmp_path / "subnet.onnx", batch=3)
+        session = onnxruntime.InferenceSession(tmp_path / "subnet.onnx", providers=["CPUExecutionProvider"])
+        output = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        assert torch.allclose(net.elastic(x), output, atol=1e-4 * float(output.abs().max()))
+
+
+def test_open_resolution_needs_an_example(tmp_path: Path) -> None:
+    model = model_of([helper.make_node("Conv", ["x", "w"], ["y"], "conv")], [weight((4, 3, 3, 3))])
+    for position, name in ((2, "height"), (3, "width")):
+        model.graph.input[0].type.tensor_type.shape.dim[position].dim_param = name
+    onnx.save(model, tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match=r"leaves its shape open .* give an example input"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+    assert tailor_ir.compile(tmp_path / "n.onnx", torch.randn(1, 3, 12, 12)).input_shape({}) == (1, 3, 12, 12)
 
 
 def test_network_without_blocks_still_compiles() -> None:
