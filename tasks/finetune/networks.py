@@ -61,6 +61,7 @@ def open_network(job: Job, dataset: Dataset) -> Network:
     """The network of a job, with its initial weights."""
     if job.finetune is not None:
         settings = job.finetune
+        assert job.supernet is not None
         net = tailor_ir.load(job.supernet)
         return Elastic(net, lambda step: sample_roles(net, settings, step))
     assert job.model is not None

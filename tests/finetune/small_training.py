@@ -14,6 +14,7 @@ from tasks.progress import Progress, Silent
 
 EPOCHS = 3
 STEPS = 18 * EPOCHS
+MODEL = ModelSettings(name="test_resnet", options={"drop_rate": 0.1})
 
 
 def settings(processes: int) -> base.Settings:
@@ -35,8 +36,7 @@ def settings(processes: int) -> base.Settings:
 def train(folder: Path, processes: int, progress: Progress | None = None) -> dict[str, Any]:
     """Base training of timm's test_resnet on the digits."""
     folder.mkdir(exist_ok=True)
-    model = ModelSettings(name="test_resnet", options={"drop_rate": 0.1})
-    return base.run(settings(processes), model, DataSettings(), folder, progress or Silent())
+    return base.run(settings(processes), MODEL, DataSettings(), folder, progress or Silent())
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from tasks.finetune.checkpoint import finished_steps
 from tasks.progress import Bar, Silent
 
 Baseline = tuple[list[dict[str, Any]], dict[str, Any], Path]
-SAME_MICRO_BATCHES_RTOL = 1e-3
-"""Sums of gradients in another order, grown over all steps; with other micro-batches losses differ by over 10 %."""
-RESUMED_RTOL = 1e-5
+RTOL = 1e-6
+"""In float64: other orders of summation differ by 1e-16, and training lets that grow by several powers of ten."""
+COMPARED = 30
+"""Steps of two processes that are compared with one; then a rank is killed."""
 
 
 def losses(history: list[dict[str, Any]]) -> list[float]:
@@ -60,36 +61,23 @@ def test_training_learns_and_leaves_only_weights_and_history(baseline: Baseline)
     assert "conv1.0.weight" in load_file(folder / "weights.safetensors")
 
 
-def test_two_processes_give_the_loss_curve_of_one_that_accumulates(baseline: Baseline, tmp_path: Path) -> None:
-    history, result, _ = baseline
-    seen: list[tuple[int, float]] = []
+def test_two_processes_give_the_loss_curve_of_one_and_a_killed_rank_is_one_clear_line(
+    baseline: Baseline, tmp_path: Path
+) -> None:
+    history, _, _ = baseline
+    seen: list[float] = []
 
-    class Listener(Silent):
-        @contextmanager
-        def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
-            assert (total, done) == (STEPS, 0)
-            with super().bar(name, total, done) as bar:
-                yield bar
-
-        def metrics(self, values: dict[str, float], step: int) -> None:
-            seen.append((step, values["loss"]))
-
-    two = train(tmp_path / "two", processes=2, progress=Listener())
-    curve = read_lines(tmp_path / "two" / "history.jsonl")
-    assert losses(curve) == pytest.approx(losses(history), rel=SAME_MICRO_BATCHES_RTOL)
-    assert seen == [(line["step"], line["loss"]) for line in curve]
-    assert two["test_accuracy"] == pytest.approx(result["test_accuracy"], abs=0.01)
-
-
-def test_killed_rank_is_one_clear_line(tmp_path: Path) -> None:
     class Killer(Silent):
         def metrics(self, values: dict[str, float], step: int) -> None:
-            if step == 3:
-                victim = next(worker for worker in workers_of(psutil.Process()) if worker.environ()["RANK"] == "1")
-                victim.kill()
+            seen.append(values["loss"])
+            if step == COMPARED:
+                ranks = workers_of(psutil.Process())
+                next(rank for rank in ranks if rank.environ()["RANK"] == "1").kill()
 
-    with pytest.raises(UserError, match=r"rank 1 was killed by SIGKILL; see .*workers\.log; the same command goes on"):
+    with pytest.raises(UserError, match=r"rank 1 was killed by SIGKILL; see .*workers\.log; the same command go"):
         train(tmp_path / "run", processes=2, progress=Killer())
+    assert len(seen) >= COMPARED
+    assert seen == pytest.approx(losses(history)[: len(seen)], rel=RTOL)
     assert wait_for(lambda: not workers_of(psutil.Process()))
 
 

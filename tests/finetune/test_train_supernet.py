@@ -1,0 +1,138 @@
+"""Fine-tuning of a real SuperNet: same curve for 1 and 2 processes, statistics stored, accuracies reported."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_training import MODEL
+
+import tailor_ir
+from tasks import compile as compile_stage
+from tasks import finetune
+from tasks.artifacts import read_lines
+from tasks.data import DataSettings, load
+from tasks.evaluate import EvaluationData, accuracies, accuracy, statistics_of
+from tasks.finetune.sampling import compound, sample_roles
+from tasks.progress import Silent
+
+Trained = dict[int, tuple[list[dict[str, Any]], dict[str, Any], Path]]
+RTOL = 1e-6
+"""In float64, as for plain networks."""
+
+
+@pytest.fixture(scope="module")
+def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The SuperNet of the trained small network."""
+    folder = tmp_path_factory.mktemp("compiled")
+    counts = compile_stage.run(MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder)
+    assert counts["distinct"] <= counts["codes"]
+    assert counts["modifications"] > counts["variables"] > 5
+    return folder / "supernet"
+
+
+@pytest.fixture(scope="module")
+def trained(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """{processes: (history, result, folder)} of the same fine-tuning."""
+    runs: Trained = {}
+    for processes in (1, 2):
+        folder = tmp_path_factory.mktemp(f"finetuned{processes}")
+        settings = finetune.Settings(
+            epochs=1,
+            batch_size=64,
+            micro_batch=32,
+            processes=processes,
+            precision="float64",
+            device="cpu",
+            learning_rate=5e-4,
+            recalibration_images=256,
+            strategy="compound",
+        )
+        result = finetune.run(settings, DataSettings(), compiled, folder, Silent())
+        runs[processes] = (read_lines(folder / "history.jsonl"), result, folder)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def data() -> EvaluationData:
+    return EvaluationData(load(DataSettings(), "test"), load(DataSettings(), "train"), recalibration_images=256)
+
+
+@pytest.mark.parametrize("key", ["loss", "loss_largest", "loss_smallest", "loss_random"])
+def test_two_processes_give_the_loss_curves_of_one(trained: Trained, key: str) -> None:
+    curves = {processes: [line[key] for line in history] for processes, (history, _, _) in trained.items()}
+    assert len(curves[1]) == 18
+    assert curves[2] == pytest.approx(curves[1], rel=RTOL)
+
+
+def test_all_subnets_learn_and_the_result_tells_accuracies(
+    trained: Trained, compiled: Path, data: EvaluationData
+) -> None:
+    history, result, folder = trained[1]
+    assert history[-1]["loss_smallest"] < history[0]["loss_smallest"]
+    net = tailor_ir.load(folder / "supernet")
+    assert accuracy(net, net.max_config, data).share == pytest.approx(result["largest_test_accuracy"], abs=0.005)
+    before = tailor_ir.load(compiled)
+    assert accuracy(net, net.min_config, data).loss < accuracy(before, before.min_config, data).loss
+    assert not (folder / "checkpoint.safetensors").exists()
+
+
+def test_stored_statistics_are_those_of_the_largest_subnet(trained: Trained, data: EvaluationData) -> None:
+    net = tailor_ir.load(trained[1][2] / "supernet")
+    own = statistics_of(net, net.max_config, data)
+    net.elastic.activate(net.max_config)
+    stored = net.elastic.stored_statistics()
+    assert stored.keys() == own.keys()
+    for name, value in own.items():
+        torch.testing.assert_close(stored[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_leaves_the_stored_statistics_alone_and_goes_on_where_it_stopped(
+    trained: Trained, data: EvaluationData, tmp_path: Path
+) -> None:
+    net = tailor_ir.load(trained[1][2] / "supernet")
+    before = {name: tensor.clone() for name, tensor in net.elastic.tensors().items()}
+    rng = np.random.default_rng(0)
+    configs = [net.max_config, net.min_config, net.space.sample(rng), net.max_config]
+    file = tmp_path / "accuracy.jsonl"
+    first = accuracies(net, configs[:2], data, file, Silent())
+    with file.open("a") as stream:
+        stream.write('{"digest": "torn')
+    again = accuracies(net, configs, data, file, Silent())
+    assert again[:2] == first
+    assert again[3] == first[0]
+    assert {line["digest"] for line in read_lines(file)} == {net.space.digest(config) for config in configs}
+    assert all(found.total == 300 and 0 <= found.correct <= 300 for found in again)
+    for name, tensor in net.elastic.tensors().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_compound_sampling_couples_the_variables_of_a_stage(compiled: Path) -> None:
+    space = tailor_ir.load(compiled).space
+    rng = np.random.default_rng(0)
+    configs = [compound(space, rng) for _ in range(40)]
+    for config in configs:
+        for stage in ("stage.1", "stage.2", "stage.3", "stage.4"):
+            own = [v for v in space.variables if v.name.startswith(stage)]
+            same_rank = [{v.name: v.choices[rank] for v in own} for rank in range(3)]
+            assert any(space.digest({**config, **sizes}) == space.digest(config) for sizes in same_rank)
+    assert len({space.digest(config) for config in configs}) > 20
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        ("sandwich", ["largest", "smallest", "random", "random"]),
+        ("compound", ["largest", "smallest", "random", "random"]),
+        ("random", ["random", "random"]),
+    ],
+)
+def test_roles_depend_on_the_seed_and_the_step_only(compiled: Path, strategy: Any, names: list[str]) -> None:
+    net = tailor_ir.load(compiled)
+    settings = finetune.Settings(strategy=strategy)
+    roles = sample_roles(net, settings, 7)
+    assert [role.name for role in roles] == names
+    assert roles == sample_roles(tailor_ir.load(compiled), settings, 7)
+    assert roles != sample_roles(net, settings, 8)
+    assert [role.distilled for role in roles] == [name != "largest" and strategy != "random" for name in names]
