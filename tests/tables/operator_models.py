@@ -42,17 +42,13 @@ def _number(value: float) -> np.ndarray:
     return np.array(value, dtype=np.float32)
 
 
-def convolution(
-    channels: int, filters: int, size: int, *epilogue: Node, groups: int = 1, stride: int = 1
-) -> bytes:
+def convolution(channels: int, filters: int, size: int, *epilogue: Node, groups: int = 1, stride: int = 1) -> bytes:
     """A 3 × 3 convolution with bias; the epilogue goes from 'conv' to 'out0'."""
     attributes = {"kernel_shape": [3, 3], "pads": [1] * 4, "group": groups, "strides": [stride] * 2}
     target = "conv" if epilogue else "out0"
     weights = {"w": _random(filters, channels // groups, 3, 3), "b": _random(filters)}
     used = {name for _, ins, _, _ in epilogue for name in ins}
-    weights |= {
-        name: value for name, value in (("low", _number(0.0)), ("high", _number(6.0))) if name in used
-    }
+    weights |= {name: value for name, value in (("low", _number(0.0)), ("high", _number(6.0))) if name in used}
     out = -(-size // stride)
     nodes = [("Conv", ["in0", "w", "b"], [target], attributes), *epilogue]
     return model(nodes, [(1, channels, size, size)], [(1, filters, out, out)], weights)
@@ -63,9 +59,7 @@ def _one(kind: str, inputs: list[Shape], output: Shape, **attributes: Any) -> by
     return model([(kind, names, ["out0"], attributes)], inputs, [output], {})
 
 
-def _with_weights(
-    kind: str, source: Shape, output: Shape, weights: dict[str, np.ndarray], **attributes: Any
-) -> bytes:
+def _with_weights(kind: str, source: Shape, output: Shape, weights: dict[str, np.ndarray], **attributes: Any) -> bytes:
     return model([(kind, ["in0", *weights], ["out0"], attributes)], [source], [output], weights)
 
 
@@ -91,9 +85,7 @@ OPERATORS: dict[str, bytes] = {
     "matmul": _one("MatMul", [(1, 4, 17, 8), (1, 4, 8, 17)], (1, 4, 17, 17)),
     "global_average_pool": _one("GlobalAveragePool", [(1, 8, 9, 9)], (1, 8, 1, 1)),
     "reduce_mean": _one("ReduceMean", [(1, 8, 9, 9)], (1, 8), axes=[-2, -1], keepdims=0),
-    "max_pool": _one(
-        "MaxPool", [(1, 8, 9, 9)], (1, 8, 5, 5), kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]
-    ),
+    "max_pool": _one("MaxPool", [(1, 8, 9, 9)], (1, 8, 5, 5), kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]),
     "add_relu": model(
         [("Add", ["in0", "in1"], ["x"], {}), ("Relu", ["x"], ["out0"], {})],
         [(1, 8, 9, 9)] * 2,
@@ -120,9 +112,7 @@ OPERATORS: dict[str, bytes] = {
         [(1, 17, 32)],
         {"token": _random(1, 1, 32)},
     ),
-    "gather_class_token": _with_weights(
-        "Gather", (1, 17, 32), (1, 32), {"i": np.array(0, dtype=np.int64)}, axis=1
-    ),
+    "gather_class_token": _with_weights("Gather", (1, 17, 32), (1, 32), {"i": np.array(0, dtype=np.int64)}, axis=1),
     "split": model(
         [("Split", ["in0", "s"], ["out0", "out1"], {"axis": 1})],
         [(1, 8, 4, 4)],

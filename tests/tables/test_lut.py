@@ -90,9 +90,7 @@ def test_summary_names_every_failure(tmp_path):
     lut.append([entry("a"), entry("b", noisy=True), failed("c")])
     summary = json.loads(json.dumps(lut.summary(), allow_nan=False))
     assert (summary["ok"], summary["failed"], summary["noisy"]) == (2, 1, 1)
-    assert summary["failures"] == [
-        {"operator": "Conv", "digest": "c", "reason": "ncnn has no layer for 'aten::det'"}
-    ]
+    assert summary["failures"] == [{"operator": "Conv", "digest": "c", "reason": "ncnn has no layer for 'aten::det'"}]
 
 
 def test_a_killed_writer_leaves_only_whole_parts(tmp_path):

@@ -1,0 +1,116 @@
+"""Exported files compute what torch computes, in both formats, and a second run does nothing twice."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import tailor_ir
+from profiling_agents.client import MeasureSettings
+from tasks import export
+from tasks.data import DataSettings, load_splits
+from tasks.evaluate import EvaluationData, statistics_of
+from tasks.progress import Silent
+
+QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2))
+HUGE_MS, TINY_MS = 1e6, 1e-6
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, EvaluationData]:
+    splits = load_splits(DataSettings(kind="digits"))
+    return {
+        name: EvaluationData(splits[name], splits["train"], recalibration_images=64, limit=100)
+        for name in ("validation", "test")
+    }
+
+
+@pytest.fixture(scope="module")
+def search(supernet: Path, tmp_path_factory) -> Path:
+    """A front of two SubNets, one of them within two budgets, and a baseline."""
+    net = tailor_ir.load(supernet)
+
+    def row(config, **more) -> dict:
+        return {"digest": net.space.digest(config), "config": config, "predicted_ms": 1.0, **more}
+
+    chosen = [(net.max_config, HUGE_MS), (net.min_config, HUGE_MS), (net.min_config, TINY_MS)]
+    front = {
+        "winners": [row(config, budget_ms=budget_ms, predicted_accuracy=0.5) for config, budget_ms in chosen],
+        "baseline": [row(net.min_config, scaled="all variables")],
+    }
+    folder = tmp_path_factory.mktemp("search")
+    (folder / "front.json").write_text(json.dumps(front))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(supernet, search, data, device, tmp_path_factory) -> tuple[Path, dict]:
+    """The folder of the export stage and what it returned, for each device."""
+    out = tmp_path_factory.mktemp("export")
+    return out, export.run(QUICK, supernet, search, data, device, out, Silent())
+
+
+def test_exports_agree_with_torch_and_are_measured(exported, device):
+    out, result = exported
+    assert json.loads((out / export.EXPORTS_FILE).read_text()) == result
+    assert [row["within_budget"] for row in result["winners"]] == [True, True, False]
+    assert len(result["subnets"]) == 2
+    native = device.capabilities().formats[0]
+    for card in result["subnets"]:
+        assert card["latency"]["p50_ms"] > 0
+        for name, file in card["files"].items():
+            assert file["state"] == "ok", file
+            assert file["relative_difference"] <= 1e-4
+            assert file["on_device"] == (name == native)
+            for path, digest in file["sha256"].items():
+                assert hashlib.sha256((out / path).read_bytes()).hexdigest() == digest
+        assert json.loads((out / f"{card['digest']}.json").read_text()) == card
+
+
+def test_exported_onnx_has_the_subnets_own_statistics(exported, supernet, data):
+    out, result = exported
+    net = tailor_ir.load(supernet)
+    images = data["validation"]
+    for card in result["subnets"]:
+        size = net.input_shape(card["config"])[-2:]
+        x, _ = next(iter(images.batches(size)))
+        module = net.build(card["config"], statistics_of(net, card["config"], images)).eval()
+        with torch.inference_mode():
+            expected = module(x).numpy()
+        session = onnxruntime.InferenceSession(out / f"{card['digest']}.onnx", providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        got = np.concatenate([session.run(None, {name: image[None]})[0] for image in x.numpy()])
+        assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+        shared = net.build(card["config"]).eval()
+        with torch.inference_mode():
+            assert np.abs(shared(x).numpy() - expected).max() > 1e-2 * np.abs(expected).max()
+        correct = sum(int((module(x).argmax(1) == y).sum()) for x, y in images.batches(size))
+        assert card["accuracy"]["validation"] == pytest.approx(correct / 100, abs=1e-9)
+
+
+def test_finished_subnets_are_not_exported_again(exported, supernet, search, data, device, tmp_path):
+    folder, first = exported
+    out = Path(shutil.copytree(folder, tmp_path / "out"))
+    lines = (out / export.DONE_FILE).read_text().splitlines()
+    (out / export.DONE_FILE).write_text(lines[0] + "\n" + lines[1][:20])  # killed while the second was written
+    untouched = {path: path.stat().st_mtime_ns for path in out.glob(f"{first['subnets'][0]['digest']}*")}
+    again = export.run(QUICK, supernet, search, data, device, out, Silent())
+    assert again["subnets"][0] == first["subnets"][0]
+    assert again["subnets"][1]["files"]["onnx"]["sha256"] == first["subnets"][1]["files"]["onnx"]["sha256"]
+    assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
+
+
+def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, search, data, device, tmp_path):
+    strict = QUICK.model_copy(update={"tolerance": 1e-12})
+    result = export.run(strict, supernet, search, data, device, tmp_path, Silent())
+    for card in result["subnets"]:
+        for file in card["files"].values():
+            assert file["state"] == "failed"
+            assert "outputs differ from torch by" in file["reason"]
+    assert not [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.ncnn.*")]
+    assert not any(row["files_ok"] for row in result["winners"])
