@@ -85,13 +85,19 @@ class TrackingSettings(BaseModel):
     experiment: str = Field(default="autotailor", min_length=1)
 
 
+LOCAL_DEVICES = {
+    "ncnn": DeviceProfile(backend="ncnn"),
+    "onnxruntime": DeviceProfile(backend="onnxruntime"),
+}
+
+
 class CommonConfig(BaseModel):
     """What every run has: data, devices, and the settings of the stages from profiling to the report."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: DataSettings = DataSettings()
-    device: dict[DeviceName, DeviceProfile] = Field(min_length=1)
+    device: dict[DeviceName, DeviceProfile] = Field(default=LOCAL_DEVICES, min_length=1)
     profile: ProfileSettings = ProfileSettings()
     predict: PredictSettings = PredictSettings()
     search: SearchSettings = SearchSettings()

@@ -33,9 +33,6 @@ def prepare(*, quiet: bool) -> None:
     quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
     """
     defaults = {
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(SERVER_START_SECONDS),
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",

@@ -1,5 +1,6 @@
 """MLflow: one run per pipeline run, one nested run per stage; run ids are passed explicitly, no run is ever 'active'."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ NAME_TAG = "mlflow.runName"
 KEY_TAG = "autotailor.key"
 STAGE_TAG = "autotailor.stage"
 DIGEST_TAG = "autotailor.digest"
+NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 MAX_PARAM_LENGTH = 6000
 MAX_PARAMS = 100
 MAX_METRICS = 500
@@ -68,7 +70,8 @@ class Tracker:
     def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
         """The flattened config; values longer than MLflow keeps are cut (the whole config is an artifact)."""
         known = self.client.get_run(run_id).data.params
-        params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in flatten(config) if key not in known]
+        flat = {NAME_FORBIDS.sub("_", key): value[:MAX_PARAM_LENGTH] for key, value in flatten(config)}
+        params = [Param(key, value) for key, value in flat.items() if key not in known]
         for first in range(0, len(params), MAX_PARAMS):
             self.client.log_batch(run_id, params=params[first : first + MAX_PARAMS])
 

@@ -12,10 +12,10 @@ SEE_HELP = "see 'autotailor --help'"
 Model = TypeVar("Model", bound=BaseModel)
 
 ALLOWED = {
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "less than {lt}",
-    "less_than_equal": "{le} or less",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "{le:g} or less",
     "finite_number": "a finite number",
     "int_parsing": "an integer",
     "int_type": "an integer",
@@ -41,7 +41,9 @@ def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
         return model.model_validate(config)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        raise _explain(model, dict(faults[0]), len(faults) - 1) from error
+        first = faults[0]["loc"]
+        others = [fault for fault in faults if fault["loc"] != first[: len(fault["loc"])]]
+        raise _explain(model, dict(faults[0]), len(others)) from error
 
 
 def _explain(model: type[BaseModel], fault: dict[str, Any], more: int) -> UserError:

@@ -47,7 +47,13 @@ def test_an_interrupted_run_goes_on_and_is_running_again(tracker: Tracker, tmp_p
 
 
 def test_params_are_the_flattened_config_and_can_be_logged_twice(tracker: Tracker) -> None:
-    config = {"finetune": {"epochs": 3}, "device": {"ncnn": {"threads": 1}}, "space": {}, "long": "x" * 9000}
+    config = {
+        "finetune": {"epochs": 3},
+        "device": {"ncnn": {"threads": 1}},
+        "space": {},
+        "wish": {"*.depth": 2},
+        "long": "x" * 9000,
+    }
     config["many"] = {str(number): number for number in range(150)}
     tracker.log_params(tracker.run_id, config)
     tracker.log_params(tracker.run_id, config)
@@ -55,6 +61,7 @@ def test_params_are_the_flattened_config_and_can_be_logged_twice(tracker: Tracke
     assert params["finetune.epochs"] == "3"
     assert params["device.ncnn.threads"] == "1"
     assert params["space"] == "{}"
+    assert params["wish._.depth"] == "2"
     assert len(params["long"]) == 6000
     assert params["many.149"] == "149"
     assert dict(flatten({"a": {"b": [1, 2]}})) == {"a.b": "[1, 2]"}

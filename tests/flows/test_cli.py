@@ -1,0 +1,160 @@
+"""The command line: help, quick answers to typos, one line and exit code 2 for bad input."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.arguments import COMMANDS
+from flows.cli import main
+from flows.groups import config_groups
+
+
+def _line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a refused command prints."""
+    assert main(list(words)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("autotailor: ")
+    return lines[0].removeprefix("autotailor: ")
+
+
+def test_help_shows_commands_groups_with_options_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+    for group, options in config_groups().items():
+        assert f"  {group} " in text
+        assert ", ".join(options) in text
+    assert "examples:" in text
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        assert "usage: autotailor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rum"], "command 'rum': is unknown; .*did you mean 'run'?"),
+        (["run", "--jsn", "x"], "command line: unrecognized arguments: --jsn"),
+        (["run", "--json"], "command line: argument --json: expected one argument"),
+        (["run", "--json", "/nowhere/x.json"], "--json: folder '/nowhere' does not exist"),
+        (["run", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
+        (["run", "finetune.epoch=3"], "did you mean 'finetune.epochs'?"),
+        (["run", "finetune.epochs=many"], "finetune.epochs: got 'many'; allowed: an integer"),
+        (["run", "finetune.epochs=1.5"], "finetune.epochs: got 1.5; allowed: an integer"),
+        (["run", "finetune.epochs=0"], "finetune.epochs: got 0; allowed: 1 or more"),
+        (["run", "+finetune.epoch=3"], "option 'finetune.epoch': is unknown; .*did you mean 'epochs'?"),
+        (["run", "+modle={a: 1}"], "option 'modle': is unknown; .*did you mean 'model'?"),
+        (["run", "search.budgets_ms=[-1]"], "search.budgets_ms.0: got -1; allowed: greater than 0"),
+        (["run", "search.budgets_ms=[]"], r"search.budgets_ms: got \[\]; allowed: 1 or more entries"),
+        (["run", "search.budgets_ms=[1,fast]"], "search.budgets_ms.1: got 'fast'; allowed: a number"),
+        (["run", "search.budgets_ms=[nan]"], "search.budgets_ms.0: got nan; allowed: "),
+        (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
+        (["run", "device.ncnn.backend=tflite"], "device.ncnn.backend: got 'tflite'; allowed: 'ncnn' or 'onnxruntime'"),
+        (["run", "device.ncnn.measure.time_cap=3"], "device.ncnn.measure: time_cap: "),
+        (["run", "device.ncnn.agent=http://board:1"], "an agent elsewhere needs its token"),
+        (["run", "device.ncnn.agent=board"], "device.ncnn.agent: got 'board'; allowed: "),
+        (["run", "device.ncnn.token_env=X"], "makes its own token; leave token_env out"),
+        (["run", "device=[]"], "device: got "),
+        (["run", "space.depth=[a]"], r"space.\*.depth"),
+        (["run", "data=imagefolder"], "data.path: has no value"),
+        (["run", "model=onnx"], "model.path: has no value"),
+        (["run", "finetune.batch_size=50"], "does not split evenly"),
+        (["run", "+model._target_=os.system"], "configs never name classes to build"),
+        (["adapt"], "supernet: has no value"),
+        (["adapt", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    import re
+
+    assert re.search(line, _line(capsys, *words))
+
+
+def test_help_and_typos_answer_within_two_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    import subprocess
+    import sys
+
+    for words in (["--help"], ["run", "finetune.epoch=3"], ["rum"]):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "flows.cli", *words], check=False, capture_output=True)
+        assert time.monotonic() - started < 2.0
+
+
+def test_an_output_folder_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    line = _line(capsys, "run", f"output_dir={tmp_path / 'file' / 'out'}")
+    assert "output folder" in line
+    assert "output_dir=PATH" in line
+
+
+def test_an_agent_that_is_not_reachable_is_told_before_anything_is_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("t" * 32)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = _line(
+        capsys,
+        "run",
+        "device=[remote]",
+        f"device.remote.agent=http://127.0.0.1:{port}",
+        f"device.remote.token_file={tmp_path / 'token'}",
+        f"output_dir={tmp_path / 'out'}",
+    )
+    assert f"127.0.0.1:{port}" in line
+    assert not (tmp_path / "out" / "stages").exists()
+
+
+def test_a_missing_token_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _line(
+        capsys,
+        "run",
+        "device=[remote]",
+        "device.remote.agent=http://127.0.0.1:9",
+        "device.remote.token_file=/nowhere/token",
+        f"output_dir={tmp_path / 'out'}",
+    )
+    assert line.startswith("device.remote.token_file: '/nowhere/token' cannot be read")
+
+
+def test_a_wrong_token_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from profiling_agents.client import local_agent
+
+    (tmp_path / "token").write_text("wrong" * 8)
+    with local_agent(backend="ncnn") as client:
+        line = _line(
+            capsys,
+            "run",
+            "device=[remote]",
+            f"device.remote.agent={client.url}",
+            f"device.remote.token_file={tmp_path / 'token'}",
+            f"output_dir={tmp_path / 'out'}",
+        )
+    assert "token" in line
+
+
+def test_a_profile_that_is_not_the_agents_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _line(capsys, "run", "device=[ncnn]", "device.ncnn.threads=99", f"output_dir={tmp_path / 'out'}")
+    assert "threads" in line
+
+
+@pytest.mark.slow
+def test_an_unknown_network_is_one_line_and_leaves_no_stage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _line(capsys, "compile", "model.name=resnet26x", f"output_dir={tmp_path / 'out'}")
+    assert "resnet26" in line
+    assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.slow
+def test_a_missing_onnx_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _line(capsys, "compile", "model=onnx", "model.path=/nowhere/net.onnx", f"output_dir={tmp_path / 'out'}")
+    assert line.startswith("model file '/nowhere/net.onnx': does not exist")

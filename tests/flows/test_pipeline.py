@@ -1,0 +1,166 @@
+"""The whole pipeline on real digits with a small network: what it makes, and what a change makes run again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+import tailor_ir
+from flows.config import DeviceProfile
+from flows.devices import Devices
+from tests.flows.conftest import Command
+
+pytestmark = pytest.mark.slow
+
+STAGES = [
+    "base",
+    "compile",
+    "finetune",
+    "enumerate",
+    "profile/onnxruntime",
+    "sensitivities",
+    "latency/onnxruntime",
+    "search/onnxruntime",
+    "export/onnxruntime",
+]
+
+
+def _worked(result: dict[str, Any]) -> list[str]:
+    return [row["stage"] for row in result["stages"] if not row["cached"]]
+
+
+def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str, Any], command: Command) -> None:
+    assert _worked(finished) == STAGES
+    assert Path(finished["report_html"]).read_text().lower().startswith("<!doctype html>")
+    assert (command.output / "report.json").exists()
+    (device,) = finished["devices"]
+    assert all(row["measured_ms"] > 0 for row in device["winners"])
+
+
+def test_the_same_command_again_works_nothing(finished: dict[str, Any], command: Command) -> None:
+    again = command("run")
+    assert _worked(again) == []
+    assert [row["seconds"] for row in again["stages"]] == [row["seconds"] for row in finished["stages"]]
+
+
+def test_another_budget_runs_search_and_export_only(finished: dict[str, Any], command: Command) -> None:
+    budget_ms = finished["devices"][0]["winners"][-1]["predicted_ms"] * 1.01
+    changed = command("run", f"search.budgets_ms=[{budget_ms}]")
+    assert _worked(changed) == ["search/onnxruntime", "export/onnxruntime"]
+    assert len(changed["devices"][0]["winners"]) == 1
+
+
+def test_another_device_profile_trains_nothing(finished: dict[str, Any], command: Command) -> None:
+    result = command("profile", "device.onnxruntime.measure.time_cap_ms=6")
+    (stage,) = result["stages"]
+    assert stage["stage"] == "profile/onnxruntime"
+    assert not stage["cached"]
+    assert command("finetune", "device.onnxruntime.measure.time_cap_ms=6")["stages"][0]["cached"]
+
+
+def test_more_training_measures_no_operator_again(finished: dict[str, Any], command: Command) -> None:
+    changed = command("predict", "finetune.label_smoothing=0.05")
+    cached = {stage["stage"]: stage["cached"] for stage in changed["stages"]}
+    assert cached == {"sensitivities": False, "latency/onnxruntime": True}
+
+
+def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str, Any], command: Command) -> None:
+    result = command("finetune", "data.workers=1", "finetune.checkpoint_every_s=7", "base.checkpoint_every_s=7")
+    assert result["stages"][0]["cached"]
+
+
+def test_a_stage_command_returns_its_own_result(finished: dict[str, Any], command: Command) -> None:
+    (stage,) = command("enumerate")["stages"]
+    assert stage["result"]["unique_operators"] == finished["supernet"]["unique_operators"]
+    net = tailor_ir.load(Path(command("finetune")["stages"][0]["folder"]) / "supernet")
+    assert str(net.space.distinct) == finished["supernet"]["distinct"]
+
+
+def _client(command: Command) -> MlflowClient:
+    uri = f"sqlite:///{command.output.resolve()}/mlflow.db"
+    return MlflowClient(uri, uri)
+
+
+def test_mlflow_has_a_run_nested_per_stage_with_metrics_params_and_artifacts(
+    finished: dict[str, Any], command: Command
+) -> None:
+    client = _client(command)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "autotailor"]
+    runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    parent = runs[0]
+    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert [run.data.tags["autotailor.stage"] for run in nested] == STAGES
+    assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
+    assert parent.data.params["finetune.epochs"] == "1"
+    assert parent.data.params["device.onnxruntime.threads"] == "1"
+    assert "version.torch" in parent.data.tags
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert files == {"config.yaml", "report.html", "report.json"}
+    by_stage = {run.data.tags["autotailor.stage"]: run for run in nested}
+    training = by_stage["finetune"]
+    losses = client.get_metric_history(training.info.run_id, "loss")
+    assert len(losses) == len({loss.step for loss in losses}) == 18
+    wanted = {"finetune": "supernet", "profile/onnxruntime": "lut", "search/onnxruntime": "front.json"}
+    for stage, artifact in wanted.items():
+        run = by_stage[stage]
+        assert artifact in {file.path for file in client.list_artifacts(run.info.run_id)}
+        assert len(run.data.tags[f"autotailor.digest.{artifact}"]) == 16
+
+
+def test_the_supernet_is_a_registered_model_that_loads(finished: dict[str, Any], command: Command) -> None:
+    client = _client(command)
+    version = min(
+        client.search_model_versions("name = 'autotailor-test_resnet-digits'"), key=lambda found: found.version
+    )
+    folder = client.download_artifacts(version.run_id, "supernet")
+    assert str(tailor_ir.load(Path(folder)).space.distinct) == finished["supernet"]["distinct"]
+
+
+def test_an_existing_supernet_is_adapted_to_another_device_without_training(
+    finished: dict[str, Any], command: Command, tmp_path: Path
+) -> None:
+    from flows.cli import main
+
+    supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
+    file = tmp_path / "adapted.json"
+    overrides = [
+        f"supernet={supernet}",
+        "device=[ncnn]",
+        f"output_dir={tmp_path / 'adapted'}",
+        "predict.random_subnets=4",
+        "predict.fit_subnets=1",
+        "predict.validation_images=64",
+        "profile.measure.time_cap_ms=5",
+        "search.generations=5",
+    ]
+    assert main(["adapt", *overrides, "--json", str(file)]) == 0
+    import json
+
+    result = json.loads(file.read_text())
+    assert "base" not in {row["stage"] for row in result["stages"]}
+    (device,) = result["devices"]
+    assert device["name"] == "ncnn"
+    assert len(device["winners"]) >= 10
+
+
+def test_multirun_runs_every_combination_in_one_store(
+    finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: Any = command("search", "--multirun", "search.seed=0,1", "search.beam_width=16,8")
+    assert [result["overrides"][-2:] for result in results] == [
+        [f"search.seed={seed}", f"search.beam_width={width}"] for seed in (0, 1) for width in (16, 8)
+    ]
+    assert [result["stages"][0]["cached"] for result in results] == [True, False, False, False]
+    assert "sweep" in capsys.readouterr().out
+
+
+def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
+    import psutil
+
+    with Devices({"onnxruntime": DeviceProfile(backend="onnxruntime")}) as devices:
+        assert devices.client("onnxruntime") is devices.client("onnxruntime")
+        assert len(devices.fingerprint("onnxruntime")) >= 16
+        agents = psutil.Process().children(recursive=True)
+        assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in agents)
+    assert not any(agent.is_running() and "profiling_agents" in " ".join(agent.cmdline()) for agent in agents)

@@ -1,0 +1,113 @@
+"""kill -9 anywhere: the same command goes on. Ctrl-C: it says so. Real runs in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.artifacts import read_lines
+from tests.flows.tiny import TINY
+
+pytestmark = pytest.mark.slow
+
+LIMIT_SECONDS = 240
+SLOW_PROFILE = "profile.measure.time_cap_ms=60"
+SETTINGS = (
+    *TINY,
+    "finetune.checkpoint_every_s=0",
+    SLOW_PROFILE,
+    "profile.flush_s=0.1",
+    "profile.measure.confidence=0.0001",
+)
+
+
+def _start(output: Path, result: Path) -> subprocess.Popen[str]:
+    words = ["predict", *SETTINGS, f"output_dir={output}", "--json", str(result)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def _wait(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
+    until = time.monotonic() + LIMIT_SECONDS
+    while not ready():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < until, "not reached in time"
+        time.sleep(0.05)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """kill -9, and nothing that it started lives on."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+
+
+def _lines(output: Path, stage: str, name: str) -> list[Any]:
+    return [line for file in output.glob(f"stages/{stage}/*/{name}") for line in read_lines(file)]
+
+
+def _finished(output: Path, stage: str) -> dict[Path, int]:
+    """Result files of a stage with their times of change."""
+    return {file: file.stat().st_mtime_ns for file in output.glob(f"stages/{stage}/*/result.json")}
+
+
+def _measured(output: Path) -> int:
+    """Operators whose measurement is on disk."""
+    parts = [*output.glob("stages/profile/onnxruntime/*/lut/*.parquet")]
+    return sum(pq.read_metadata(part).num_rows for part in parts)
+
+
+def test_a_run_that_is_killed_twice_goes_on_each_time_and_repeats_nothing(tmp_path: Path) -> None:
+    output, result = tmp_path / "out", tmp_path / "result.json"
+    training = _start(output, result)
+    _wait(training, lambda: len(_lines(output, "finetune", "history.jsonl")) >= 3)
+    _kill(training)
+    base = _finished(output, "base")
+    steps_before = len(_lines(output, "finetune", "history.jsonl"))
+    assert len(base) == 1
+    assert not _finished(output, "finetune")
+    assert steps_before < 18
+
+    profiling = _start(output, result)
+    _wait(profiling, lambda: _measured(output) >= 10)
+    _kill(profiling)
+    tuned = _finished(output, "finetune")
+    measured_before = _measured(output)
+    assert [line["step"] for line in _lines(output, "finetune", "history.jsonl")] == [*range(1, 19)]
+    assert _finished(output, "base") == base
+    assert not _finished(output, "profile/onnxruntime")
+
+    last = _start(output, result)
+    assert last.wait(LIMIT_SECONDS) == 0, last.stderr and last.stderr.read()
+    assert _finished(output, "base") == base
+    assert _finished(output, "finetune") == tuned
+    (profile,) = (json.loads(file.read_text()) for file in _finished(output, "profile/onnxruntime"))
+    assert profile["measured_now"] == _measured(output) - measured_before
+    assert _measured(output) == 92
+    assert len(json.loads(result.read_text())["stages"]) == 2
+
+
+def test_ctrl_c_ends_everything_and_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = _start(output, tmp_path / "result.json")
+    _wait(process, lambda: len(_lines(output, "base", "history.jsonl")) >= 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "autotailor: interrupted; the same command goes on from here"
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
