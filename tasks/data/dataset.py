@@ -42,9 +42,7 @@ class Dataset:
     def steps(self, batch_size: int) -> int:
         """Whole global batches in one shuffled epoch (the rest, less than a batch, is left out)."""
         if batch_size > len(self):
-            raise UserError(
-                "batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split"
-            )
+            raise UserError("batch_size", str(batch_size), allowed=f"at most {len(self)}, the images of this split")
         return len(self) // batch_size
 
     def batches(

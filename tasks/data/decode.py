@@ -43,16 +43,14 @@ class Decoder:
             ValueError,
         ) as error:
             raise UserError(
-                f"image '{name}'", f"cannot be decoded ({error})", next_step="remove or replace it"
+                f"image '{name}'", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error
         top, left, height, width = (
             central_box(image.height, image.width)
             if draws_D is None
             else random_box(image.height, image.width, draws_D)
         )
-        image = image.resize(
-            self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
-        )
+        image = image.resize(self._size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
         if draws_D is not None and draws_D[4] < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = np.asarray(image, dtype=np.uint8)

@@ -19,9 +19,7 @@ class Digits:
         self.class_names = tuple(str(name) for name in bunch.target_names)
         pixels_N1HW = torch.from_numpy(bunch.images.astype(np.float32) / 16)[:, None]
         size = (settings.resolution, settings.resolution)
-        scaled = functional.interpolate(
-            pixels_N1HW, size=size, mode="bicubic", align_corners=False, antialias=True
-        )
+        scaled = functional.interpolate(pixels_N1HW, size=size, mode="bicubic", align_corners=False, antialias=True)
         self._pixels_N1HW = scaled.clamp_(0, 1)
         self._channels = settings.channels
 

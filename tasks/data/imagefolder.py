@@ -47,12 +47,7 @@ def _scan(folder: Path) -> ImageFolder:
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    found = {
-        split: root / name
-        for split, names in SPLIT_FOLDERS.items()
-        for name in names
-        if (root / name).is_dir()
-    }
+    found = {split: root / name for split, names in SPLIT_FOLDERS.items() for name in names if (root / name).is_dir()}
     return found if "train" in found else {"train": root}
 
 
@@ -73,9 +68,7 @@ def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
         found = _scan(folder)
         names = names or found.classes
         if found.classes != names:
-            raise UserError(
-                f"data folder '{folder}'", f"classes {found.classes[:5]}…", allowed=f"{names[:5]}…"
-            )
+            raise UserError(f"data folder '{folder}'", f"classes {found.classes[:5]}…", allowed=f"{names[:5]}…")
         splits[split] = np.arange(len(files), len(files) + len(found.samples))
         files += [file for file, _ in found.samples]
         labels += [label for _, label in found.samples]

@@ -53,8 +53,7 @@ class Parquet:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
         contents = [
-            self._content(int(index), int(group))
-            for index, group in zip(indices, self._group_of(indices), strict=True)
+            self._content(int(index), int(group)) for index, group in zip(indices, self._group_of(indices), strict=True)
         ]
         return self._decoder.batch(contents, draws)
 
@@ -63,9 +62,7 @@ class Parquet:
         shard, _ = self._groups[group]
         content = self._column(group)[row].as_py()
         if content is None:
-            raise UserError(
-                f"parquet '{shard}'", f"row {row} of row group {self._groups[group][1]} has no image"
-            )
+            raise UserError(f"parquet '{shard}'", f"row {row} of row group {self._groups[group][1]} has no image")
         return f"{shard.name} row group {self._groups[group][1]} row {row}", lambda: content
 
     def _column(self, group: int) -> pyarrow.ChunkedArray:
@@ -86,11 +83,7 @@ def _open(shard: Path) -> pyarrow.parquet.ParquetFile:
         raise UserError(f"parquet '{shard}'", f"cannot be read ({error})") from error
     types = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     image, label = types.get("image"), types.get("label")
-    if (
-        image is None
-        or label is None
-        or not (pyarrow.types.is_binary(image) or pyarrow.types.is_large_binary(image))
-    ):
+    if image is None or label is None or not (pyarrow.types.is_binary(image) or pyarrow.types.is_large_binary(image)):
         raise UserError(
             f"parquet '{shard}'",
             f"columns {', '.join(f'{k}: {v}' for k, v in types.items())}",

@@ -35,9 +35,7 @@ def split_by_shares(
     """
     count = round(share * len(indices))
     try:
-        kept, held = train_test_split(
-            indices, test_size=count, stratify=labels[indices], random_state=settings.seed
-        )
+        kept, held = train_test_split(indices, test_size=count, stratify=labels[indices], random_state=settings.seed)
     except ValueError as error:
         smallest = int(np.bincount(labels[indices]).min(initial=0))
         raise UserError(
@@ -48,9 +46,7 @@ def split_by_shares(
     return np.sort(kept), np.sort(held)
 
 
-def complete_splits(
-    splits: dict[str, np.ndarray], labels: np.ndarray, settings: DataSettings
-) -> dict[str, np.ndarray]:
+def complete_splits(splits: dict[str, np.ndarray], labels: np.ndarray, settings: DataSettings) -> dict[str, np.ndarray]:
     """Give every missing one of validation and test its share of the training images."""
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,12 +48,14 @@ def launch(job: Job, name: str, progress: Progress) -> Path:
 
 
 def _rewind(job: Job) -> int:
-    """Forget what was reported after the checkpoint, and earlier errors; the number of steps done."""
+    """Forget what a killed run left after its checkpoint; the number of steps done."""
     done = checkpoint.finished_steps(job.checkpoint)
     kept = [json.dumps(line) + "\n" for line in read_lines(job.history) if line["step"] <= done]
     write_bytes(job.history, "".join(kept).encode())
     for file in job.folder.glob("error-rank*.json"):
         file.unlink()
+    for folder in job.folder.glob("rendezvous-*"):
+        shutil.rmtree(folder)
     return done
 
 
@@ -93,47 +97,48 @@ def _environment(processes: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes)),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": _loopback(),
+        "PYTHONSAFEPATH": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
 @contextmanager
 def _torchrun(job: Job) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun and its workers; ended, whatever happens, on leaving."""
-    processes = job.settings.processes
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        str(processes),
-        "-m",
-        "tasks.finetune.worker",
-        str(job.folder / JOB_FILE),
-    ]
+    """torchrun and its workers; ended, whatever happens, on leaving.
+
+    They meet through files in a private folder: torchrun's own TCP store would listen on every network interface,
+    without a password, and its rendezvous unpickles what it finds there.
+    """
+    with tempfile.TemporaryDirectory(prefix="rendezvous-", dir=job.folder) as meeting:
+        process = _start(job, Path(meeting))
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.terminate()
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes", "1", "--nproc-per-node", str(job.settings.processes), "--local-addr", "127.0.0.1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting / "torchrun")]
+    command += ["--rdzv-conf", "store_type=file", "--rdzv-id", meeting.name]
+    command += ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE), str(meeting / "ranks")]
     with (job.folder / LOG_FILE).open("wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(processes),
+            env=_environment(job.settings.processes),
             start_new_session=True,
         )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _failure(job: Job, name: str, code: int) -> UserError:

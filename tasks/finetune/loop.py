@@ -81,7 +81,7 @@ class Trainer:
             network.module,
             device_ids=[device] if device.type == "cuda" else None,
             broadcast_buffers=False,
-            find_unused_parameters=job.finetune is not None,
+            find_unused_parameters=True,
         )
 
     def run(self) -> None:

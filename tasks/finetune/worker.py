@@ -1,6 +1,7 @@
-"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json`.
+"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json STORE`.
 
-Standard input is a pipe from the launcher; its end means that the launcher is gone, and the rank ends too.
+The ranks find each other through the file STORE. Standard input is a pipe from the launcher; its end means that
+the launcher is gone, and the rank ends too.
 """
 
 import os
@@ -31,12 +32,19 @@ def _end_with_launcher() -> None:
     os._exit(ORPHANED)
 
 
-def train(job: Job) -> None:
+def train(job: Job, store: Path) -> None:
     """Join the group, train, leave."""
     device = pick_device(job.settings.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=distributed.FileStore(str(store), world),
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+    )
     try:
         dataset = load(job.data, "train")
         Trainer(job, open_network(job, dataset), dataset, device).run()
@@ -51,7 +59,7 @@ def main() -> None:
     job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
     try:
-        train(job)
+        train(job, Path(sys.argv[2]))
     except Exception as error:
         line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         write_json(

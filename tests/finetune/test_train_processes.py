@@ -40,6 +40,16 @@ def workers_of(process: psutil.Process) -> list[psutil.Process]:
     ]
 
 
+def listening_addresses(process: psutil.Process) -> set[str]:
+    """Addresses at which any descendant accepts connections."""
+    return {
+        connection.laddr.ip
+        for child in process.children(recursive=True)
+        for connection in child.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 def wait_for(condition: Any, seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -66,16 +76,19 @@ def test_two_processes_give_the_loss_curve_of_one_and_a_killed_rank_is_one_clear
 ) -> None:
     history, _, _ = baseline
     seen: list[float] = []
+    listening: set[str] = set()
 
     class Killer(Silent):
         def metrics(self, values: dict[str, float], step: int) -> None:
             seen.append(values["loss"])
             if step == COMPARED:
                 ranks = workers_of(psutil.Process())
+                listening.update(listening_addresses(psutil.Process()))
                 next(rank for rank in ranks if rank.environ()["RANK"] == "1").kill()
 
     with pytest.raises(UserError, match=r"rank 1 was killed by SIGKILL; see .*workers\.log; the same command go"):
         train(tmp_path / "run", processes=2, progress=Killer())
+    assert listening == {"127.0.0.1"}
     assert len(seen) >= COMPARED
     assert seen == pytest.approx(losses(history)[: len(seen)], rel=RTOL)
     assert wait_for(lambda: not workers_of(psutil.Process()))
@@ -110,4 +123,6 @@ def test_pipeline_killed_with_minus_9_leaves_no_rank_and_goes_on(baseline: Basel
     curve = read_lines(folder / "history.jsonl")
     assert [line["step"] for line in curve] == list(range(1, STEPS + 1))
     assert losses(curve) == pytest.approx(losses(history), rel=RTOL)
+    left = {file.name for file in folder.iterdir()}
+    assert left == {"weights.safetensors", "history.jsonl", "job.json", "workers.log"}
     assert resumed == pytest.approx(result, abs=1e-9)

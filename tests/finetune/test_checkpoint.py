@@ -1,0 +1,98 @@
+"""Checkpoints hold everything a run needs to go on; settings refuse batches that cannot be split."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from tasks.finetune import checkpoint
+from tasks.finetune.loop import learning_rate, make_optimiser
+from tasks.finetune.settings import Settings, TrainSettings
+
+
+def tied_network(seed: int) -> nn.Module:
+    """Two layers that share one weight, and BatchNorm buffers."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    network[2].weight = network[0].weight
+    return network
+
+
+def train_step(network: nn.Module, optimiser: torch.optim.Optimizer, seed: int) -> float:
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+    loss = (network(x) - 1).square().mean()
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str) -> None:
+    settings = TrainSettings.model_validate({"optimiser": optimiser})
+    network = tied_network(0)
+    state = make_optimiser(network, settings)
+    for seed in range(3):
+        train_step(network, state, seed)
+    file = tmp_path / "checkpoint.safetensors"
+    assert checkpoint.finished_steps(file) == 0
+    checkpoint.save(file, network, state, 3)
+    assert checkpoint.finished_steps(file) == 3
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+    restored = tied_network(1)
+    restored_state = make_optimiser(restored, settings)
+    checkpoint.load_model(file, restored)
+    checkpoint.load_optimiser(file, restored_state)
+    for seed in range(3, 6):
+        assert train_step(restored, restored_state, seed) == train_step(network, state, seed)
+    for one, other in zip(restored.state_dict().values(), network.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    network = tied_network(0)
+    checkpoint.save(tmp_path / "c.safetensors", network, make_optimiser(network, TrainSettings()), 1)
+    with pytest.raises(AssertionError, match="checkpoint and network differ"):
+        checkpoint.load_model(tmp_path / "c.safetensors", nn.Linear(8, 8))
+
+
+def test_learning_rate_warms_up_then_falls_to_zero() -> None:
+    settings = TrainSettings(epochs=10, warmup_epochs=2, learning_rate=1.0)
+    rates = [learning_rate(settings, step, 100, 10) for step in range(100)]
+    assert rates[:20] == sorted(rates[:20])
+    assert rates[20] == max(rates) == 1.0
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[-1] < 0.001
+
+
+def test_weight_decay_is_for_matrices_only() -> None:
+    matrices, vectors = make_optimiser(tied_network(0), TrainSettings()).param_groups
+    assert matrices["weight_decay"] > 0 == vectors["weight_decay"]
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert {p.ndim for p in vectors["params"]} == {1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 48},
+        {"batch_size": 64, "micro_batch": 32, "processes": 3},
+        {"micro_batch": 1},
+        {"epochs": 0},
+        {"learning_rate": 0},
+        {"strategy": "random", "random_subnets": 0},
+        {"distillation": 1.5},
+        {"momentum": 0.9},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(wrong)
+
+
+def test_batch_that_does_not_split_says_what_would() -> None:
+    with pytest.raises(ValidationError, match=r"3 processes in micro-batches of 32; allowed: multiples of 96"):
+        TrainSettings(batch_size=64, micro_batch=32, processes=3)

@@ -1,0 +1,145 @@
+"""Where networks and weights come from, and one clear line for each way it can go wrong."""
+
+from pathlib import Path
+
+import huggingface_hub.constants
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from pydantic import ValidationError
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.models import ModelSettings, create, needs_training
+
+
+def make(**options: object) -> nn.Module | Path:
+    return create(ModelSettings.model_validate(options), 10, 3, 32)
+
+
+def identical(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
+def test_timm_network_has_the_classes_and_input_of_the_data(name: str) -> None:
+    model = create(ModelSettings(name=name), 7, 1, 48)
+    assert isinstance(model, nn.Module)
+    assert model.eval()(torch.zeros(2, 1, 48, 48)).shape == (2, 7)
+
+
+def test_random_weights_depend_on_the_seed_only() -> None:
+    torch.manual_seed(123)
+    one = make(name="test_resnet")
+    drawn = torch.rand(1)
+    torch.manual_seed(123)
+    assert torch.equal(drawn, torch.rand(1))
+    other = make(name="test_resnet")
+    assert isinstance(one, nn.Module)
+    assert isinstance(other, nn.Module)
+    assert identical(one, other)
+
+
+def test_checkpoint_is_loaded_and_must_fit(tmp_path: Path) -> None:
+    trained = create(ModelSettings(name="test_resnet"), 10, 3, 32, seed=5)
+    assert isinstance(trained, nn.Module)
+    save_model(trained, str(tmp_path / "w.safetensors"))
+    loaded = make(name="test_resnet", checkpoint=tmp_path / "w.safetensors")
+    assert isinstance(loaded, nn.Module)
+    assert identical(loaded, trained)
+    with pytest.raises(UserError, match=r"checkpoint .* does not fit the network"):
+        make(name="test_vit", checkpoint=tmp_path / "w.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"no header")
+    with pytest.raises(UserError, match=r"checkpoint .* does not fit the network"):
+        make(name="test_resnet", checkpoint=tmp_path / "bad.safetensors")
+    with pytest.raises(UserError, match=r"checkpoint .*: does not exist"):
+        make(name="test_resnet", checkpoint=tmp_path / "none.safetensors")
+
+
+def test_published_weights_come_from_the_local_cache_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"model 'test_resnet': published weights cannot be downloaded .*; go online"):
+        make(name="test_resnet", pretrained=True)
+    source = create(ModelSettings(name="test_resnet"), 1000, 3, 160, seed=9)
+    assert isinstance(source, nn.Module)
+    snapshot = tmp_path / "models--timm--test_resnet.r160_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    save_file(source.state_dict(), snapshot / "model.safetensors")
+    loaded = make(name="test_resnet", pretrained=True)
+    assert isinstance(loaded, nn.Module)
+    assert torch.equal(loaded.get_parameter("conv1.0.weight"), source.get_parameter("conv1.0.weight"))
+
+
+def test_whether_the_base_stage_must_train() -> None:
+    assert needs_training(ModelSettings(), 10)
+    assert needs_training(ModelSettings(pretrained=True), 10), "its classifier is new"
+    assert not needs_training(ModelSettings(pretrained=True), 1000)
+    assert not needs_training(ModelSettings(checkpoint=Path("w.safetensors")), 10)
+    assert not needs_training(ModelSettings(kind="onnx", path=Path("m.onnx")), 10)
+
+
+def test_callable_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n"
+        "def make(num_classes, in_chans, width=4):\n"
+        "    return nn.Sequential(nn.Conv2d(in_chans, width, 3), nn.Flatten(), nn.LazyLinear(num_classes))\n"
+        "def number(num_classes, in_chans):\n"
+        "    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = make(kind="callable", name="own_network:make", options={"width": 6})
+    assert isinstance(model, nn.Module)
+    assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    with pytest.raises(UserError, match="returns int"):
+        make(kind="callable", name="own_network:number")
+    with pytest.raises(UserError, match="cannot be called"):
+        make(kind="callable", name="own_network:make", options={"depth": 1})
+    for name in ("own_network:absent", "no_such_module:make"):
+        with pytest.raises(UserError, match="cannot be imported"):
+            make(kind="callable", name=name)
+
+
+def test_unknown_names_and_options_are_one_clear_line() -> None:
+    with pytest.raises(UserError, match=r"timm has no network 'resnet62'; allowed: for example .*resnet26"):
+        make(name="resnet62")
+    with pytest.raises(UserError, match=r"model 'test_resnet': cannot be made .*wings"):
+        make(name="test_resnet", options={"wings": 2})
+    with pytest.raises(UserError, match=r"model 'test_resnet\.nobody': cannot be made"):
+        make(name="test_resnet.nobody")
+
+
+def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    with pytest.raises(UserError, match=r"model file .*net\.onnx.*: does not exist"):
+        make(kind="onnx", path=file)
+    file.write_bytes(b"\x08\x07 not an onnx model")
+    with pytest.raises(UserError, match=r"model file .*net\.onnx.*: (is not a readable ONNX model|has no graph)"):
+        make(kind="onnx", path=file)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 10]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph), file)
+    assert make(kind="onnx", path=file) == file
+    with pytest.raises(UserError, match="gives 10 outputs; allowed: 12"):
+        create(ModelSettings(kind="onnx", path=file), 12, 3, 32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "onnx"},
+        {"kind": "callable", "name": "module"},
+        {"kind": "callable", "name": "a:b", "pretrained": True},
+        {"kind": "onnx", "path": "a.onnx", "checkpoint": "w.safetensors"},
+        {"layers": 3},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ModelSettings.model_validate(wrong)
