@@ -7,6 +7,7 @@ other, makes that stage run again.
 import ast
 import importlib.metadata
 import importlib.util
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,10 +28,17 @@ LIBRARIES = (
     "mlflow",
 )
 
+_PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
-@cache
+
 def code_version(*modules: str) -> str:
     """Digest of the source of `modules` and of everything of this project that they import."""
+    with _PARSER:
+        return _code_version(*modules)
+
+
+@cache
+def _code_version(*modules: str) -> str:
     reached: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
