@@ -38,17 +38,24 @@ def _refuse(error: Exception) -> int:
 
 
 def _execute(arguments: Arguments) -> int:
-    from flows.compose import split_sweep
-
-    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
-    configs = [_config(arguments, overrides) for overrides in sweep]
-
+    """Compose, then start the server, which loads while the configs are validated and the libraries imported."""
+    from flows.compose import compose_config, split_sweep
     from flows.environment import prepare
+    from flows.server import start_server
 
+    root = "adapt" if arguments.command == "adapt" else "config"
+    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
+    composed = [compose_config(root, overrides, arguments.config_folder) for overrides in sweep]
     prepare(quiet=True)
+    wait_until_ready = start_server()
 
     from flows.commands import USERS_ERRORS, execute, execute_sweep
+    from flows.config import AdaptConfig, RunConfig
+    from flows.validate import validate
 
+    model: type[RunConfig | AdaptConfig] = AdaptConfig if root == "adapt" else RunConfig
+    configs = [validate(model, config) for config in composed]
+    wait_until_ready()
     try:
         if arguments.multirun:
             result: Any = execute_sweep(arguments.command, list(zip(sweep, configs, strict=True)))
@@ -59,18 +66,6 @@ def _execute(arguments: Arguments) -> int:
     if arguments.json:
         _write(arguments.json, result)
     return 0
-
-
-def _config(arguments: Arguments, overrides: Sequence[str]) -> Any:
-    from flows.compose import compose_config
-
-    root = "adapt" if arguments.command == "adapt" else "config"
-    config = compose_config(root, overrides, arguments.config_folder)
-
-    from flows.config import AdaptConfig, RunConfig
-    from flows.validate import validate
-
-    return validate(AdaptConfig if arguments.command == "adapt" else RunConfig, config)
 
 
 def _write(path: Path, result: Any) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tasks.errors import UserError
 
-SERVER_START_SECONDS = 90
-
 
 def cache_folder() -> Path:
     """The user's cache folder for this project, made when absent: $XDG_CACHE_HOME/autotailor or ~/.cache/autotailor."""
@@ -27,18 +25,21 @@ def cache_folder() -> Path:
         ) from error
 
 
+def prefect_home() -> Path:
+    """Prefect's home of this project."""
+    return cache_folder() / "prefect"
+
+
 def prepare(*, quiet: bool) -> None:
     """Project defaults for Prefect and MLflow; whatever the user has set in the environment stays.
 
     quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
     """
     defaults = {
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(SERVER_START_SECONDS),
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     }
     if "PREFECT_HOME" not in os.environ and "PREFECT_API_URL" not in os.environ:
-        defaults["PREFECT_HOME"] = str(cache_folder() / "prefect")
+        defaults["PREFECT_HOME"] = str(prefect_home())
     if quiet:
         defaults["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
         defaults["PREFECT_SERVER_LOGGING_LEVEL"] = "CRITICAL"

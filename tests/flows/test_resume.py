@@ -40,7 +40,7 @@ def _start(output: Path, result: Path) -> subprocess.Popen[str]:
 def _wait(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
     until = time.monotonic() + LIMIT_SECONDS
     while not ready():
-        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < until, "not reached in time"
         time.sleep(0.05)
 
@@ -49,7 +49,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     """kill -9, and nothing that it started lives on."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait()
+    process.communicate()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
 
@@ -90,7 +90,8 @@ def test_a_run_that_is_killed_twice_goes_on_each_time_and_repeats_nothing(tmp_pa
     assert not _finished(output, "profile/onnxruntime")
 
     last = _start(output, result)
-    assert last.wait(LIMIT_SECONDS) == 0, last.stderr and last.stderr.read()
+    _, errors = last.communicate(timeout=LIMIT_SECONDS)
+    assert last.returncode == 0, errors
     assert _finished(output, "base") == base
     assert _finished(output, "finetune") == tuned
     (profile,) = (json.loads(file.read_text()) for file in _finished(output, "profile/onnxruntime"))
