@@ -1,0 +1,77 @@
+"""Every `autotailor` command line that the documents show is one that the command line accepts."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from documents import DOCUMENTS, Command, commands, write_files
+
+import profiling_agents.server
+import tailor_ir
+from flows.arguments import parse
+from flows.cli import main
+from flows.compose import compose_config, split_sweep
+from flows.config import AdaptConfig, RunConfig
+from flows.validate import validate
+from tasks.models import create
+
+SHOWN = [command for document in DOCUMENTS for command in commands(document)]
+TOKEN = "0123456789abcdef" * 4
+
+
+def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
+    """What the command would run: one validated config, or one for each combination of a sweep."""
+    arguments = parse(words)
+    root, model = ("adapt", AdaptConfig) if arguments.command == "adapt" else ("config", RunConfig)
+    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
+    return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(SHOWN) > 20
+    assert {"run", "search", "adapt", "agent"} <= {command.words[0] for command in SHOWN}
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=lambda command: f"{command.where} {command.words[0]}")
+def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(command.document, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    if "--help" in command.words:
+        assert main(command.words) == 0
+    elif command.words[0] == "agent":
+        assert_agent_would_start(command.words, monkeypatch)
+    else:
+        for config in configs_of(command.words):
+            if isinstance(config, RunConfig):
+                assert_network_takes_the_space(config)
+
+
+def assert_network_takes_the_space(config: RunConfig) -> None:
+    """Where a command names variables, the network has them; a callable exists and can be called."""
+    if config.model.kind == "callable" or config.space:
+        size = config.data.resolution
+        settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
+        network = create(settings, 10, config.data.channels, size)
+        net = tailor_ir.compile(network, torch.zeros(1, config.data.channels, size, size), config.space or None)
+        assert net.space.distinct > 1
+
+
+def assert_agent_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's own command line takes it, up to the point where it would bind and serve."""
+    if "--token-file" in words:
+        file = Path(words[words.index("--token-file") + 1])
+        file.write_text(TOKEN)
+        file.chmod(0o600)
+    started: list[Any] = []
+
+    def remember(options: profiling_agents.server.ServerOptions) -> None:
+        profiling_agents.server._check_bind(options)
+        started.append(options)
+
+    monkeypatch.setattr(profiling_agents.server, "serve", remember)
+    monkeypatch.delitem(os.environ, "AUTOTAILOR_AGENT_TOKEN", raising=False)
+    assert main(words) == 0
+    assert len(started) == 1
