@@ -93,6 +93,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.prefect("deploy", "--all")
         yield server
     finally:
+        server.api.close()
         _stop(process)
 
 
@@ -116,9 +117,7 @@ def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
     assert schedule["schedule"]["cron"] == "0 2 * * *"
 
 
-def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(
-    server: Server, command: Command, finished: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(server: Server, command: Command, tmp_path: Path) -> None:
     supernet = Path(command("compile")["stages"][0]["folder"]) / "supernet"
     config = {"supernet": str(supernet), "output_dir": str(tmp_path / "out")}
     deployment = _deployment(server, "autotailor-adapt/on-demand")["id"]

@@ -20,7 +20,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (room / "other.py").write_text("y = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(versions, "ROOMS", (room.name,))
-    code_version.cache_clear()
+    versions._code_version.cache_clear()
     return room
 
 
@@ -29,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_change_counts_when_the_stage_can_reach_it(project: Path, changed: str, expected: bool) -> None:
     before = code_version(f"{project.name}.stage")
-    code_version.cache_clear()
+    versions._code_version.cache_clear()
     (project / f"{changed}.py").write_text("x = 2\n")
     assert (code_version(f"{project.name}.stage") != before) == expected
 
