@@ -11,6 +11,8 @@ from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import AgentError, Capabilities
 from tasks.errors import UserError
 
+THIS_MACHINE = "this machine"
+
 
 class Devices:
     """Clients by device name. Use as a context: agents that were started here end with it."""
@@ -52,10 +54,10 @@ class Devices:
     def exclusive(self, name: str) -> Iterator[AgentClient]:
         """The device's client, its lease held, with no other run of this machine on that device.
 
+        Agents that are started here take turns, whatever their backend: they would measure each other's load.
         After an AgentError the next use connects anew.
         """
-        profile = self.profiles[name]
-        with only_user(profile.agent or profile.backend):
+        with only_user(self.profiles[name].agent or THIS_MACHINE):
             try:
                 client = self.client(name)
                 with client.lease():

@@ -1,6 +1,6 @@
 """Where the project keeps what is not an output (Prefect's home, device locks), and how its libraries behave.
 
-Call `prepare` before the first import of Prefect or MLflow: both read their settings from the environment.
+Call `prepare` before the first import of Prefect, MLflow or torch: they read their settings from the environment.
 """
 
 import os
@@ -31,12 +31,14 @@ def prefect_home() -> Path:
 
 
 def prepare(*, quiet: bool) -> None:
-    """Project defaults for Prefect and MLflow; whatever the user has set in the environment stays.
+    """Project defaults for Prefect, MLflow and torch; whatever the user has set in the environment stays.
 
     quiet: Prefect logs nothing to the terminal (its server and UI still get the logs).
     """
     defaults = {
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+        # torch's threads wait for each other longer than they work on small networks; devices need cores as well
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
     }
     if "PREFECT_HOME" not in os.environ and "PREFECT_API_URL" not in os.environ:
         defaults["PREFECT_HOME"] = str(prefect_home())

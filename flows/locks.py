@@ -49,7 +49,7 @@ def only_run(output: Path) -> Iterator[None]:
 def only_user(device: str) -> Iterator[None]:
     """Exclusive use of a device from this machine; waits for its turn.
 
-    device: what tells devices apart: an agent's address, or a backend that is started on this machine.
+    device: what tells devices apart: an agent's address, or one name for all that runs on this machine.
     """
     folder = cache_folder() / "locks"
     folder.mkdir(exist_ok=True, mode=0o700)

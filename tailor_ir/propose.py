@@ -13,8 +13,8 @@ from tailor_ir.space import Choice, Depth, Expansion, Space, Variable, Width
 
 AUTO = "auto"
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed expansions, as shares of the network's own
-WIDTH_MULTS = (0.5, 0.75, 1.0)  # proposed widths
-RESOLUTION_STEPS = 4  # proposed resolutions between half of the network's own and the full one
+WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
+RESOLUTION_STEPS = 2  # proposed resolutions between half of the network's own and the full one
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
 
 Wish = Mapping[str, Sequence[Choice] | str]

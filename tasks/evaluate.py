@@ -1,7 +1,13 @@
 """Accuracy of SubNets, each with its own BatchNorm statistics, taken from training images, never shared."""
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +60,7 @@ class EvaluationData:
         self._limits = (limit or len(dataset), min(recalibration_images, len(train)))
         self._cache: dict[tuple[bool, tuple[int, int]], list[Batch]] = {}
         self._left_bytes = cache_mib * 2**20
+        self._lock = threading.RLock()
 
     def batches(self, size: tuple[int, int]) -> Iterable[Batch]:
         """Images to evaluate on at (height, width), with their labels."""
@@ -64,6 +71,10 @@ class EvaluationData:
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
     def _resized(self, calibration: bool, size: tuple[int, int]) -> Iterable[Batch]:
+        with self._lock:
+            return self._cached(calibration, size)
+
+    def _cached(self, calibration: bool, size: tuple[int, int]) -> Iterable[Batch]:
         if (calibration, size) in self._cache:
             return self._cache[calibration, size]
         dataset = self._train if calibration else self._dataset
@@ -128,19 +139,58 @@ def accuracies(
     progress: Progress,
     name: str = "accuracy",
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet, in order. Each is written to `file` as it comes; a second call goes on."""
+    """Accuracy of each SubNet, in order. Each is written to `file` as it comes; a second call goes on.
+
+    On a CPU, SubNets are evaluated side by side on copies of the SuperNet, one thread each: small networks gain
+    nothing from several threads.
+    """
     known = {
         line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in read_lines(file)
     }
     digests = [net.space.digest(config) for config in configs]
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
-    with progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar:
-        for digest, config in missing.items():
-            known[digest] = accuracy(net, config, data)
-            append_line(file, {"digest": digest, "config": config, **known[digest]._asdict()})
-            bar.advance()
-            bar.note(f"{known[digest].share:.1%}")
+    with (
+        progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar,
+        _evaluators(net, data, len(missing)) as (pool, evaluate),
+    ):
+        futures = {pool.submit(evaluate, config): digest for digest, config in missing.items()}
+        try:
+            for future in as_completed(futures):
+                digest = futures[future]
+                known[digest] = future.result()
+                append_line(file, {"digest": digest, "config": missing[digest], **known[digest]._asdict()})
+                bar.advance()
+                bar.note(f"{known[digest].share:.1%}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return [known[digest] for digest in digests]
+
+
+@contextmanager
+def _evaluators(
+    net: Any, data: EvaluationData, count: int
+) -> Iterator[tuple[ThreadPoolExecutor, Callable[[Config], Accuracy]]]:
+    """Worker threads, each with a SuperNet of its own, and what they run."""
+    workers = 1 if data.device.type != "cpu" else max(1, min(len(os.sched_getaffinity(0)), count))
+    idle: SimpleQueue[Any] = SimpleQueue()
+    for copy_number in range(workers):
+        idle.put(net if copy_number == 0 else copy.deepcopy(net))
+
+    def evaluate(config: Config) -> Accuracy:
+        own = idle.get()
+        try:
+            return accuracy(own, config, data)
+        finally:
+            idle.put(own)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // workers))
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            yield pool, evaluate
+    finally:
+        torch.set_num_threads(threads)
 
 
 def recalibrate_module(module: nn.Module, batches: Iterable[torch.Tensor]) -> None:

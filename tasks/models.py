@@ -26,7 +26,7 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: Literal["timm", "onnx", "callable"] = "timm"
-    name: str = "resnet26"
+    name: str = "resnet18"
     """timm: the architecture; callable: `module:function`; onnx: a name for reports."""
     path: Path | None = None
     """onnx: the file."""

@@ -14,7 +14,7 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    epochs: int = Field(default=10, ge=1)
+    epochs: int = Field(default=7, ge=1)
     batch_size: int = Field(default=64, ge=1)
     """Images per optimiser step, over all processes."""
     micro_batch: int = Field(default=32, ge=2)
@@ -30,7 +30,7 @@ class TrainSettings(BaseModel):
     precision: Literal["float32", "float64"] = "float32"
     """float64 is for comparing runs: rounding noise of float32 grows exponentially over the steps."""
     seed: int = Field(default=0, ge=0)
-    processes: int = Field(default=1, ge=1)
+    processes: int = Field(default=2, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     recalibration_images: int = Field(default=512, ge=2)
     """Training images from which BatchNorm statistics are taken after training."""
