@@ -84,22 +84,23 @@ class Proposal:
 
     # -- what the user asked for -------------------------------------------------------------------------------------
 
-    def _wished(self, name: str, kind: str) -> Sequence[Choice] | None:
+    def _wished(self, name: str) -> Sequence[Choice] | None:
         """Choices for a variable: the user's, () for the proposed ones, None when it is to stay as it is."""
         self.names.append(name)
         if self.wish is None:
             return ()
-        for selector, choices in self.wish.items():
-            if fnmatchcase(name, selector):
-                self.matched.add(selector)
-                if isinstance(choices, str):
-                    if choices != AUTO:
-                        raise SpaceError(f"space: {selector}={choices}; allowed: a list of choices, or '{AUTO}'")
-                    return ()
-                if not choices or not all(isinstance(c, int | float) for c in choices):
-                    raise SpaceError(f"space: {selector}={list(choices)}; allowed: a list of numbers; kind {kind}")
-                return tuple(sorted(set(choices)))
-        return None
+        selectors = [selector for selector in self.wish if fnmatchcase(name, selector)]
+        self.matched.update(selectors)
+        if not selectors:
+            return None
+        choices = self.wish[selectors[-1]]  # later selectors override earlier ones
+        if isinstance(choices, str):
+            if choices != AUTO:
+                raise SpaceError(f"space: {selectors[-1]}={choices}; allowed: a list of choices, or '{AUTO}'")
+            return ()
+        if not choices or not all(isinstance(c, int | float) for c in choices):
+            raise SpaceError(f"space: {selectors[-1]}={list(choices)}; allowed: a list of numbers")
+        return tuple(sorted(set(choices)))
 
     def _refuse_unmatched(self) -> None:
         for selector in self.wish or {}:
@@ -116,7 +117,7 @@ class Proposal:
     # -- resolution --------------------------------------------------------------------------------------------------
 
     def _resolution(self, spatial: tuple[int, ...]) -> int | None:
-        wished = self._wished("resolution", "resolution")
+        wished = self._wished("resolution")
         if wished is None:
             return None
         reason = self.axis_map.resolution_frozen
@@ -171,7 +172,7 @@ class Proposal:
     def _depth(self, stage: Stage, positions: Mapping[int, int]) -> Depth | None:
         if not stage.trailing:
             return None
-        wished = self._wished(f"{stage.name}.depth", "depth")
+        wished = self._wished(f"{stage.name}.depth")
         if wished is None:
             return None
         name = f"{stage.name}.depth"
@@ -207,7 +208,7 @@ class Proposal:
         if group in self.widths:
             return
         full = self.axis_map.groups[group]
-        wished = self._wished(name, "width_mult")
+        wished = self._wished(name)
         if wished is None:
             self.widths[group] = Width(group=group, variable=None, sizes=(full,))
             return
@@ -253,7 +254,7 @@ class Proposal:
             return None
         name = f"{stage.name}.block.{index + 1}.expand_ratio"
         own = full / reference.sizes[-1]
-        wished = self._wished(name, "expand_ratio")
+        wished = self._wished(name)
         if wished is None:
             return None
         choices = self._expansion_choices(name, wished, own, full)

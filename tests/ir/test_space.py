@@ -101,6 +101,12 @@ def test_what_is_not_named_stays_as_it_is() -> None:
     assert [variable.name for variable in net.space.variables] == ["stage.1.depth"]
 
 
+def test_later_selectors_override_earlier_ones() -> None:
+    wish = {"stage.1.block.*.expand_ratio": [1, 2], "stage.1.block.2.expand_ratio": [0.5, 2]}
+    net = tailor_ir.compile(small_net(), SAMPLE, wish)
+    assert [variable.choices for variable in net.space.variables] == [(1, 2), (0.5, 2), (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [({"depth": 0}, "no variable 'depth'"), ({"stage.1.depth": 1}, "stage.1.depth=1; allowed: -2, -1, 0")],
