@@ -97,6 +97,8 @@ class Run:
         )
         self._track(stage, output, run_id)
         self.outputs.append(output)
+        state = "found complete" if cached else f"{output.seconds:.1f} s"
+        self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
         return output
 
     def _work(self, stage: Stage, body: Body, folder: StageFolder, run_id: str) -> None:

@@ -215,7 +215,7 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
     stage = Stage(
         name=f"export/{device}",
         modules=("tasks.export",),
-        settings=config.export.model_dump(mode="json"),
+        settings={**config.export.model_dump(mode="json"), "recalibration_images": config.predict.recalibration_images},
         inputs=(
             run.devices.fingerprint(device),
             data_key(config.data),
