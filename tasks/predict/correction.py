@@ -5,8 +5,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.optimize import least_squares
 
 Values = NDArray[np.float64]
+SCALE = 0.05  # relative errors well above this count linearly, not squared
+LARGEST_OFFSET = 0.4  # share of the smallest sum that overhead may add or take away
 
 
 class Correction(BaseModel):
@@ -19,13 +22,29 @@ class Correction(BaseModel):
 
     @classmethod
     def fit(cls, sums_ms: Values, measured_ms: Values) -> Self:
-        """Least squares on the relative error, (n,) each. No offset when the slope would not be positive."""
-        rows = np.stack([np.ones_like(sums_ms), sums_ms], axis=1) / measured_ms[:, None]
-        (offset_ms, factor), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
-        if len(set(sums_ms.tolist())) > 1 and factor > 0 and offset_ms + factor * sums_ms.min() > 0:
-            return cls(offset_ms=float(offset_ms), factor=float(factor))
-        share = sums_ms / measured_ms
-        return cls(factor=float(share.sum() / (share @ share)))
+        """Robust least squares (soft L1) on the relative error, (n,) each, from the median ratio on.
+
+        The offset is bounded, so that a few disturbed measurements cannot make small networks look free.
+        """
+
+        def relative_errors(parameters: Values) -> Values:
+            offset_ms, factor = parameters
+            return (offset_ms + factor * sums_ms) / measured_ms - 1
+
+        ratio = float(np.median(measured_ms / sums_ms))
+        if len(set(sums_ms.tolist())) < 2:
+            return cls(factor=ratio)
+        widest_ms = LARGEST_OFFSET * float(sums_ms.min()) * ratio
+        found = least_squares(
+            relative_errors,
+            x0=(0.0, ratio),
+            bounds=((-widest_ms, ratio / 4), (widest_ms, ratio * 4)),
+            x_scale=(max(widest_ms, 1e-9), ratio),
+            loss="soft_l1",
+            f_scale=SCALE,
+        )
+        offset_ms, factor = (float(value) for value in found.x)
+        return cls(offset_ms=offset_ms, factor=factor)
 
     def apply(self, sums_ms: Values) -> Values:
         """Corrected latencies [ms]."""

@@ -103,15 +103,23 @@ def test_an_operator_that_was_never_measured_is_named(net, tmp_path):
 def test_correction_is_recovered_from_networks_that_follow_it():
     sums_ms = np.array([1.0, 2.0, 5.0, 9.0])
     correction = Correction.fit(sums_ms, 0.4 + 0.9 * sums_ms)
-    assert correction.offset_ms == pytest.approx(0.4, abs=1e-9)
-    assert correction.factor == pytest.approx(0.9, abs=1e-9)
+    assert correction.offset_ms == pytest.approx(0.4, abs=1e-4)
+    assert correction.factor == pytest.approx(0.9, abs=1e-4)
 
 
 def test_correction_weighs_relative_errors():
     sums_ms, measured_ms = np.array([1.0, 100.0]), np.array([2.0, 150.0])
-    fitted = Correction.fit(np.repeat(sums_ms, 2), np.repeat(measured_ms, 2) * np.array([0.9, 1.1, 0.9, 1.1]))
+    fitted = Correction.fit(np.repeat(sums_ms, 2), np.repeat(measured_ms, 2) * np.array([0.97, 1.03, 0.97, 1.03]))
     relative = np.abs(fitted.apply(sums_ms) - measured_ms) / measured_ms
-    assert relative.max() < 0.02
+    assert relative.max() < 0.03
+
+
+def test_correction_is_not_moved_by_a_disturbed_measurement():
+    sums_ms = np.array([0.1, 0.3, 0.5, 0.7, 1.0, 1.4, 1.9])
+    measured_ms = 1.2 * sums_ms
+    disturbed = measured_ms * np.array([1.0, 1.0, 3.5, 1.0, 1.0, 6.0, 1.0])
+    fitted = Correction.fit(sums_ms, disturbed)
+    assert np.abs(fitted.apply(sums_ms) / measured_ms - 1).max() < 0.05
 
 
 @pytest.mark.parametrize(
