@@ -48,7 +48,7 @@ def _compose(root: str, overrides: Sequence[str], search: list[str]) -> dict[str
         known = OmegaConf.to_container(compose(root, overrides=search), resolve=False)
         raise _explain(str(error), overrides, known) from error
     assert isinstance(container, dict)
-    config = {str(key): value for key, value in container.items()}
+    config = {"device": {}} | {str(key): value for key, value in container.items()}  # device=[] leaves none
     refuse_instantiation(config)
     return config
 

@@ -60,7 +60,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "device.ncnn.agent=http://board:1"], "an agent elsewhere needs its token"),
         (["run", "device.ncnn.agent=board"], "device.ncnn.agent: got 'board'; allowed: "),
         (["run", "device.ncnn.token_env=X"], "makes its own token; leave token_env out"),
-        (["run", "device=[]"], "device: got "),
+        (["run", "device=[]"], "device: got {}; allowed: 1 or more entries"),
         (["run", "space.depth=[a]"], r"space.\*.depth"),
         (["run", "data=imagefolder"], "data.path: has no value"),
         (["run", "model=onnx"], "model.path: has no value"),
