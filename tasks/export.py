@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: float = Field(1e-4, gt=0)
-    measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=300.0)
+    measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
     conversion_wall_s: float = Field(120.0, gt=0)
     conversion_memory_mib: int = Field(8192, ge=512)
 

@@ -14,7 +14,7 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    epochs: int = Field(default=7, ge=1)
+    epochs: int = Field(default=6, ge=1)
     batch_size: int = Field(default=64, ge=1)
     """Images per optimiser step, over all processes."""
     micro_batch: int = Field(default=32, ge=2)

@@ -20,7 +20,7 @@ from tasks.progress import Progress
 
 Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
-ATTEMPTS = 3  # while a measurement is noisy
+ATTEMPTS = 2  # while a measurement is noisy
 
 
 def onnx_of(net: SuperNet, config: Config, statistics: Statistics | None = None) -> bytes:

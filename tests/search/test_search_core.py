@@ -132,7 +132,7 @@ def test_equal_seeds_give_equal_winners_and_more_budget_is_never_worse() -> None
         assert (scores.latency_ms <= budgets_ms).all()
         assert (np.diff(scores.score) >= 0).all()
     assert runs[0] == runs[1]
-    assert len(runs[0][0]) == 12
+    assert len(runs[0][0]) == QUICK.budget_count
 
 
 def test_plateau_stop_says_so_and_generation_limit_too() -> None:
