@@ -54,10 +54,13 @@ class Devices:
     def exclusive(self, name: str) -> Iterator[AgentClient]:
         """The device's client, its lease held, with no other run of this machine on that device.
 
-        Agents that are started here take turns, whatever their backend: they would measure each other's load.
+        Agents that are started here keep to a core each; where there are fewer cores than agents they take turns.
         After an AgentError the next use connects anew.
         """
-        with only_user(self.profiles[name].agent or THIS_MACHINE):
+        profile = self.profiles[name]
+        local = sum(not other.agent for other in self.profiles.values())
+        crowded = local > len(os.sched_getaffinity(0))
+        with only_user(profile.agent or (THIS_MACHINE if crowded else f"{THIS_MACHINE}: {profile.backend}")):
             try:
                 client = self.client(name)
                 with client.lease():

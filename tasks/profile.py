@@ -32,7 +32,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    measure: MeasureSettings = MeasureSettings()
+    measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
     batch_operators: int = Field(default=100, ge=1, le=200)
     flush_s: float = Field(default=2.0, gt=0)
     conversion_wall_s: float = Field(default=120.0, gt=0)

@@ -14,7 +14,7 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    epochs: int = Field(default=6, ge=1)
+    epochs: int = Field(default=8, ge=1)
     batch_size: int = Field(default=64, ge=1)
     """Images per optimiser step, over all processes."""
     micro_batch: int = Field(default=32, ge=2)
@@ -53,7 +53,7 @@ class Settings(TrainSettings):
     strategy: Literal["sandwich", "compound", "random"] = "sandwich"
     """sandwich: largest, smallest and random SubNets (BigNAS, ECCV 2020); compound: the random ones couple
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those, without a teacher."""
-    random_subnets: int = Field(default=2, ge=0)
+    random_subnets: int = Field(default=1, ge=0)
     distillation: float = Field(default=1.0, ge=0, le=1)
     """Weight of the largest SubNet's soft labels in the loss of the others; the rest is the labels'."""
 
