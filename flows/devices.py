@@ -51,16 +51,17 @@ class Devices:
         return self.capabilities(name).fingerprint
 
     @contextmanager
-    def exclusive(self, name: str) -> Iterator[AgentClient]:
+    def exclusive(self, name: str, *, alone: bool = False) -> Iterator[AgentClient]:
         """The device's client, its lease held, with no other run of this machine on that device.
 
-        Agents that are started here keep to a core each; where there are fewer cores than agents they take turns.
+        Agents that are started here keep to a core each; where there are fewer cores than agents, or `alone` is asked
+        for because this process computes between the measurements, they take turns.
         After an AgentError the next use connects anew.
         """
         profile = self.profiles[name]
         local = sum(not other.agent for other in self.profiles.values())
-        crowded = local > len(os.sched_getaffinity(0))
-        with only_user(profile.agent or (THIS_MACHINE if crowded else f"{THIS_MACHINE}: {profile.backend}")):
+        turns = alone or local > len(os.sched_getaffinity(0))
+        with only_user(profile.agent or (THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}")):
             try:
                 client = self.client(name)
                 with client.lease():

@@ -226,7 +226,7 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
-        with run.devices.exclusive(device) as client:
+        with run.devices.exclusive(device, alone=True) as client:
             data = _evaluation_data(config)
             return tasks.export.run(config.export, supernet, found.folder, data, client, out, progress)
 

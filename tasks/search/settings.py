@@ -17,7 +17,7 @@ class Settings(BaseModel):
         min_length=1,
         description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
     )
-    budget_count: int = Field(14, ge=10, le=1000)
+    budget_count: int = Field(12, ge=10, le=1000)
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
     mutation_share: float = Field(0.5, ge=0, le=1, description="children made by mutation; the rest by crossover")
