@@ -3,6 +3,7 @@
 Call `prepare` before the first import of Prefect, MLflow or torch: they read their settings from the environment.
 """
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -46,5 +47,6 @@ def prepare(*, quiet: bool) -> None:
         defaults["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
         defaults["PREFECT_SERVER_LOGGING_LEVEL"] = "CRITICAL"
         defaults["MLFLOW_LOGGING_LEVEL"] = "WARNING"
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # where it was imported before
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -163,4 +163,8 @@ def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
         assert len(devices.fingerprint("onnxruntime")) >= 16
         agents = psutil.Process().children(recursive=True)
         assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in agents)
-    assert not any(agent.is_running() and "profiling_agents" in " ".join(agent.cmdline()) for agent in agents)
+    own = [agent for agent in agents if agent not in psutil.Process().children(recursive=True)]
+    _, alive = psutil.wait_procs(own, timeout=20)
+    assert alive == []
+    left = psutil.Process().children(recursive=True)
+    assert not any("profiling_agents" in " ".join(child.cmdline()) for child in left)
