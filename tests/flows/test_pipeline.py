@@ -158,13 +158,11 @@ def test_multirun_runs_every_combination_in_one_store(
 def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
     import psutil
 
+    before = set(psutil.Process().children(recursive=True))
     with Devices({"onnxruntime": DeviceProfile(backend="onnxruntime")}) as devices:
         assert devices.client("onnxruntime") is devices.client("onnxruntime")
         assert len(devices.fingerprint("onnxruntime")) >= 16
-        agents = psutil.Process().children(recursive=True)
-        assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in agents)
-    own = [agent for agent in agents if agent not in psutil.Process().children(recursive=True)]
-    _, alive = psutil.wait_procs(own, timeout=20)
+        own = set(psutil.Process().children(recursive=True)) - before
+        assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in own)
+    _, alive = psutil.wait_procs(list(own), timeout=20)
     assert alive == []
-    left = psutil.Process().children(recursive=True)
-    assert not any("profiling_agents" in " ".join(child.cmdline()) for child in left)
