@@ -26,6 +26,7 @@ test: lint types imports unit
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: setup
 	$(BIN)/mypy

@@ -1,6 +1,6 @@
 """Largest SubNet = original, and elastic = built = exported, for eight timm networks of four families.
 
-    python benchmarks/equality.py [--subnets 20] [--json FILE]
+    python -m benchmarks.equality [--subnets 20] [--json FILE]
 
 Networks start from random weights with BatchNorm statistics and scales that are all different. Differences are the
 largest absolute one over all outputs, relative to the largest output.
@@ -13,38 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import timm
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import nn
 
 import tailor_ir
-
-NETWORKS: dict[str, tuple[dict[str, int], int]] = {
-    "resnet18": ({}, 64),
-    "resnet26": ({}, 32),
-    "mobilenetv2_050": ({}, 64),
-    "mobilenetv2_100": ({}, 64),
-    "mobilenetv3_small_050": ({}, 64),
-    "mobilenetv3_large_100": ({}, 64),
-    "vit_tiny_patch16_224": ({"img_size": 64}, 64),
-    "deit_tiny_distilled_patch16_224": ({"img_size": 64}, 64),
-}
-
-
-def perturbed(name: str, options: dict[str, int]) -> nn.Module:
-    """A timm network in eval mode whose BatchNorms all differ."""
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=10, **options).eval()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
-            module.running_mean.uniform_(-0.2, 0.2)
-            module.running_var.uniform_(0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.uniform_(module.bias, -0.2, 0.2)
-    return model
+from tests.ir.networks import FAMILIES, from_timm
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -55,11 +30,10 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 @torch.no_grad()
 def measure(name: str, subnets: int, folder: Path) -> dict[str, float | int | str]:
     """The differences of one network."""
-    options, size = NETWORKS[name]
-    model = perturbed(name, options)
-    net = tailor_ir.compile(model, torch.randn(1, 3, size, size))
+    model, sample = from_timm(name)
+    net = tailor_ir.compile(model, sample)
     net.elastic.eval()
-    x = torch.randn(8, 3, size, size)
+    x = torch.randn(net.input_shape(net.max_config, 8))
     net.elastic.activate(net.max_config)
     original = difference(model(x), net.elastic(x))
     rng = np.random.default_rng(0)
@@ -89,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = [measure(name, arguments.subnets, Path(folder)) for name in track(NETWORKS, "networks")]
+        rows = [measure(name, arguments.subnets, Path(folder)) for name in track(FAMILIES, "networks")]
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.1e}" if isinstance(v, float) else str(v) for v in row.values()))

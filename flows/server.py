@@ -19,6 +19,7 @@ import httpx
 
 from flows.environment import prefect_home
 from tasks.errors import UserError
+from tasks.processes import end
 
 START_SECONDS = 90
 STOP_SECONDS = 5
@@ -40,7 +41,7 @@ def start_server() -> Callable[[], None]:
         stdout=subprocess.PIPE,
         env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": password},
     )
-    atexit.register(_stop, process)
+    atexit.register(end, process, STOP_SECONDS)
     assert process.stdout is not None
     url = f"http://127.0.0.1:{int(process.stdout.readline() or 0)}/api"
     os.environ |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
@@ -58,16 +59,6 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     state = "is not ready" if process.poll() is None else f"ended with code {process.returncode}"
     hint = "look at the lines above, or start one yourself with 'prefect server start' and set PREFECT_API_URL"
     raise UserError("Prefect server", f"{state} after at most {START_SECONDS} s", next_step=hint)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def _serve() -> None:

@@ -45,9 +45,7 @@ def run(
         _train(settings, model, data, folder, progress, module, train)
     module.to(device).eval()
     images = {
-        split: EvaluationData(
-            splits[split], train, device=device, recalibration_images=settings.recalibration_images
-        )
+        split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
         for split in ("validation", "test")
     }
     size = (data.resolution, data.resolution)

@@ -144,9 +144,7 @@ def accuracies(
     On a CPU, SubNets are evaluated side by side on copies of the SuperNet, one thread each: small networks gain
     nothing from several threads.
     """
-    known = {
-        line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in read_lines(file)
-    }
+    known = {line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in read_lines(file)}
     digests = [net.space.digest(config) for config in configs]
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
     with (

@@ -154,8 +154,7 @@ class Lut:
             "median_spread": spreads[len(spreads) // 2] if spreads else None,
             "operators": dict(Counter(entry.operator for entry in self._entries.values()).most_common()),
             "failures": [
-                {"operator": entry.operator, "digest": entry.digest, "reason": entry.reason}
-                for entry in failed
+                {"operator": entry.operator, "digest": entry.digest, "reason": entry.reason} for entry in failed
             ],
         }
 

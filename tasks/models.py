@@ -60,9 +60,7 @@ def needs_training(settings: ModelSettings, classes: int) -> bool:
     return True
 
 
-def create(
-    settings: ModelSettings, classes: int, channels: int, resolution: int, *, seed: int = 0
-) -> nn.Module | Path:
+def create(settings: ModelSettings, classes: int, channels: int, resolution: int, *, seed: int = 0) -> nn.Module | Path:
     """The network for `classes` classes and (B, channels, resolution, resolution) inputs, or its .onnx file.
 
     Weights: the checkpoint, else timm's, else random ones by `seed`.
@@ -83,9 +81,7 @@ def create(
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a .safetensors file into `model`, by name and shape; UserError when a tensor does not fit."""
     if not path.is_file():
-        raise UserError(
-            f"checkpoint '{path}'", "does not exist", next_step="choose another with model.checkpoint=FILE"
-        )
+        raise UserError(f"checkpoint '{path}'", "does not exist", next_step="choose another with model.checkpoint=FILE")
     try:
         load_model(model, path, strict=True)
     except (SafetensorError, RuntimeError, OSError) as error:
@@ -179,23 +175,17 @@ def _create_callable(settings: ModelSettings, classes: int, channels: int, resol
             allowed="a function of num_classes, in_chans and model.options",
         ) from error
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"model.name '{settings.name}'", f"returns {type(model).__name__}", allowed="torch.nn.Module"
-        )
+        raise UserError(f"model.name '{settings.name}'", f"returns {type(model).__name__}", allowed="torch.nn.Module")
     return model
 
 
 def _check_onnx(path: Path, classes: int) -> Path:
     if not path.is_file():
-        raise UserError(
-            f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx"
-        )
+        raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, OSError) as error:
-        raise UserError(
-            f"model file '{path}'", "is not a readable ONNX model", next_step="export it again"
-        ) from error
+        raise UserError(f"model file '{path}'", "is not a readable ONNX model", next_step="export it again") from error
     if not model.graph.node or not model.graph.output:
         raise UserError(f"model file '{path}'", "has no graph", next_step="export it again")
     dims = model.graph.output[0].type.tensor_type.shape.dim

@@ -20,6 +20,7 @@ from tasks.artifacts import read_json, read_lines, write_bytes
 from tasks.errors import UserError
 from tasks.finetune import checkpoint
 from tasks.finetune.job import JOB_FILE, LOG_FILE, Job
+from tasks.processes import end
 from tasks.progress import Bar, Progress
 
 POLL_S = 0.1
@@ -114,14 +115,7 @@ def _torchrun(job: Job) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.terminate()
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, GRACE_S)
 
 
 def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:

@@ -69,9 +69,7 @@ def modifications(space: Any) -> list[Config]:
 
 def measure_sensitivities(net: Any, data: EvaluationData, file: Path, progress: Progress) -> Sensitivities:
     """Evaluate every modification; each is a JSON line of `file`, and a second call goes on from there."""
-    return sensitivities(
-        net.space, accuracies(net, modifications(net.space), data, file, progress, "sensitivities")
-    )
+    return sensitivities(net.space, accuracies(net, modifications(net.space), data, file, progress, "sensitivities"))
 
 
 def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
@@ -148,9 +146,7 @@ class AccuracyPredictor:
             return cls(Sensitivities.model_validate_json(path.read_bytes()))
         except (ValidationError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise UserError(
-                f"sensitivities '{path.name}'", reason, next_step="run the predict stage again"
-            ) from error
+            raise UserError(f"sensitivities '{path.name}'", reason, next_step="run the predict stage again") from error
 
 
 def standard_error(accuracy: float, samples: int) -> float:
@@ -167,8 +163,7 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     tau = kendalltau(predictor.score(codes), accuracy).statistic
     return {
         "samples": predictor.table.samples,
-        "standard_error_points": 100
-        * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),
+        "standard_error_points": 100 * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),
         "mean_error_points": float(points.mean()),
         "max_error_points": float(points.max()),
         "kendall_tau": float(tau) if np.isfinite(tau) else None,

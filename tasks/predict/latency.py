@@ -119,9 +119,7 @@ class LatencyPredictor:
             file = _File.model_validate_json(path.read_bytes())
         except (ValidationError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise UserError(
-                f"latency predictor '{path}'", reason, next_step="run the predict stage again"
-            ) from error
+            raise UserError(f"latency predictor '{path}'", reason, next_step="run the predict stage again") from error
         return cls(
             file.cardinalities,
             [Table(table.columns, _from_list(table, file.cardinalities)) for table in file.tables],
@@ -140,9 +138,7 @@ def _latency_ms(lut: Lut, digest: str) -> float:
     return math.nan if entry is None or entry.p50_ms is None else entry.p50_ms
 
 
-def _term_values(
-    term: OperatorTerm, cardinalities: Sequence[int], lut: Lut, missing: list[Missing]
-) -> Values:
+def _term_values(term: OperatorTerm, cardinalities: Sequence[int], lut: Lut, missing: list[Missing]) -> Values:
     """Latencies of one operator over its variables' choices; NaN where it has none, 0 where it is absent."""
     values_ms = np.full([cardinalities[column] for column in term.variables], np.nan)
     for indices, feature in term.features.items():
@@ -182,9 +178,7 @@ def _to_file(predictor: LatencyPredictor) -> _File:
         cardinalities=predictor.cardinalities,
         correction=predictor.correction,
         tables=tuple(
-            _TableFile(
-                columns=table.columns, values_ms=tuple(_none_for_nan(table.values_ms.ravel().tolist()))
-            )
+            _TableFile(columns=table.columns, values_ms=tuple(_none_for_nan(table.values_ms.ravel().tolist())))
             for table in predictor.tables
         ),
         missing=tuple(

@@ -8,11 +8,7 @@ from PIL import Image
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 
-def encoded(
-    colour: tuple[int, int, int], size: tuple[int, int] = (40, 30), file_format: str = "PNG"
-) -> bytes:
+def encoded(colour: tuple[int, int, int], size: tuple[int, int] = (40, 30), file_format: str = "PNG") -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(np.full((size[1], size[0], 3), colour, dtype=np.uint8)).save(
-        stream, file_format, quality=95
-    )
+    Image.fromarray(np.full((size[1], size[0], 3), colour, dtype=np.uint8)).save(stream, file_format, quality=95)
     return stream.getvalue()

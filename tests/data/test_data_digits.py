@@ -26,8 +26,7 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
         "test": 300,
     }
     rows = {
-        name: {tuple(x.flatten().tolist()) for x in images_of(split, resolution=8)}
-        for name, split in splits.items()
+        name: {tuple(x.flatten().tolist()) for x in images_of(split, resolution=8)} for name, split in splits.items()
     }
     assert not rows["train"] & rows["test"]
     assert not rows["validation"] & rows["test"]
@@ -38,9 +37,7 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
 
 
 def test_another_seed_gives_another_split() -> None:
-    assert not torch.equal(
-        images_of(load(DataSettings(seed=1), "test")), images_of(load(DataSettings(), "test"))
-    )
+    assert not torch.equal(images_of(load(DataSettings(seed=1), "test")), images_of(load(DataSettings(), "test")))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
