@@ -32,8 +32,8 @@ class Axis:
 
     @cached_property
     def groups(self) -> frozenset[int]:
-        """The channel groups that this axis depends on."""
-        return frozenset(leaf.group for leaf in self.leaves if isinstance(leaf, Channels))
+        """The channel groups and kernels that this axis depends on."""
+        return frozenset(leaf.group for leaf in self.leaves if isinstance(leaf, Channels | Kernel))
 
     @cached_property
     def spatial(self) -> bool:
@@ -92,6 +92,30 @@ class Window(Axis):
 
 
 @dataclass(frozen=True, eq=False)
+class Scaled(Axis):
+    """`source` times `numerator` / `denominator`, which must come out whole: windows of a position axis, resized images."""
+
+    source: Axis
+    numerator: int
+    denominator: int
+
+    @property
+    def parts(self) -> tuple[Axis, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(Axis):
+    """Height and width of one convolution's kernel; configs keep its centre."""
+
+    group: int
+
+    @cached_property
+    def leaves(self) -> frozenset[Axis]:
+        return frozenset((self,))
+
+
+@dataclass(frozen=True, eq=False)
 class Concat(Axis):
     """`pieces` one after the other."""
 
@@ -142,8 +166,10 @@ class Sizes:
         match axis:
             case Batch():
                 return self.batch
-            case Channels():
+            case Channels() | Kernel():
                 return self.groups.get(axis.group, axis.size)
+            case Scaled():
+                return self(axis.source) * axis.numerator // axis.denominator
             case Spatial():
                 return self.spatial[axis.index]
             case Window():

@@ -1,7 +1,9 @@
 """Dimensions while a network is being read: union-find over axes, with a reason for everything that got frozen."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
+from typing import Literal
 
 from tailor_ir import axes as ax
 
@@ -28,17 +30,34 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a dimension follows from others. kinds: fixed, batch, spatial, window, concat, product."""
+    """How a dimension follows from others. kinds: fixed, batch, spatial, window, scaled, kernel, concat, product."""
 
     kind: str
     parts: tuple[Dim, ...] = ()
     attributes: tuple[int, ...] = ()
 
 
+def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The factors of a row-major flattening of `dims`, products resolved, without those of size one."""
+    found: list[Dim] = []
+    for dim in dims:
+        form = dim.root.form
+        if form is not None and form.kind == "product":
+            found += factors_of(form.parts)
+        elif form is None or form.kind != "fixed" or dim.size != 1:
+            found.append(dim)
+    return tuple(found)
+
+
+Windows = Literal["number", "size"]
+"""What follows the resolution where positions are split into windows: how many there are, or how large each is."""
+
+
 @dataclass(slots=True)
 class DimPool:
     """All dimensions of one network, and what was found about them on the way."""
 
+    windows: Windows = "number"
     equal_sizes: list[tuple[Dim, Dim]] = field(default_factory=list)
     resolution_frozen: str = ""
 
@@ -64,12 +83,56 @@ class DimPool:
             return self.fixed(size)
         return Dim(size, Form("window", (source,), (stride, offset, int(ceil))))
 
+    def scaled(self, source: Dim, numerator: int, denominator: int) -> Dim:
+        """`source` · numerator / denominator, for dimensions that depend on the input; others become fixed."""
+        root = source.root
+        size = source.size * numerator // denominator
+        if not self.depends_on_input(source):
+            return source if numerator == denominator else self.fixed(size)
+        if root.form is not None and root.form.kind == "scaled":
+            (source,) = root.form.parts
+            numerator, denominator = numerator * root.form.attributes[0], denominator * root.form.attributes[1]
+        common = gcd(numerator, denominator)
+        if numerator == denominator:
+            return source
+        return Dim(size, Form("scaled", (source,), (numerator // common, denominator // common)))
+
+    def kernel(self, size: int) -> Dim:
+        """A kernel whose centre can be kept alone."""
+        return Dim(size, Form("kernel"))
+
+    def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
+        """`dim`, which depends on the input, as (outer, inner) positions: numbers of windows, and positions in each."""
+        inner = dim.size // outer
+        if self.windows == "number":
+            return self.scaled(dim, 1, inner), self.fixed(inner)
+        return self.fixed(outer), self.scaled(dim, 1, outer)
+
     def concat(self, parts: tuple[Dim, ...]) -> Dim:
         return parts[0] if len(parts) == 1 else Dim(sum(p.size for p in parts), Form("concat", parts))
 
     def product(self, factors: tuple[Dim, ...]) -> Dim:
-        real = tuple(f for f in factors if not self._is_one(f)) or factors[:1]
-        return real[0] if len(real) == 1 else Dim(prod(f.size for f in real), Form("product", real))
+        real: list[Dim] = []
+        for factor in factors:
+            if self._is_one(factor):
+                continue
+            whole = self._whole(real[-1], factor) if real else None
+            if whole is None:
+                real.append(factor)
+            else:
+                real[-1] = whole
+        if not real:
+            return factors[0]
+        return real[0] if len(real) == 1 else Dim(prod(f.size for f in real), Form("product", tuple(real)))
+
+    def _whole(self, a: Dim, b: Dim) -> Dim | None:
+        """What was split into `a` and `b`; None when they are no such pieces."""
+        for piece, rest in ((a.root, b.root), (b.root, a.root)):
+            if piece.form is None or rest.form is None or piece.form.kind != "scaled" or rest.form.kind != "fixed":
+                continue
+            if piece.form.attributes[1] % rest.size == 0:
+                return self.scaled(piece, rest.size, 1)
+        return None
 
     def _is_one(self, dim: Dim) -> bool:
         form = dim.root.form
@@ -85,34 +148,40 @@ class DimPool:
             child, parent = (a, b) if a.form is None else (b, a)
             if parent.form is not None and self._contains(parent, child):
                 self.freeze(parent, reason)
+                return parent
             child.parent = parent
             parent.reason = parent.reason or child.reason
             return parent
-        if a.form.kind == b.form.kind and self._same_structure(a.form, b.form):
-            for left, right in zip(a.form.parts, b.form.parts, strict=True):
-                self.unify(left, right, reason)
+        if a.form.kind == b.form.kind and self._unify_parts(a.form, b.form, reason):
             b.parent = a
             return a
-        if self._depends_on_input(a) and self._depends_on_input(b):
+        if self.depends_on_input(a) and self.depends_on_input(b):
             self.equal_sizes.append((a, b))
             return a
         self.freeze(a, reason)
         self.freeze(b, reason)
         return a
 
-    def _same_structure(self, a: Form, b: Form) -> bool:
-        sizes = [p.size for p in a.parts], [p.size for p in b.parts]
-        return a.attributes == b.attributes and sizes[0] == sizes[1]
+    def _unify_parts(self, a: Form, b: Form, reason: str) -> bool:
+        """Unify two forms of one kind part by part; False when their parts differ in size."""
+        left, right = a.parts, b.parts
+        if a.kind == "product":
+            left, right = factors_of(left), factors_of(right)
+        if a.attributes != b.attributes or [p.size for p in left] != [p.size for p in right]:
+            return False
+        for x, y in zip(left, right, strict=True):
+            self.unify(x, y, reason)
+        return True
 
     def _contains(self, dim: Dim, wanted: Dim) -> bool:
         form = dim.root.form
         return dim.root is wanted or (form is not None and any(self._contains(p, wanted) for p in form.parts))
 
-    def _depends_on_input(self, dim: Dim) -> bool:
+    def depends_on_input(self, dim: Dim) -> bool:
         form = dim.root.form
         if form is None:
             return False
-        return form.kind in ("spatial", "batch") or any(self._depends_on_input(p) for p in form.parts)
+        return form.kind in ("spatial", "batch") or any(self.depends_on_input(p) for p in form.parts)
 
     def freeze(self, dim: Dim, reason: str) -> None:
         """Keep a dimension at its full size in every SubNet."""
@@ -143,12 +212,16 @@ class AxisTable:
             self._known[id(root)] = self._freeze(root)
         return self._known[id(root)]
 
+    def _group(self, size: int) -> int:
+        self.groups[len(self.groups)] = size
+        return len(self.groups) - 1
+
     def _freeze(self, root: Dim) -> ax.Axis:
         form, size = root.form, root.size
         if form is None:
-            group = len(self.groups)
-            self.groups[group] = size
-            return ax.Channels(size, group)
+            return ax.Channels(size, self._group(size))
+        if form.kind == "kernel":
+            return ax.Kernel(size, self._group(size))
         parts = tuple(self.axis(part) for part in form.parts)
         key = (form.kind, size, form.attributes, *parts)
         if key not in self._interned:
@@ -167,6 +240,8 @@ def _expression(form: Form, size: int, parts: tuple[ax.Axis, ...]) -> ax.Axis:
         case "window":
             stride, offset, ceil = form.attributes
             return ax.Window(size, parts[0], stride, offset, bool(ceil))
+        case "scaled":
+            return ax.Scaled(size, parts[0], *form.attributes)
         case "concat":
             return ax.Concat(size, parts)
         case _:

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from tailor_ir import axes as ax
-from tailor_ir.dims import AxisTable
+from tailor_ir.dims import AxisTable, DimPool, Windows
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
+from tailor_ir.weights import can_resample
 
-RESAMPLERS = frozenset(("Add", "Mul"))  # a parameter that only meets these may follow the resolution by interpolation
+MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # weights of these sum over positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,9 @@ def _has_batch(axis: ax.Axis) -> bool:
     return any(isinstance(leaf, ax.Batch) for leaf in axis.leaves)
 
 
-def propagate(graph: Graph, tensors: Tensors) -> AxisMap:
-    """Axes of every value and initializer."""
-    p = Propagation(graph, tensors)
+def propagate(graph: Graph, tensors: Tensors, windows: Windows = "number") -> AxisMap:
+    """Axes of every value and initializer. `windows`: what follows the resolution where positions are split into windows."""
+    p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     shape = graph.shapes[graph.inputs[0]]
     images = len(shape) == 4
     p.dims[graph.inputs[0]] = (
@@ -79,14 +82,16 @@ def _freeze_channels(p: Propagation, dim: object) -> None:
 
 
 def _freeze_unmovable(p: Propagation) -> None:
-    """Tensors whose size would follow the resolution but that cannot be interpolated keep the resolution fixed."""
+    """Stored tensors whose size would follow the resolution but that cannot be resampled keep the resolution fixed."""
     consumers = p.graph.consumers()
     table = AxisTable()
     for name in (*p.graph.parameters, *p.graph.constants):
-        if name not in p.dims or not ax.spatial_in([table.axis(dim) for dim in p.dims[name]]):
+        axes = [table.axis(dim) for dim in p.dims.get(name, ())]
+        if not ax.spatial_in(axes):
             continue
         users = consumers.get(name, [])
-        if name in p.graph.parameters and all(node.op in RESAMPLERS for node in users):
-            continue
-        user = users[0]
-        p.freeze(p.dims[name], user, f"'{name}' has one entry for each position")
+        tensor = p.tensors[name]
+        values = tensor.is_floating_point() or tensor.dtype == torch.bool
+        mixed = next((node for node in users if node.op in MIXERS), None)
+        if mixed is not None or not values or not can_resample(axes):
+            p.freeze(p.dims[name], mixed or users[0], f"'{name}' has one entry for each position")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,51 +10,38 @@ from torch.nn import functional as F
 
 from tailor_ir import axes as ax
 from tailor_ir.graph import Graph, Tensors
-from tailor_ir.propagate import AxisMap
+
+if TYPE_CHECKING:
+    from tailor_ir.propagate import AxisMap
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Where a tensor has one entry for each position: dimension `dim`, after `before` and before `after` other entries."""
-
-    dim: int
-    before: int
-    after: int
-    height: ax.Axis
-    width: ax.Axis
-    separate: bool  # height and width are two dimensions, `dim` and `dim + 1`
+def can_resample(axes: Sequence[ax.Axis]) -> bool:
+    """Whether every axis that depends on the resolution is a position axis, a product, or a concatenation of such."""
+    return all(_resamplable(axis) for axis in axes)
 
 
-def find_grid(axes: Sequence[ax.Axis]) -> Grid | None:
-    """The position grid of a parameter; None when its spatial axes have another form."""
-    spatial = [i for i, axis in enumerate(axes) if axis.spatial]
-    if len(spatial) == 2 and spatial[1] == spatial[0] + 1:
-        return Grid(spatial[0], 0, 0, axes[spatial[0]], axes[spatial[1]], separate=True)
-    if len(spatial) != 1:
-        return None
-    axis = axes[spatial[0]]
-    parts = axis.pieces if isinstance(axis, ax.Concat) else (axis,)
-    grids = [i for i, part in enumerate(parts) if part.spatial]
-    if len(grids) != 1 or any(not isinstance(p, ax.Fixed) for i, p in enumerate(parts) if i != grids[0]):
-        return None
-    product = parts[grids[0]]
-    if not isinstance(product, ax.Product) or len(product.factors) != 2:
-        return None
-    before = sum(part.size for part in parts[: grids[0]])
-    after = sum(part.size for part in parts[grids[0] + 1 :])
-    return Grid(spatial[0], before, after, *product.factors, separate=False)
+def _resamplable(axis: ax.Axis) -> bool:
+    match axis:
+        case ax.Concat() | ax.Product():
+            return all(_resamplable(part) for part in axis.parts)
+        case _:
+            return True
 
 
-def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> Cut | None:
-    """How a tensor is cut under a config; None when it is used whole."""
+def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
+    """How a tensor is cut under a config; None when it is used whole.
+
+    Entries for positions are resampled to the resolution; `labels`: they are taken from the nearest position.
+    """
     steps: list[Cut] = []
-    grid = find_grid(axes) if ax.spatial_in(axes) else None
-    if grid is not None and (sizes(grid.height), sizes(grid.width)) != (grid.height.size, grid.width.size):
-        steps.append(_resampler(grid, sizes))
     for dim, axis in enumerate(axes):
-        if axis.groups and sizes(axis) != axis.size:
+        if axis.spatial and any(sizes(leaf) != leaf.size for leaf in axis.leaves if isinstance(leaf, ax.Spatial)):
+            step = _resampler(dim, axis, sizes, labels)
+            steps += [] if step is None else [step]
+    for dim, axis in enumerate(axes):
+        if axis.groups and sizes(axis) != axis.size and not axis.spatial:
             steps.append(_selector(dim, axis, sizes))
     if not steps:
         return None
@@ -88,38 +76,78 @@ class _Positions:
         return tensor.index_select(self.dim, self.positions.to(tensor.device))
 
 
+@dataclass(frozen=True, slots=True)
+class _Centre:
+    dim: int
+    length: int
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(self.dim, (tensor.shape[self.dim] - self.length) // 2, self.length)
+
+
 def _selector(dim: int, axis: ax.Axis, sizes: ax.Sizes) -> Cut:
     if isinstance(axis, ax.Channels):
         return _Prefix(dim, sizes(axis))
+    if isinstance(axis, ax.Kernel):
+        return _Centre(dim, sizes(axis))
     kept = {leaf.group: np.arange(sizes(leaf)) for leaf in axis.leaves if isinstance(leaf, ax.Channels)}
     return _Positions(dim, torch.from_numpy(ax.surviving(axis, kept)))
 
 
-def _resampler(grid: Grid, sizes: ax.Sizes) -> Cut:
-    """Bicubic interpolation of a position grid. Source: DeiT (ICML 2021), positional embeddings at other resolutions."""
-    target = (sizes(grid.height), sizes(grid.width))
-    base = (grid.height.size, grid.width.size)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Resample:
+    """Linear map along one dimension."""
 
-    def resample(tensor: torch.Tensor) -> torch.Tensor:
-        length = tensor.shape[grid.dim] - grid.before - grid.after
-        if grid.separate:
-            body = tensor.flatten(grid.dim, grid.dim + 1)
-        else:
-            body = tensor.narrow(grid.dim, grid.before, length)
-        moved = body.movedim(grid.dim, -1)
-        image = moved.reshape(1, -1, *base)
-        scaled = F.interpolate(image, size=target, mode="bicubic", align_corners=False)
-        flat = scaled.reshape(*moved.shape[:-1], target[0] * target[1]).movedim(-1, grid.dim)
-        if grid.separate:
-            return flat.unflatten(grid.dim, target)
-        before = tensor.narrow(grid.dim, 0, grid.before)
-        after = tensor.narrow(grid.dim, grid.before + length, grid.after)
-        return torch.cat((before, flat, after), grid.dim)
+    dim: int
+    matrix: torch.Tensor  # (positions wanted, positions stored)
 
-    return resample
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        matrix = self.matrix.to(tensor)
+        return torch.movedim(torch.movedim(tensor, self.dim, -1) @ matrix.T, -1, self.dim)
 
 
-def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) -> np.ndarray:
+def _resampler(dim: int, axis: ax.Axis, sizes: ax.Sizes, labels: bool) -> Cut | None:
+    """Bicubic interpolation of entries for positions. Source: DeiT (ICML 2021), positional embeddings at other resolutions."""
+    matrix = _resampling(axis, sizes, labels)
+    if matrix is None:
+        return None
+    if labels:
+        return _Positions(dim, matrix.argmax(1))
+    return _Resample(dim, matrix)
+
+
+def _resampling(axis: ax.Axis, sizes: ax.Sizes, labels: bool) -> torch.Tensor | None:
+    """The matrix (wanted, stored) that resamples an axis; None when its size stays."""
+    match axis:
+        case ax.Product():
+            parts = [_resampling(part, sizes, labels) for part in axis.factors]
+            if all(part is None for part in parts):
+                return None
+            matrix = torch.ones(1, 1, dtype=torch.float64)
+            for factor, part in zip(axis.factors, parts, strict=True):
+                matrix = torch.kron(matrix, torch.eye(factor.size, dtype=torch.float64) if part is None else part)
+            return matrix
+        case ax.Concat():
+            parts = [_resampling(piece, sizes, labels) for piece in axis.pieces]
+            if all(part is None for part in parts):
+                return None
+            blocks = zip(axis.pieces, parts, strict=True)
+            return torch.block_diag(*(torch.eye(p.size, dtype=torch.float64) if m is None else m for p, m in blocks))
+        case _:
+            return None if sizes(axis) == axis.size else _interpolation(axis.size, sizes(axis), labels)
+
+
+def _interpolation(stored: int, wanted: int, labels: bool) -> torch.Tensor:
+    """(wanted, stored) weights of bicubic (nearest for labels) interpolation between positions."""
+    each = torch.eye(stored, dtype=torch.float64)[None, :, :, None]  # one channel for each stored position
+    if labels:
+        taken = F.interpolate(each, size=(wanted, 1), mode="nearest-exact")
+    else:
+        taken = F.interpolate(each, size=(wanted, 1), mode="bicubic", align_corners=False)
+    return taken[0, :, :, 0].T.contiguous()
+
+
+def importance(graph: Graph, tensors: Tensors, axis_map: "AxisMap", group: int) -> np.ndarray:
     """L1 norm of all weights (two dimensions or more) that each channel of a group takes part in."""
     score = np.zeros(axis_map.groups[group])
     for name in graph.parameters:
@@ -133,7 +161,7 @@ def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) ->
     return score
 
 
-def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
+def sort_channels(graph: Graph, tensors: Tensors, axis_map: "AxisMap", groups: Sequence[int]) -> Tensors:
     """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
     order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
     result: Tensors = {}

@@ -6,70 +6,57 @@ import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.dims import Dim
+from tailor_ir.dims import Dim, factors_of
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 
 def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
     """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand."""
-    factors = [factor for dim in dims for factor in _factors(dim)]
+    factors = list(factors_of(dims))
     result: list[Dim] = []
-    position = 0
-    pending: list[Dim] = []  # pieces of a factor that was split over several results
-    for index, size in enumerate(sizes):
-        if pending:
-            result.append(pending.pop(0))
-            continue
+    for size in sizes:
         taken: list[Dim] = []
         product = 1
-        while position < len(factors) and product < size:
-            taken.append(factors[position])
-            product *= factors[position].size
-            position += 1
-        if size == 1 and position < len(factors) and factors[position].size == 1:
-            taken, position = [factors[position]], position + 1
-        if product > size and len(taken) == 1:
-            pieces = _split(node, p, taken[0], sizes[index:])
-            if pieces is not None:
-                result.append(pieces[0])
-                pending = pieces[1:]
-                continue
+        while product < size and factors:
+            factor = factors.pop(0)
+            need = size // product
+            if factor.size > need:
+                pieces = _split(node, p, factor, need)
+                if pieces is None:
+                    return _frozen(node, p, dims, sizes)
+                factor, rest = pieces
+                factors.insert(0, rest)
+            taken.append(factor)
+            product *= factor.size
         if product != size:
-            p.freeze(factors, node, f"reshapes across axes to {tuple(sizes)}")
-            return tuple(p.pool.fixed(s) for s in sizes)
+            return _frozen(node, p, dims, sizes)
+        if size == 1 and factors and factors[0].size == 1:
+            taken = [factors.pop(0)]
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
-    rest = [f for f in factors[position:] if not p.is_fixed(f)]
+    rest = [f for f in factors if not p.is_fixed(f)]
     if rest:  # axes that have one element at the traced resolution only
         result[-1] = p.pool.product((result[-1], *rest))
     return tuple(result)
 
 
-def _factors(dim: Dim) -> tuple[Dim, ...]:
-    form = dim.root.form
-    if form is not None and form.kind == "product":
-        return tuple(factor for part in form.parts for factor in _factors(part))
-    return () if form is not None and form.kind == "fixed" and dim.size == 1 else (dim,)
+def _frozen(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
+    p.freeze(dims, node, f"reshapes across axes to {tuple(sizes)}")
+    return tuple(p.pool.fixed(size) for size in sizes)
 
 
-def _split(node: Node, p: Propagation, dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
-    """Pieces of one dimension over the next results, or None where the sizes do not divide it."""
-    pieces: list[int] = []
-    product = 1
-    for size in sizes:
-        pieces.append(size)
-        product *= size
-        if product >= dim.size:
-            break
-    if product != dim.size:
+def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim] | None:
+    """A dimension as `outer` times the rest, or None where the sizes do not divide it."""
+    if dim.size % outer:
         return None
-    form = dim.root.form
-    if form is None:
-        parts = [p.pool.free(size) for size in pieces]
-        p.unify(dim, p.pool.product(tuple(parts)), node)
+    if p.pool.depends_on_input(dim):
+        return p.pool.split(dim, outer)
+    if dim.root.form is None:
+        parts = p.pool.free(outer), p.pool.free(dim.size // outer)
+        p.unify(dim, p.pool.product(parts), node)
         return parts
-    p.freeze((dim,), node, f"splits an axis of {dim.size} into {tuple(pieces)}")
-    return [p.pool.fixed(size) for size in pieces]
+    p.freeze((dim,), node, f"splits an axis of {dim.size} into {outer} and {dim.size // outer}")
+    return p.pool.fixed(outer), p.pool.fixed(dim.size // outer)
 
 
 class Reshape(nn.Module):
@@ -121,16 +108,19 @@ class Split(nn.Module):
 
 
 class Gather(nn.Module):
-    """Constant positions along one axis; a single position drops the axis."""
+    """Constant positions (any shape) along one axis, which their axes replace."""
 
-    def __init__(self, positions: int | tuple[int, ...], axis: int) -> None:
+    def __init__(self, positions: np.ndarray, axis: int) -> None:
         super().__init__()
-        self.positions, self.axis = positions, axis
+        self.single = int(positions) if positions.ndim == 0 else None
+        self.shape, self.axis = positions.shape, axis
+        self.register_buffer("positions", torch.from_numpy(positions.reshape(-1)), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.positions, int):
-            return x.select(self.axis, self.positions)
-        return x.index_select(self.axis, torch.tensor(self.positions, device=x.device))
+        if self.single is not None:
+            return x.select(self.axis, self.single)
+        taken = x.index_select(self.axis, self.positions)
+        return taken if len(self.shape) == 1 else taken.unflatten(self.axis, self.shape)
 
 
 class Concatenate(nn.Module):
@@ -190,7 +180,10 @@ def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 
 
 def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
-    """The piece [start, stop) of a dimension; pieces that end between a concatenation's parts keep them."""
+    """The piece [start, stop) of a dimension; pieces that end between a concatenation's parts keep them.
+
+    Position axes are cropped by as much at every resolution.
+    """
     if (start, stop) == (0, dim.size):
         return dim
     form = dim.root.form
@@ -204,6 +197,8 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
             return p.pool.concat(tuple(parts))
         if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
+    if form is not None and form.kind in ("spatial", "window", "scaled") and 2 * (stop - start) > dim.size:
+        return p.pool.window(dim, 1, stop - start - dim.size)
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
 
@@ -232,6 +227,8 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for axis, start, stop, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]):
         if step == 1:
             result[axis] = _cut(node, p, result[axis], start, stop)
+        elif step > 1 and start < step and stop > result[axis].size - step and p.pool.depends_on_input(result[axis]):
+            result[axis] = p.pool.window(result[axis], step, stop - start - result[axis].size)
         else:
             p.freeze((result[axis],), node, f"takes every {step}th element")
             result[axis] = p.pool.fixed(p.output_sizes(node)[axis])
@@ -249,6 +246,8 @@ def _shifted_ranges(
         if step == 1 and size != full[axis]:
             start = size - length if stop == full[axis] and start > 0 else start
             stop = start + length
+        elif step > 1:
+            stop = size - (full[axis] - stop)
         result.append((axis, start, stop, step))
     return result
 
@@ -294,6 +293,9 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     axis = node.int("axis", 0) % len(x)
     positions = p.constant(node, 1)
+    if positions.ndim and node.outputs[0] not in p.data:  # of a weight: what meets the positions later gives them meaning
+        p.freeze((x[axis],), node, "is looked up by position")
+        return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
     if first < 0 or not p.is_fixed(x[axis]):
         _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
@@ -302,10 +304,7 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    positions = tensors[node.inputs[1]]
-    if positions.dim() > 1:
-        raise AssertionError(f"{node.name}: positions of rank {positions.dim()}")
-    return Gather(int(positions) if positions.dim() == 0 else tuple(positions.tolist()), node.int("axis", 0))
+    return Gather(tensors[node.inputs[1]].numpy(), node.int("axis", 0) % len(shapes.full_inputs[0]))
 
 
 def _squeezed(node: Node, p: Propagation, rank: int) -> tuple[int, ...]:

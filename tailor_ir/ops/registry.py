@@ -22,6 +22,7 @@ class Propagation:
     tensors: Tensors
     pool: DimPool = field(default_factory=DimPool)
     dims: dict[str, Dims] = field(default_factory=dict)
+    data: frozenset[str] = frozenset()  # values that depend on the network's input
 
     def of(self, name: str) -> Dims:
         """Dimensions of a value; an initializer's are channel groups of their own until operators join them."""
