@@ -6,7 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tasks.report.text import architecture, milliseconds, percent
+from tasks.pages.text import milliseconds, percent
+from tasks.report.text import architecture
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
 MAX_BARS = 40

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.report.text import count, milliseconds, percent
+from tasks.pages.text import count, milliseconds, percent
 
 Row = Mapping[str, Any]
 

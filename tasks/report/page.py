@@ -1,16 +1,14 @@
 """report.html: one file that works offline; it carries its plotly.js and forbids every network request."""
 
-import json
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
+from tasks.pages import environment, style
 from tasks.report import charts, text
 
 Row = Mapping[str, Any]
@@ -28,24 +26,14 @@ def render(report: Row) -> str:
     def architecture(config: Mapping[str, float]) -> list[str]:
         return text.architecture(config, report["supernet"]["variables"])
 
-    environment = Environment(
-        loader=PackageLoader("tasks.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "architecture": architecture,
-        "count": text.count,
-        "ms": text.milliseconds,
-        "millions": text.millions,
-        "percent": text.percent,
-        "pretty": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
-    }
-    style = resources.files("tasks.report").joinpath("style.css").read_text(encoding="utf-8")
-    page: str = environment.get_template("page.html").render(
-        report=report, style=Markup(style), plotlyjs=Markup(get_plotlyjs()), figures=_figures(report)
+    templates = environment("tasks.report")
+    templates.filters["architecture"] = architecture
+    page: str = templates.get_template("page.html").render(
+        title=report["model"],
+        report=report,
+        style=style("tasks.report"),
+        plotlyjs=Markup(get_plotlyjs()),
+        figures=_figures(report),
     )
     return page
 

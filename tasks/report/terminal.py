@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.report.text import millions, milliseconds, percent
+from tasks.pages.text import millions, milliseconds, percent
 
 Row = Mapping[str, Any]
 

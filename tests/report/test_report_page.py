@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tasks.pages.text import count, milliseconds
 from tasks.report import DATA_FILE, PAGE_FILE, charts, terminal_table
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
-from tasks.report.text import architecture, count, milliseconds
+from tasks.report.text import architecture
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"
 Report = dict[str, Any]

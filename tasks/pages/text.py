@@ -1,0 +1,33 @@
+"""Numbers as short text for people. Nothing here is escaped for HTML."""
+
+
+def count(value: float | str) -> str:
+    """A big count: exact below a million, then scientific. Takes the text of integers beyond 2**53."""
+    number = int(value)
+    if number < 1_000_000:
+        return f"{number:,}"
+    text = str(number)
+    return f"{text[0]}.{text[1:3]}e{len(text) - 1}"
+
+
+def amount(value: int) -> str:
+    """A count with three digits and a unit: 592, 11.4 k, 25.6 M, 4.09 G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 0.9995 * size:
+            return f"{float(f'{value / size:.3g}'):g} {unit}"
+    return str(value)
+
+
+def millions(value: float) -> str:
+    """A count in millions, three digits."""
+    return f"{value / 1e6:.3g} M"
+
+
+def milliseconds(value: float | None) -> str:
+    """Latency with four digits, microseconds kept."""
+    return "–" if value is None else f"{value:.4g} ms"
+
+
+def percent(share: float | None) -> str:
+    """A fraction in percent."""
+    return "–" if share is None else f"{100 * share:.1f} %"
