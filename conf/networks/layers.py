@@ -81,16 +81,3 @@ class MBConv(nn.Module):
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW: torch.Tensor = self.body(x_BCHW)
         return x_BCHW + y_BCHW if self.shortcut else y_BCHW
-
-
-def initialise(network: nn.Module) -> nn.Module:
-    """Random weights that keep the scale of activations (He et al., ICCV 2015, by fan-out); small ones in linear layers."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)
-    return network

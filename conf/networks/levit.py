@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from conf.networks.layers import MBConv, conv_norm, initialise
+from conf.networks.layers import MBConv, conv_norm
 
 STEM = 24
 KERNEL = 5
@@ -105,14 +105,12 @@ def network(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
         width = stage.width
         for _ in range(stage.blocks):
             blocks += [Attention(width), FFN(width)]
-    return initialise(
-        nn.Sequential(
-            *blocks,
-            conv_norm(width, HEAD_EXPAND * width, activation=nn.Hardswish),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(HEAD_EXPAND * width, FEATURES),
-            nn.Hardswish(),
-            nn.Linear(FEATURES, num_classes),
-        )
+    return nn.Sequential(
+        *blocks,
+        conv_norm(width, HEAD_EXPAND * width, activation=nn.Hardswish),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(HEAD_EXPAND * width, FEATURES),
+        nn.Hardswish(),
+        nn.Linear(FEATURES, num_classes),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from conf.networks.layers import Activation, MBConv, conv_norm, initialise
+from conf.networks.layers import Activation, MBConv, conv_norm
 
 FIRST = 16
 KERNEL = 7
@@ -54,15 +54,13 @@ def network(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
                 )
             )
             width = stage.width
-    return initialise(
-        nn.Sequential(
-            conv_norm(in_chans, FIRST, 3, stride=2, activation=nn.Hardswish),
-            *blocks,
-            conv_norm(width, FINAL, activation=nn.Hardswish),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(FINAL, FEATURES, 1, bias=False),
-            nn.Hardswish(),
-            nn.Flatten(),
-            nn.Linear(FEATURES, num_classes),
-        )
+    return nn.Sequential(
+        conv_norm(in_chans, FIRST, 3, stride=2, activation=nn.Hardswish),
+        *blocks,
+        conv_norm(width, FINAL, activation=nn.Hardswish),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(FINAL, FEATURES, 1, bias=False),
+        nn.Hardswish(),
+        nn.Flatten(),
+        nn.Linear(FEATURES, num_classes),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from conf.networks.layers import MBConv, conv_norm, divisible, initialise
+from conf.networks.layers import MBConv, conv_norm, divisible
 
 WIDTH_MULT = 1.3
 KERNEL = 7
@@ -40,13 +40,11 @@ def network(num_classes: int = 1000, in_chans: int = 3) -> nn.Module:
             blocks.append(MBConv(width, outputs, kernel=KERNEL, expand=EXPAND, activation=nn.ReLU6, stride=stride))
             width = outputs
     features = divisible(FEATURES * WIDTH_MULT)
-    return initialise(
-        nn.Sequential(
-            conv_norm(in_chans, first, 3, stride=2, activation=nn.ReLU6),
-            *blocks,
-            conv_norm(width, features, activation=nn.ReLU6),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(features, num_classes),
-        )
+    return nn.Sequential(
+        conv_norm(in_chans, first, 3, stride=2, activation=nn.ReLU6),
+        *blocks,
+        conv_norm(width, features, activation=nn.ReLU6),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(features, num_classes),
     )
