@@ -14,22 +14,47 @@ from tailor_ir.ops import OPERATORS
 from tailor_ir.weights import make_cut
 
 
-def subnet_tensor(elastic: Elastic, name: str, subnet: Subnet, statistics: Statistics | None) -> torch.Tensor:
-    """A copy of a stored tensor as the SubNet has it."""
-    if statistics is not None and name in statistics:
-        return statistics[name].detach().clone()
-    tensor = elastic.tensor(name).detach()
-    cut = make_cut(elastic.axis_map.axes[name], subnet.sizes)
-    return (tensor if cut is None else cut(tensor)).clone()
+class SubnetTensors:
+    """Everything that a SubNet computes from stored tensors alone, as copies: its weights, and what follows from them."""
+
+    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
+        self.elastic, self.subnet, self.statistics = elastic, subnet, statistics or {}
+        self.lowering = Lowering(elastic.graph, elastic.tensors(), elastic.axis_map)
+        self.computed = {o: n for n in subnet.nodes for o in n.outputs if o not in self.lowering.data}
+        self._known: dict[str, torch.Tensor] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a value does not depend on the network's input."""
+        return name in self.computed or name in self.elastic.graph.initializers
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """The value (a copy) under the SubNet's config."""
+        if name in self.computed:
+            return self._evaluated(name).clone()
+        if name in self.statistics:
+            return self.statistics[name].detach().clone()
+        tensor = self.elastic.tensor(name).detach()
+        cut = make_cut(self.elastic.axis_map.axes[name], self.subnet.sizes, labels=name in self.elastic.labels)
+        return (tensor if cut is None else cut(tensor)).clone()
+
+    @torch.no_grad()
+    def _evaluated(self, name: str) -> torch.Tensor:
+        if name not in self._known:
+            node = self.computed[name]
+            lowered = self.lowering.lower(node, self.subnet.sizes)
+            result = lowered.module(*(self(operand) for operand in lowered.inputs))
+            values = (result,) if len(node.outputs) == 1 else result
+            self._known.update(zip(node.outputs, values, strict=True))
+        return self._known[name]
 
 
 class _Builder:
     """Assembles the fx graph node by node."""
 
     def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
-        self.elastic, self.subnet, self.statistics = elastic, subnet, statistics
-        tensors = elastic.tensors()
-        self.lowering = Lowering(elastic.graph, tensors, elastic.axis_map)
+        self.elastic, self.subnet = elastic, subnet
+        self.tensors = SubnetTensors(elastic, subnet, statistics)
+        self.lowering = self.tensors.lowering
         self.root = nn.Module()
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
@@ -39,7 +64,8 @@ class _Builder:
         network = self.elastic.graph
         self.values[network.inputs[0]] = self.graph.placeholder("input")
         for node in self.subnet.nodes:
-            self._add(node)
+            if not self.tensors.has(node.outputs[0]):
+                self._add(node)
         self.graph.output(self.values[self.subnet.outputs[0]])
         return fx.GraphModule(self.root, self.graph, "SubNet")
 
@@ -55,12 +81,9 @@ class _Builder:
 
     def _add(self, node: Node) -> None:
         record = OPERATORS[node.op]
-        stored = [name for name in node.inputs if name in self.elastic.graph.initializers]
-        owns = record.layer is not None and all(name in stored for name in node.inputs[1:] if name)
-        if owns and node.inputs[0] not in stored:
-            assert record.layer is not None
+        if record.layer is not None and all(self.tensors.has(name) for name in node.inputs[1:] if name):
             shapes = self.lowering.shapes(node, self.subnet.sizes)
-            module = record.layer(node, shapes, [self._tensor(name) for name in node.inputs[1:] if name])
+            module = record.layer(node, shapes, [self.tensors(name) for name in node.inputs[1:] if name])
             operands: Sequence[str] = node.inputs[:1]
         else:
             lowered = self.lowering.lower(node, self.subnet.sizes)
@@ -74,16 +97,14 @@ class _Builder:
         for index, output in enumerate(node.outputs):
             self.values[output] = self.graph.call_function(_item, (result, index))
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        return subnet_tensor(self.elastic, name, self.subnet, self.statistics)
-
     def _operand(self, name: str) -> fx.Node:
         if name not in self.values:
             attribute = self._name(name)
-            if name in self.elastic.graph.parameters:
-                self.root.register_parameter(attribute, nn.Parameter(self._tensor(name)))
+            tensor = self.tensors(name)
+            if tensor.is_floating_point() and name not in self.elastic.graph.constants:
+                self.root.register_parameter(attribute, nn.Parameter(tensor))
             else:
-                self.root.register_buffer(attribute, self._tensor(name))
+                self.root.register_buffer(attribute, tensor)
             self.values[name] = self.graph.get_attr(attribute)
         return self.values[name]
 

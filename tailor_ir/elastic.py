@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tailor_ir.axes import spatial_in
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.lowering import Lowering, apply_config
 from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Regions
 from tailor_ir.space import Choice, Space
-from tailor_ir.weights import Cut, make_cut
+from tailor_ir.weights import Cut, is_labels, make_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,7 @@ class Elastic(nn.Module):
         self.stored = nn.Module()
         for name in (*graph.statistics, *graph.constants):
             self.stored.register_buffer(_key(name), tensors[name].clone())
+        self.labels = frozenset(n for n in graph.constants if spatial_in(axis_map.axes[n]) and is_labels(tensors[n]))
         self._lowering = Lowering(graph, tensors, axis_map)
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._norms = {
@@ -141,7 +143,7 @@ class Elastic(nn.Module):
 
         def operand(name: str) -> Operand:
             if name in initializers and name not in cuts:
-                cuts[name] = make_cut(self.axis_map.axes[name], subnet.sizes)
+                cuts[name] = make_cut(self.axis_map.axes[name], subnet.sizes, labels=name in self.labels)
             return Operand(name, name in initializers, cuts.get(name))
 
         calls = []

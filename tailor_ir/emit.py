@@ -9,7 +9,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import torch
 
-from tailor_ir.build import subnet_tensor
+from tailor_ir.build import SubnetTensors
 from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.lowering import Subnet, apply_config
@@ -81,20 +81,20 @@ class _Exporter:
     """Collects the ONNX nodes and tensors of one SubNet."""
 
     def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
-        self.elastic, self.subnet, self.statistics = elastic, subnet, statistics
-        self.stored = elastic.graph.initializers
+        self.elastic, self.subnet = elastic, subnet
+        self.tensors = SubnetTensors(elastic, subnet, statistics)
         self.values: dict[str, gs.Tensor] = {}
         self.nodes: list[gs.Node] = []
         self.folded: dict[str, dict[int, np.ndarray]] = {}
 
     def tensor(self, name: str) -> np.ndarray:
-        return subnet_tensor(self.elastic, name, self.subnet, self.statistics).numpy()
+        return self.tensors(name).numpy()
 
     def value(self, name: str) -> gs.Tensor:
         if not name:
             return gs.Variable.empty()
         if name not in self.values:
-            if name in self.stored:
+            if self.tensors.has(name):
                 self.values[name] = gs.Constant(name, self.tensor(name))
             else:
                 shape = self.subnet.sizes.shape(self.elastic.axis_map.axes[name])
@@ -130,9 +130,13 @@ class _Exporter:
         self.nodes.append(gs.Node("Expand", f"{node.name}/Expand", inputs=[part, target], outputs=[repeated]))
         return repeated
 
+    def nodes_left(self) -> list[Node]:
+        """The nodes that compute with the network's input; all others are tensors by now."""
+        return [node for node in self.subnet.nodes if not self.tensors.has(node.outputs[0])]
+
     def fold_batch_norm(self) -> list[Node]:
         """Nodes without the BatchNorms that follow a convolution or linear map alone; their scales go into its weights."""
-        nodes = list(self.subnet.nodes)
+        nodes = self.nodes_left()
         readers: dict[str, list[Node]] = {}
         for node in nodes:
             for name in node.inputs:
@@ -144,7 +148,7 @@ class _Exporter:
             before = producers.get(norm.inputs[0])
             if before is None or before.op not in ("Conv", "Linear") or len(readers[norm.inputs[0]]) > 1:
                 continue
-            if before.inputs[1] not in self.stored:
+            if not self.tensors.has(before.inputs[1]):
                 continue
             self.folded[before.name] = self._folded_weights(before, norm)
             inputs = (*before.inputs[:2], before.inputs[2] if len(before.inputs) > 2 else before.inputs[1])
@@ -170,7 +174,7 @@ def subnet_onnx(
     subnet = apply_config(elastic.graph, elastic.regions, elastic.space, codes, batch)
     exporter = _Exporter(elastic, subnet, statistics)
     with torch.no_grad():
-        nodes = exporter.fold_batch_norm() if fold_batch_norm else list(subnet.nodes)
+        nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:
             exporter.add(node)
         inputs = [exporter.value(name) for name in elastic.graph.inputs]

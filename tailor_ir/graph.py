@@ -89,12 +89,17 @@ class Graph:
         )
 
     def data_values(self) -> frozenset[str]:
-        """Values that depend on the network's input."""
+        """Values that depend on the network's input, if only by having one entry for each sample."""
         data = set(self.inputs)
         for node in self.nodes:
-            if any(name in data for name in node.inputs):
+            if any(name in data for name in node.inputs) or self._repeats_for_samples(node):
                 data.update(node.outputs)
         return frozenset(data)
+
+    def _repeats_for_samples(self, node: Node) -> bool:
+        samples = self.shapes[self.inputs[0]][0]
+        sizes = [self.shapes[name][:1] for name in (node.inputs[0], node.outputs[0])] if node.op == "Expand" else []
+        return sizes == [(1,), (samples,)]
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import nn
 
 from tailor_ir.axes import Sizes
 from tailor_ir.convert import convert_static
@@ -12,6 +14,7 @@ from tailor_ir.ops import OPERATORS, Lowered, NodeShapes
 from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Regions
 from tailor_ir.space import Space
+from tailor_ir.weights import Cut, make_resampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,17 @@ def _renamed(node: Node, alias: Mapping[str, str]) -> Node:
     )
 
 
+class Resampled(nn.Module):
+    """A look-up of weights by position whose result follows the resolution."""
+
+    def __init__(self, module: nn.Module, resample: Cut) -> None:
+        super().__init__()
+        self.module, self.resample = module, resample
+
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
+        return self.resample(self.module(*operands))
+
+
 class Lowering:
     """Lowers nodes to modules; those that no config changes are converted once."""
 
@@ -58,6 +72,7 @@ class Lowering:
         self.graph = graph
         self.axis_map = axis_map
         self.constants = {name: tensors[name] for name in graph.constants}
+        self.data = graph.data_values()
         self._static: dict[str, Lowered] = {}
 
     def shapes(self, node: Node, sizes: Sizes) -> NodeShapes:
@@ -72,7 +87,11 @@ class Lowering:
         operands = tuple(name for name in node.inputs[: record.operands] if name)
         if record.needs_batch:
             operands += self.graph.inputs
-        return Lowered(record.lower(node, self.shapes(node, sizes), self.constants), operands)
+        module = record.lower(node, self.shapes(node, sizes), self.constants)
+        if node.op == "Gather" and node.outputs[0] not in self.data:
+            resample = make_resampler(self.axis_map.axes[node.outputs[0]], sizes)
+            module = module if resample is None else Resampled(module, resample)
+        return Lowered(module, operands)
 
     def _converted(self, node: Node) -> Lowered:
         if node.name not in self._static:

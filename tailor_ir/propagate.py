@@ -83,6 +83,11 @@ def _freeze_channels(p: Propagation, dim: object) -> None:
 
 def _freeze_unmovable(p: Propagation) -> None:
     """Stored tensors whose size would follow the resolution but that cannot be resampled keep the resolution fixed."""
+    for node in p.graph.nodes:
+        if node.op == "Gather" and node.outputs[0] not in p.data:
+            for dim in p.dims[node.outputs[0]]:
+                if not p.pool.depends_on_input(dim) and dim.root not in [d.root for d in p.dims[node.inputs[0]]]:
+                    p.freeze((dim,), node, "is looked up by position")
     consumers = p.graph.consumers()
     table = AxisTable()
     for name in (*p.graph.parameters, *p.graph.constants):

@@ -31,18 +31,31 @@ def _resamplable(axis: ax.Axis) -> bool:
 
 
 def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
-    """How a tensor is cut under a config; None when it is used whole.
-
-    Entries for positions are resampled to the resolution; `labels`: they are taken from the nearest position.
-    """
-    steps: list[Cut] = []
-    for dim, axis in enumerate(axes):
-        if axis.spatial and any(sizes(leaf) != leaf.size for leaf in axis.leaves if isinstance(leaf, ax.Spatial)):
-            step = _resampler(dim, axis, sizes, labels)
-            steps += [] if step is None else [step]
+    """How a stored tensor is cut under a config; None when it is used whole."""
+    steps = _resamplers(axes, sizes, labels)
     for dim, axis in enumerate(axes):
         if axis.groups and sizes(axis) != axis.size and not axis.spatial:
             steps.append(_selector(dim, axis, sizes))
+    return _chained(steps)
+
+
+def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
+    """How entries for positions follow the resolution; None when they stay. `labels`: from the nearest position."""
+    return _chained(_resamplers(axes, sizes, labels))
+
+
+def is_labels(tensor: torch.Tensor) -> bool:
+    """Whether a constant's values tell cases apart (a mask), so that values between them mean nothing."""
+    return not tensor.is_floating_point() or len(tensor.unique()) <= 2
+
+
+def _resamplers(axes: Sequence[ax.Axis], sizes: ax.Sizes, labels: bool) -> list[Cut]:
+    changed = any(sizes(leaf) != leaf.size for axis in axes for leaf in axis.leaves if isinstance(leaf, ax.Spatial))
+    steps = [_resampler(dim, axis, sizes, labels) for dim, axis in enumerate(axes) if axis.spatial] if changed else []
+    return [step for step in steps if step is not None]
+
+
+def _chained(steps: list[Cut]) -> Cut | None:
     if not steps:
         return None
     return steps[0] if len(steps) == 1 else _Chain(tuple(steps))
