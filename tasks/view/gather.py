@@ -1,0 +1,252 @@
+"""From a SuperNet to what the page shows. Nothing is executed: sizes and costs follow from the axes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from tailor_ir import SuperNet
+from tailor_ir import axes as ax
+from tailor_ir.describe import Describer, Measured, NodeCost, VariableInfo, axis_label, elements_of
+from tailor_ir.graph import Node
+from tailor_ir.regions import Block
+from tasks.view.data import (
+    Amounts,
+    AxisView,
+    BlockView,
+    FrozenView,
+    OperatorView,
+    SectionView,
+    Shapes,
+    SupernetView,
+)
+
+
+def gather(net: SuperNet, title: str) -> SupernetView:
+    """The view of a SuperNet."""
+    return _Gatherer(net, title).view()
+
+
+@dataclass(frozen=True)
+class _Gatherer:
+    net: SuperNet
+    title: str
+
+    @cached_property
+    def describer(self) -> Describer:
+        return Describer(self.net.elastic)
+
+    @cached_property
+    def largest(self) -> Measured:
+        return self.describer.measure(self.net.space.row(self.net.max_config))
+
+    @cached_property
+    def smallest(self) -> Measured:
+        return self.describer.measure(self.net.space.row(self.net.min_config))
+
+    @cached_property
+    def variables(self) -> tuple[VariableInfo, ...]:
+        return tuple(self.describer.variables())
+
+    def view(self) -> SupernetView:
+        space, graph = self.net.space, self.net.elastic.graph
+        sections = self._sections()
+        placed = {v.name for s in sections for v in (*s.variables, *(v for b in s.blocks for v in b.variables))}
+        return SupernetView(
+            title=self.title,
+            nodes=len(graph.nodes),
+            input=self._shapes(graph.inputs[0]),
+            parameters=Amounts(self.largest.parameters, self.smallest.parameters),
+            macs=Amounts(self.largest.macs, self.smallest.macs),
+            modifications=space.modifications,
+            codes=space.codes,
+            distinct=space.distinct,
+            variables=self.variables,
+            elsewhere=tuple(v for v in self.variables if v.name not in placed),
+            sections=sections,
+            axes=self._axes(),
+            frozen=tuple(self._frozen()),
+            dropped=space.dropped,
+        )
+
+    def _shapes(self, value: str) -> Shapes:
+        skip = 1 if any(isinstance(axis, ax.Batch) for axis in self.net.elastic.axis_map.axes[value][:1]) else 0
+        return Shapes(self.largest.shapes[value][skip:], self.smallest.shapes[value][skip:])
+
+    # -- blocks and sections -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[str, str]]:
+        """id of a block -> name of its stage, name of the block."""
+        return {
+            id(block): (stage.name, f"{stage.name}.block.{i}")
+            for stage in self.net.elastic.regions.stages
+            for i, block in enumerate(stage.blocks, start=1)
+        }
+
+    def _sections(self) -> tuple[SectionView, ...]:
+        blocks = list(enumerate(self.net.elastic.regions.blocks))
+        runs = [(name, list(run)) for name, run in groupby(blocks, lambda item: self._stage_of(item[1]))]
+        sections = []
+        for position, (stage, run) in enumerate(runs):
+            name = stage or _name_outside_stages(position, len(runs))
+            sections.append(
+                SectionView(
+                    name=name,
+                    stage=bool(stage),
+                    variables=tuple(v for v in self.variables if v.name.rpartition(".")[0] == name),
+                    blocks=tuple(self._block(index, block) for index, block in run),
+                )
+            )
+        return tuple(sections)
+
+    def _stage_of(self, block: Block) -> str:
+        return self._places.get(id(block), ("", ""))[0]
+
+    def _block(self, index: int, block: Block) -> BlockView:
+        name = self._places.get(id(block), ("", ""))[1]
+        nodes = [*self._helpers[index], *block.nodes]
+        names = {node.name for node in nodes}
+        largest, smallest = _cost(self.largest, nodes), _cost(self.smallest, nodes)
+        return BlockView(
+            number=index + 1,
+            name=name,
+            kind=block.kind,
+            residual=block.residual,
+            skippable=block.skippable,
+            skipped_by=self._skipping[index],
+            exit=self._shapes(block.exit),
+            parameters=Amounts(largest.parameters, smallest.parameters),
+            macs=Amounts(largest.macs, smallest.macs),
+            variables=tuple(v for v in self.variables if name and v.name.startswith(f"{name}.")),
+            touched_by=tuple(v.name for v in self.variables if names & self._touched[v.name]),
+            operators=tuple(self._operator(node) for node in nodes),
+        )
+
+    @cached_property
+    def _touched(self) -> dict[str, frozenset[str]]:
+        return {v.name: frozenset(v.nodes) for v in self.variables}
+
+    @cached_property
+    def _helpers(self) -> list[list[Node]]:
+        """For each block, the nodes outside of all blocks that it is the first to need, in order.
+
+        These compute on weights alone, such as the look-up of a relative position bias.
+        """
+        graph, blocks = self.net.elastic.graph, self.net.elastic.regions.blocks
+        home = {node.name: index for index, block in enumerate(blocks) for node in block.nodes}
+        consumers = graph.consumers()
+        found: list[list[Node]] = [[] for _ in blocks]
+        for node in reversed(graph.nodes):
+            if node.name not in home:
+                users = [home[u.name] for output in node.outputs for u in consumers.get(output, []) if u.name in home]
+                home[node.name] = min(users, default=len(blocks) - 1)
+                found[home[node.name]].insert(0, node)
+        return found
+
+    @cached_property
+    def _skipping(self) -> dict[int, tuple[str, ...]]:
+        """Position of a block -> the choices that skip it: "stage.2.depth = -2, -1"."""
+        space = self.net.space
+        found: dict[int, list[str]] = {index: [] for index in range(len(self.net.elastic.regions.blocks))}
+        for column, variable in enumerate(space.variables):
+            skipped_at: dict[int, list[str]] = {}
+            for choice, value in enumerate(variable.choices):
+                codes = space.cardinalities - 1
+                codes[column] = choice
+                for index in space.skipped_blocks(codes):
+                    skipped_at.setdefault(index, []).append(f"{value:g}")
+            for index, values in skipped_at.items():
+                found[index].append(f"{variable.name} = {', '.join(values)}")
+        return {index: tuple(texts) for index, texts in found.items()}
+
+    def _operator(self, node: Node) -> OperatorView:
+        stored = self.net.elastic.graph.initializers
+        shapes, cost = self.largest.shapes, self.largest.nodes[node.name]
+        return OperatorView(
+            name=node.name,
+            op=node.op,
+            inputs=tuple(shapes[name] for name in node.inputs if name and name not in stored),
+            weights=tuple(shapes[name] for name in node.inputs if name in stored),
+            outputs=tuple(shapes[name] for name in node.outputs),
+            axes=_labels(a for name in (*node.inputs, *node.outputs) if name for a in self._elements[name]),
+            parameters=cost.parameters,
+            macs=cost.macs,
+        )
+
+    # -- axes and what is frozen -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _elements(self) -> dict[str, tuple[ax.Axis, ...]]:
+        """Value -> the axes of their own that it has, without height and width."""
+        known = self.net.elastic.axis_map.axes.items()
+        return {
+            name: tuple(e for axis in axes for e in elements_of(axis) if not isinstance(e, ax.Spatial))
+            for name, axes in known
+        }
+
+    @cached_property
+    def _carriers(self) -> dict[ax.Axis, list[str]]:
+        """Axis of its own -> names of the nodes that read or compute it, in order."""
+        found: dict[ax.Axis, list[str]] = {}
+        for node in self.net.elastic.graph.nodes:
+            names = [name for name in (*node.inputs, *node.outputs) if name]
+            for element in dict.fromkeys(e for name in names for e in self._elements[name]):
+                found.setdefault(element, []).append(node.name)
+        return found
+
+    def _axes(self) -> tuple[AxisView, ...]:
+        rows = []
+        for element, nodes in self._carriers.items():
+            label = axis_label(element)
+            rows.append(
+                AxisView(
+                    label=label,
+                    sizes=Amounts(element.size, self.smallest.sizes(element)),
+                    nodes=len(nodes),
+                    first_node=nodes[0],
+                    last_node=nodes[-1],
+                    variables=tuple(v.name for v in self.variables if label in v.axes and v.kind != "depth"),
+                )
+            )
+        return tuple(sorted(rows, key=lambda row: (row.label[0], int(row.label[1:]))))
+
+    def _frozen(self) -> Iterator[FrozenView]:
+        reason = self.net.elastic.axis_map.resolution_frozen
+        if reason:
+            yield FrozenView(what="the resolution", why=reason)
+        for row in self._axes():
+            if not row.variables:
+                what = f"{row.label}, size {row.sizes.largest}, {row.first_node} … {row.last_node}"
+                yield FrozenView(what=what, why="no variable cuts it")
+        outputs = self.net.elastic.graph.outputs
+        for node in self.net.elastic.graph.nodes:
+            size = self._fixed_result(node)
+            if size > 1:
+                why = "the network's output" if node.outputs[0] in outputs else "tied to a size that cannot change"
+                yield FrozenView(what=f"{size} channels of {node.op} {node.name}", why=why)
+
+    def _fixed_result(self, node: Node) -> int:
+        """How many channels a convolution or linear map has when no config changes them; 0 when one can, or no such."""
+        graph, axes = self.net.elastic.graph, self.net.elastic.axis_map.axes
+        weights = [axes[name] for name in node.inputs if name in graph.parameters and len(axes[name]) > 1]
+        result = axes[node.outputs[0]]
+        if not weights or len(weights[0]) > len(result):
+            return 0
+        channels = result[1] if len(weights[0]) > 2 else result[-1]
+        return 0 if any(True for _ in elements_of(channels)) else channels.size
+
+
+def _name_outside_stages(position: int, sections: int) -> str:
+    if sections == 1:
+        return "network"
+    return "stem" if not position else "head" if position == sections - 1 else "between"
+
+
+def _cost(measured: Measured, nodes: Sequence[Node]) -> NodeCost:
+    costs = [measured.nodes[node.name] for node in nodes if node.name in measured.nodes]
+    return NodeCost(sum(cost.parameters for cost in costs), sum(cost.macs for cost in costs))
+
+
+def _labels(axes: Iterable[ax.Axis]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(axis_label, axes)))

@@ -1,0 +1,70 @@
+"""The page of a SuperNet: one file of HTML and CSS, with a few lines of script that only highlight."""
+
+from collections.abc import Sequence
+
+from tasks.pages import environment, script, style
+from tasks.pages.text import amount, count
+from tasks.view.data import Shape, SupernetView
+
+PACKAGE = "tasks.view"
+MOST_CHOICES = 8
+MOST_LABELS = 6
+
+
+def render(view: SupernetView) -> str:
+    """The whole page. The template escapes every text."""
+    templates = environment(PACKAGE)
+    templates.filters |= {"shape": shape, "choices": choices, "some": some, "share": share}
+    page: str = templates.get_template("page.html").render(
+        title=view.title,
+        view=view,
+        cards=cards(view),
+        numbers={variable.name: i for i, variable in enumerate(view.variables)},
+        most_parameters=max((block.parameters.largest for block in view.blocks), default=0),
+        most_macs=max((block.macs.largest for block in view.blocks), default=0),
+        style=style(PACKAGE),
+        script=script(PACKAGE, "highlight.js"),
+    )
+    return page
+
+
+def cards(view: SupernetView) -> list[tuple[str, str, str]]:
+    """The few numbers at the top: label, value, note."""
+    own = [
+        ("different SubNets", count(str(view.distinct)), f"of {count(str(view.codes))} codes"),
+        ("variables", str(len(view.variables)), f"{view.modifications} modifications (choices in all)"),
+    ]
+    sizes = (("parameters", view.parameters), ("MACs", view.macs))
+    return own + [
+        (
+            label,
+            f"{amount(size.largest)} … {amount(size.smallest)}",
+            f"largest … smallest SubNet, which has {share(size.smallest, size.largest):.3g} % of the largest",
+        )
+        for label, size in sizes
+    ]
+
+
+def shape(sizes: Shape) -> str:
+    """64 × 56 × 56; a single number has no shape."""
+    return " × ".join(map(str, sizes)) or "one number"
+
+
+def choices(values: Sequence[float]) -> str:
+    """All choices, or the first, the last and how many."""
+    texts = [f"{value:.4g}" for value in values]
+    if len(texts) <= MOST_CHOICES:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:3])}, … {texts[-1]} ({len(texts)})"
+
+
+def some(labels: Sequence[str]) -> str:
+    """The labels, or the first of them and how many there are."""
+    if len(labels) <= MOST_LABELS:
+        return ", ".join(labels)
+    return f"{', '.join(labels[: MOST_LABELS - 1])} … ({len(labels)})"
+
+
+def share(part: float, whole: float) -> float:
+    """Percent, 0 of nothing."""
+    return 100 * part / whole if whole else 0.0
