@@ -28,6 +28,8 @@ def emit(
         return _emit_linear(name, inputs, outputs)
     if op == "Gelu":
         return _emit_gelu(name, inputs[0], outputs[0])
+    if op == "Roll":
+        return _emit_roll(name, inputs[0], outputs[0], int(attrs["axis"]), int(attrs["shift"]))  # type: ignore[arg-type]
     if op == "Silu":
         gate = gs.Variable(f"{name}/sigmoid", np.float32)
         return [
@@ -35,6 +37,20 @@ def emit(
             gs.Node("Mul", f"{name}/Mul", inputs=[inputs[0], gate], outputs=list(outputs)),
         ]
     return [gs.Node(op, name, attrs=attrs, inputs=list(inputs), outputs=list(outputs))]
+
+
+def _emit_roll(name: str, x: gs.Tensor, output: gs.Tensor, axis: int, shift: int) -> list[gs.Node]:
+    if not shift:
+        return [gs.Node("Identity", name, inputs=[x], outputs=[output])]
+
+    def piece(label: str, start: int, stop: int) -> gs.Node:
+        ranges = [gs.Constant(f"{name}/{label}/{i}", np.asarray([v], np.int64)) for i, v in enumerate((start, stop, axis))]
+        part = gs.Variable(f"{name}/{label}", np.float32)
+        return gs.Node("Slice", f"{name}/{label}/Slice", inputs=[x, *ranges], outputs=[part])
+
+    tail, head = piece("tail", shift, np.iinfo(np.int64).max), piece("head", 0, shift)
+    parts = [*tail.outputs, *head.outputs]
+    return [tail, head, gs.Node("Concat", name, attrs={"axis": axis}, inputs=parts, outputs=[output])]
 
 
 def _emit_linear(name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> list[gs.Node]:

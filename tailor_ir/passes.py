@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.rolls import fuse_roll
 
 Pass = Callable[[Graph, Tensors], Graph]
 
@@ -152,7 +153,7 @@ def fuse_silu(graph: Graph, tensors: Tensors) -> Graph:
     return rewriter.result()
 
 
-PASSES: tuple[Pass, ...] = (fuse_linear, fuse_gelu, fuse_silu)
+PASSES: tuple[Pass, ...] = (fuse_linear, fuse_gelu, fuse_silu, fuse_roll)
 
 
 def simplify(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from tailor_ir.axes import Channels, Sizes, Spatial, Window
+from tailor_ir.axes import Channels
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph
 from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Block, Regions, Stage, hidden_groups
+from tailor_ir.resolution import Resolutions
 from tailor_ir.space import Choice, Depth, Expansion, Space, Variable, Width
 
 AUTO = "auto"
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed expansions, as shares of the network's own
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
-RESOLUTION_STEPS = 2  # proposed resolutions between half of the network's own and the full one
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
 
 Wish = Mapping[str, Sequence[Choice] | str]
@@ -129,43 +129,20 @@ class Proposal:
             self.dropped.append(f"resolution: cannot change ({reason})")
             return None
         base = spatial[0]
-        candidates = wished or self._proposed_resolutions(base)
+        resolutions = Resolutions(self.axis_map, base)
+        candidates = wished or resolutions.proposed()
         legal: list[Choice] = []
         for size in candidates:
-            problem = self._illegal_resolution(int(size), base)
-            if not problem:
-                legal.append(int(size))
-            elif wished:
-                raise SpaceError(f"space: resolution {size}: {problem}; allowed: up to {base}")
-            else:
-                self.dropped.append(f"resolution {size}: {problem}")
+            problem = resolutions.problem(int(size))
+            if problem:
+                near = ", ".join(str(s) for s in resolutions.proposed())
+                raise SpaceError(f"space: resolution {size}: {problem}; allowed: up to {base}, for example {near}")
+            legal.append(int(size))
+        if len(legal) == 1:
+            self.dropped.append(f"resolution: {resolutions.problem(base // 2) or 'no other is legal'}")
         if base not in legal:
             raise SpaceError(f"space: resolution={list(candidates)}: must include the network's own, {base}")
         return self._add("resolution", "resolution", "global", legal) if len(legal) > 1 else None
-
-    def _patch(self) -> int:
-        """Stride of windows that do not overlap (patches); resolutions are multiples of it."""
-        windows = {a for axes in self.axis_map.axes.values() for a in axes if isinstance(a, Window)}
-        first = [w for w in windows if isinstance(w.source, Spatial) and w.offset == 1 - w.stride]
-        return max((w.stride for w in first), default=1)
-
-    def _proposed_resolutions(self, base: int) -> list[int]:
-        patch = self._patch()
-        step = max(patch, base // (2 * RESOLUTION_STEPS) // patch * patch, 1)
-        return sorted({size for size in range(base, base // 2 - 1, -step) if size >= patch})
-
-    def _illegal_resolution(self, size: int, base: int) -> str:
-        if size > base:
-            return f"larger than the network's own, {base}"
-        if size % self._patch():
-            return f"not a multiple of the patch size {self._patch()}"
-        sizes = Sizes(groups={}, spatial=(size, size), batch=1)
-        for axes in self.axis_map.axes.values():
-            if any(sizes(axis) < 1 for axis in axes):
-                return "leaves no position in some layer"
-        if any(sizes(a) != sizes(b) for a, b in self.axis_map.equal_sizes):
-            return "two branches would differ in size"
-        return ""
 
     # -- depth -------------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from tailor_ir.graph import Graph, Tensors
 from tailor_ir.importer import import_onnx
 from tailor_ir.operators import OperatorTable, OperatorTerm
 from tailor_ir.passes import simplify
-from tailor_ir.propagate import propagate
+from tailor_ir.propagate import AxisMap, propagate
 from tailor_ir.propose import Wish, propose
 from tailor_ir.regions import find_regions
+from tailor_ir.resolution import Resolutions
 from tailor_ir.space import Choice, Config, Space
 from tailor_ir.trace import load_onnx, trace_module
 from tailor_ir.weights import sort_channels
@@ -29,7 +30,7 @@ class SuperNet:
     """A network whose SubNets share its weights. Made by `compile` or `load`."""
 
     def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
-        axis_map = propagate(graph, tensors)
+        axis_map = _axes(graph, tensors)
         regions = find_regions(graph, axis_map)
         space = propose(graph, axis_map, regions, wish)
         self._wish = wish
@@ -125,6 +126,20 @@ class SuperNet:
         """Write the SuperNet into a folder: JSON and safetensors."""
         tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
         storage.save(Path(path), self.elastic.graph, tensors, self._wish)
+
+
+def _axes(graph: Graph, tensors: Tensors) -> AxisMap:
+    """Axes of the network; windows of positions are many or large, whichever leaves resolutions to choose from."""
+    axis_map = propagate(graph, tensors)
+    shape = graph.shapes[graph.inputs[0]]
+    if len(shape) != 4 or len(set(shape[2:])) != 1 or _choices(axis_map, shape[2]) > 1:
+        return axis_map
+    other = propagate(graph, tensors, windows="size")
+    return other if _choices(other, shape[2]) > 1 else axis_map
+
+
+def _choices(axis_map: AxisMap, base: int) -> int:
+    return 1 if axis_map.resolution_frozen else len(Resolutions(axis_map, base).proposed())
 
 
 def compile(

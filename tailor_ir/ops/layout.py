@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tailor_ir.dims import Dim, factors_of
-from tailor_ir.graph import Node, Tensors
+from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 
@@ -94,6 +94,17 @@ class Slice(nn.Module):
             index[axis] = slice(start, stop, step)
             x = x[tuple(index)]
         return x
+
+
+class Roll(nn.Module):
+    """Cyclic shift: element i of the result is element i + shift of x."""
+
+    def __init__(self, axis: int, shift: int) -> None:
+        super().__init__()
+        self.axis, self.shift = axis, shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.roll(x, -self.shift, self.axis)
 
 
 class Split(nn.Module):
@@ -263,6 +274,27 @@ def _slice_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch
     return {1: starts, 2: stops, 3: axes, 4: steps}
 
 
+def _roll_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    dim = x[node.int("axis", 0)]
+    if not p.pool.depends_on_input(dim):
+        p.freeze((dim,), node, "shifts the axis")
+    return (x,)
+
+
+def _roll_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    """The shift by the same share of the axis."""
+    axis, shift = node.int("axis", 0), node.int("shift", 0)
+    full, size = shapes.full_inputs[0][axis], shapes.inputs[0][axis]
+    if 2 * shift <= full:
+        return {"shift": round(shift * size / full)}
+    return {"shift": size - round((full - shift) * size / full)}
+
+
+def _lower_roll(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return Roll(node.int("axis", 0), int(_roll_attributes(node, shapes)["shift"]))  # type: ignore[arg-type]
+
+
 def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     axis = node.int("axis", 0) % len(x)
@@ -293,7 +325,9 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     axis = node.int("axis", 0) % len(x)
     positions = p.constant(node, 1)
-    if positions.ndim and node.outputs[0] not in p.data:  # of a weight: what meets the positions later gives them meaning
+    if (
+        positions.ndim and node.outputs[0] not in p.data
+    ):  # of a weight: what meets the positions later gives them meaning
         p.freeze((x[axis],), node, "is looked up by position")
         return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
@@ -343,6 +377,7 @@ OPERATORS = (
     ),
     Operator(names=("Concat",), axes=_concat_axes, lower=_lower_concat),
     Operator(names=("Slice",), axes=_slice_axes, lower=_lower_slice, operands=1, constants=_slice_constants),
+    Operator(names=("Roll",), axes=_roll_axes, lower=_lower_roll, attributes=_roll_attributes),
     Operator(names=("Split",), axes=_split_axes, lower=_lower_split, operands=1, constants=_split_constants),
     Operator(names=("Gather",), axes=_gather_axes, lower=_lower_gather, operands=1),
 )
