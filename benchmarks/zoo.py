@@ -1,0 +1,179 @@
+"""Every network of a list as a SuperNet: what is elastic, whether SubNets are equal everywhere, time and memory.
+
+    python -m benchmarks.zoo [--subnets 10] [--json FILE] [NETWORK …]
+
+Without names, the 60 networks of `benchmarks/zoo.txt`. Networks come from timm with random weights and BatchNorm statistics
+that are all different, at their own input size; each is read in a process of its own. Differences are the largest absolute
+one over all outputs, relative to the largest output. FILE grows network by network, and a second run goes on from there.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+NETWORKS = Path(__file__).with_name("zoo.txt")
+KINDS = ("resolution", "depth", "width_mult", "expand_ratio", "kernel_size", "heads")
+LIMIT_S = 900
+TOLERANCE = 1e-4
+
+
+def measure(name: str, subnets: int) -> dict[str, Any]:
+    """What one network became; the caller's process is used up by it."""
+    import timm
+    import torch
+
+    import tailor_ir
+    from tests.ir.networks import perturb
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = perturb(timm.create_model(name))
+    weights_mib = sum(t.numel() * t.element_size() for t in model.state_dict().values()) / 2**20
+    sample = torch.randn(1, *model.pretrained_cfg["input_size"])
+    before_mib = _peak_mib()
+    start = time.perf_counter()
+    net = tailor_ir.compile(model, sample)
+    compile_s = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        net.export(net.max_config, Path(folder) / "largest.onnx")
+        export_s = time.perf_counter() - start
+        peak_mib = _peak_mib() - before_mib
+        kinds = Counter(v.kind for v in net.space.variables)
+        row: dict[str, Any] = {
+            "network": name,
+            **{kind: kinds[kind] for kind in KINDS},
+            "distinct": str(net.space.distinct),
+            "compile_s": round(compile_s, 2),
+            "compile_and_export_s": round(export_s, 2),
+            "peak_mib": round(peak_mib),
+            "peak_allowed_mib": round(6 * weights_mib + 1024),
+            "smallest_macs": net.macs(net.min_config) / net.macs(net.max_config),
+            "smallest_parameters": net.parameters(net.min_config) / net.parameters(net.max_config),
+            "dropped": list(net.space.dropped),
+        }
+        with torch.no_grad():
+            net.elastic.eval()
+            row["largest"] = _difference(_tensor(model(sample)), _tensor(net.elastic(sample)))
+            row |= _compare(net, subnets, Path(folder))
+    return row
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _tensor(output: Any) -> Any:
+    return output if not isinstance(output, tuple | list) else output[0]
+
+
+def _difference(a: Any, b: Any) -> float:
+    return float((a - b).abs().max() / a.abs().max())
+
+
+def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
+    """Largest differences between elastic, built and exported over the smallest and random SubNets."""
+    import numpy as np
+    import onnxruntime
+    import torch
+
+    rng = np.random.default_rng(0)
+    built, exported = 0.0, 0.0
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    for config in [net.min_config, *(net.space.sample(rng) for _ in range(subnets - 1))]:
+        x = torch.randn(net.input_shape(config, 2))
+        net.elastic.activate(config)
+        expected = _tensor(net.elastic(x))
+        built = max(built, _difference(expected, _tensor(net.build(config)(x))))
+        net.export(config, folder / "subnet.onnx", batch=2)
+        session = onnxruntime.InferenceSession(folder / "subnet.onnx", options, providers=["CPUExecutionProvider"])
+        output = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        exported = max(exported, _difference(expected, output))
+    return {"built": built, "exported": exported}
+
+
+def _in_own_process(name: str, subnets: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.zoo", "--one", name, "--subnets", str(subnets)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"network": name, "error": f"not ready after {LIMIT_S} s"}
+    if done.returncode:
+        return {"network": name, "error": (done.stderr.strip().splitlines() or ["killed"])[-1][:300]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Bar, limit, measured."""
+    good = [row for row in rows if "error" not in row]
+    times = sorted(row["compile_and_export_s"] for row in good)
+
+    def count(holds: Any) -> str:
+        return f"{sum(bool(holds(row)) for row in good)} of {len(rows)}"
+
+    equal = count(lambda r: all(r[key] <= TOLERANCE for key in ("largest", "built", "exported")))
+    return [
+        ("compile", "all", count(lambda row: True)),
+        ("largest = original, elastic = built = exported (1e-4)", "all", equal),
+        ("elastic width or expansion", ">= 57", count(lambda r: r["width_mult"] + r["expand_ratio"])),
+        ("elastic depth", ">= 50", count(lambda r: r["depth"])),
+        ("elastic resolution", ">= 50", count(lambda r: r["resolution"])),
+        ("smallest SubNet <= 50 % of the MACs", ">= 54", count(lambda r: r["smallest_macs"] <= 0.5)),
+        ("compile and export, median", "<= 15 s", f"{times[len(times) // 2]:.1f} s"),
+        ("compile and export, largest", "<= 120 s", f"{times[-1]:.1f} s"),
+        ("memory within 6 x weights + 1 GiB", "all", count(lambda r: r["peak_mib"] <= r["peak_allowed_mib"])),
+    ]
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    columns = ("network", *KINDS, "largest", "built", "exported", "smallest_macs", "compile_and_export_s", "peak_mib")
+    table = Table(*(c.replace("_", " ") for c in columns))
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["network"], row["error"])
+        else:
+            table.add_row(*(f"{row[c]:.2g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
+    summary = Table("bar", "limit", "measured")
+    for bar in bars(rows):
+        summary.add_row(*bar)
+    console = Console(width=170)
+    console.print(table)
+    console.print(summary)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK")
+    parser.add_argument("--subnets", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, arguments.subnets)))
+        return
+    file = arguments.json
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+    names = arguments.networks or NETWORKS.read_text().split()
+    for name in track([n for n in names if n not in [row["network"] for row in rows]], "networks"):
+        rows.append(_in_own_process(name, arguments.subnets))
+        if file:
+            with file.open("a") as stream:
+                stream.write(json.dumps(rows[-1]) + "\n")
+    _show(rows)
+
+
+if __name__ == "__main__":
+    main()
