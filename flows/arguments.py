@@ -31,10 +31,15 @@ examples:
   autotailor run device=[remote] device.remote.agent=http://board:8750 device.remote.token_file=token
   autotailor run --multirun finetune.epochs=2,4 +preset=quick
   autotailor search search.budgets_ms=[1,2,4] --json winners.json
+  autotailor compile model=timm model.name=resnet26 --view supernet.html
   autotailor adapt supernet=outputs/supernet device=[ncnn]
 
 Every command first completes the stages that it needs; stages that are complete under the same settings, inputs and
 code are not repeated. After an interruption the same command goes on. Exit code 0, 2 for bad input, 130 for Ctrl-C."""
+
+
+VIEWING = "compile"
+VIEW_FILE = "supernet.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Arguments:
     json: Path | None
     multirun: bool
     config_folder: Path | None
+    view: Path | bool  # True: `VIEW_FILE` in the output folder
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,13 +67,14 @@ def general_help() -> str:
     commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
     groups = "\n".join(f"  {group:{width}}{', '.join(options)}" for group, options in config_groups().items())
     return (
-        "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER]\n\n"
+        "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER] [--view [FILE]]\n\n"
         f"commands:\n{commands}\n\n"
         f"groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE):\n{groups}\n\n"
         "flags:\n"
         "  --json FILE          write the result as JSON\n"
         "  --multirun           run every combination of comma choices (KEY=a,b)\n"
-        "  --config-dir FOLDER  more options for the groups, as in conf/: FOLDER/device/board.yaml\n\n"
+        "  --config-dir FOLDER  more options for the groups, as in conf/: FOLDER/device/board.yaml\n"
+        f"  --view [FILE.html]   {VIEWING} only: a page that shows the SuperNet; {VIEW_FILE} in the output folder\n\n"
         f"{EXAMPLES}\n"
     )
 
@@ -85,10 +92,21 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", type=Path)
-    found = parser.parse_intermixed_args(rest)
-    arguments = Arguments(command, tuple(found.overrides), found.json, found.multirun, found.config_dir)
+    parser.add_argument("--view")
+    found = parser.parse_intermixed_args(_with_a_view_value(rest))
+    view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
+    arguments = Arguments(command, tuple(found.overrides), found.json, found.multirun, found.config_dir, view)
     _check_paths(arguments)
+    _check_view(arguments)
     return arguments
+
+
+def _with_a_view_value(words: Sequence[str]) -> list[str]:
+    """`--view` alone gets an empty value, so that it does not take the override that follows it for its file."""
+    return [
+        f"{word}=" if word == "--view" and (not following or following[0] in "-+~" or "=" in following) else word
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+    ]
 
 
 def _check_paths(arguments: Arguments) -> None:
@@ -98,9 +116,25 @@ def _check_paths(arguments: Arguments) -> None:
             f"'{arguments.config_folder}' is not a folder",
             next_step="make it or leave it out",
         )
-    if arguments.json and not arguments.json.resolve().parent.is_dir():
-        raise UserError(
-            "--json", f"folder '{arguments.json.resolve().parent}' does not exist", next_step="make it first"
-        )
-    if arguments.json and arguments.json.is_dir():
-        raise UserError("--json", f"'{arguments.json}' is a folder", allowed="a file")
+    if arguments.json:
+        _check_file("--json", arguments.json)
+
+
+def _check_file(flag: str, path: Path) -> None:
+    if not path.resolve().parent.is_dir():
+        raise UserError(flag, f"folder '{path.resolve().parent}' does not exist", next_step="make it first")
+    if path.is_dir():
+        raise UserError(flag, f"'{path}' is a folder", allowed="a file")
+
+
+def _check_view(arguments: Arguments) -> None:
+    if arguments.view is False:
+        return
+    if arguments.command != VIEWING:
+        raise UserError("--view", f"is not a flag of '{arguments.command}'", allowed=f"with '{VIEWING}'")
+    if arguments.multirun:
+        raise UserError("--view", "shows one SuperNet, --multirun makes several", next_step="leave one of them out")
+    if isinstance(arguments.view, Path):
+        if arguments.view.suffix != ".html":
+            raise UserError("--view", f"got '{arguments.view}'", allowed="a file that ends in .html")
+        _check_file("--view", arguments.view)

@@ -4,10 +4,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flows.arguments import Arguments, general_help, parse
+from flows.arguments import VIEW_FILE, VIEWING, Arguments, general_help, parse
 from tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from flows.config import AdaptConfig, RunConfig
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -61,11 +64,25 @@ def _execute(arguments: Arguments) -> int:
             result: Any = execute_sweep(arguments.command, list(zip(sweep, configs, strict=True)))
         else:
             result = execute(arguments.command, configs[0])
+        if arguments.view:
+            result["view"] = _write_view(arguments.view, configs[0], result)
     except USERS_ERRORS as error:
         return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)
     return 0
+
+
+def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:
+    """The page of the SuperNet that `compile` made; where it is."""
+    import tasks.view
+    from flows.stages import SUPERNET
+
+    page = view if isinstance(view, Path) else config.output_dir / VIEW_FILE
+    compiled = next(stage for stage in result["stages"] if stage["stage"] == VIEWING)
+    tasks.view.run(Path(compiled["folder"]) / SUPERNET, config.name, page)
+    print(f"view: {page}")
+    return str(page)
 
 
 def _write(path: Path, result: Any) -> None:

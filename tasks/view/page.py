@@ -38,8 +38,8 @@ def cards(view: SupernetView) -> list[tuple[str, str, str]]:
     return own + [
         (
             label,
-            f"{amount(size.largest)} … {amount(size.smallest)}",
-            f"largest … smallest SubNet, which has {share(size.smallest, size.largest):.3g} % of the largest",
+            amount(size.largest),
+            f"in the largest SubNet; {amount(size.smallest)} in the smallest, {share(size.smallest, size.largest):.3g} %",
         )
         for label, size in sizes
     ]
