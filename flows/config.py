@@ -4,6 +4,7 @@ As the parameter of a flow it is a form in the Prefect UI.
 """
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,13 +29,18 @@ from tasks.profile import Settings as ProfileSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 
-KINDS = ("depth", "width_mult", "expand_ratio")
+KINDS = ("depth", "width_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
+RANGE = ("from", "to", "step")
+MOST_CHOICES = 1000
 
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 def _selectors(space: Any) -> Any:
-    """Nested names joined with dots; a bare kind ("depth") stands for all variables of it ("*.depth")."""
+    """Nested names joined with dots; a bare kind ("depth") stands for all variables of it ("*.depth").
+
+    {from: 128, to: 224, step: 4} in the place of a list is 128, 132, …, 224.
+    """
     if not isinstance(space, Mapping):
         return space
     return {f"*.{name}" if name in KINDS else name: choices for name, choices in _leaves(space, "")}
@@ -42,10 +48,28 @@ def _selectors(space: Any) -> Any:
 
 def _leaves(space: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in space.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
+        if not isinstance(value, Mapping):
             yield f"{prefix}{key}", value
+        elif any(word in value for word in RANGE):
+            yield f"{prefix}{key}", _range(f"{prefix}{key}", value)
+        else:
+            yield from _leaves(value, f"{prefix}{key}.")
+
+
+def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
+    """Choices in equal steps, both ends included."""
+    given = f"{name}={dict(bounds)}"
+    if set(bounds) != set(RANGE) or not all(type(bounds[word]) in (int, float) for word in RANGE):
+        raise ValueError(f"{given}; allowed: {{from: NUMBER, to: NUMBER, step: NUMBER}}")
+    first, last, step = (Decimal(str(bounds[word])) for word in RANGE)
+    if not all(number.is_finite() for number in (first, last, step)) or step <= 0 or last < first:
+        raise ValueError(f"{given}; allowed: finite numbers, to not below from, step above 0")
+    if (last - first) % step:
+        raise ValueError(f"{given}: steps of {step} from {first} do not meet {last}; choose a step that does")
+    if (last - first) / step >= MOST_CHOICES:
+        raise ValueError(f"{given}: more than {MOST_CHOICES} choices; take a larger step")
+    choices = [first + index * step for index in range(int((last - first) / step) + 1)]
+    return tuple(int(choice) if choice == int(choice) else float(choice) for choice in choices)
 
 
 Space = Annotated[dict[str, tuple[int | float, ...] | Literal["auto"]], BeforeValidator(_selectors)]
