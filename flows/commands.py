@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from flows.config import AdaptConfig, RunConfig
 from flows.pipeline import StageName, pipeline
 from profiling_agents.messages import AgentError
 from tailor_ir.errors import TailorError
+from tasks.enumerate import listing
 from tasks.errors import UserError
 from tasks.report import terminal_table
 
@@ -32,6 +34,9 @@ def execute(command: str, config: Config) -> dict[str, Any]:
     else:
         for stage in result["stages"]:
             console.print(_stage_table(stage))
+    if command == "enumerate":
+        (stage,) = result["stages"]
+        result |= listing(Path(stage["folder"]), stage["result"])
     return result
 
 

@@ -11,16 +11,19 @@ from flows.tailoring import DeviceStage, tailor
 
 StageName = Literal["compile", "finetune"] | DeviceStage
 TRAINED = ("finetune", "predict", "search", "export", "report")
+WITHOUT_WEIGHTS = ("enumerate", "profile")  # operators and their latencies depend on shapes alone
 
 
 @flow(name="autotailor", flow_run_name="{config.name}", persist_result=False)
 def pipeline(config: RunConfig, until: StageName = "report") -> dict[str, Any]:
     """Compile, fine-tune, enumerate, profile, predict, search, export, report: up to and including `until`.
 
-    Stages that are complete in the output folder under the same settings, inputs and code are not repeated.
+    Stages that are complete in the output folder under the same settings, inputs and code are not repeated. Up to
+    enumerate or profile nothing is trained: the SuperNet has random weights, or those of the .onnx file.
     """
     with open_run(config, until) as run:
-        base = None if config.model.kind == "onnx" else stages.base(run, config)
+        trainable = config.model.kind != "onnx" and until not in WITHOUT_WEIGHTS
+        base = stages.base(run, config) if trainable else None
         compiled = stages.compile(run, config, base)
         if until == "compile":
             return run.results(compiled)

@@ -79,7 +79,7 @@ def base(run: Run, config: RunConfig) -> Output:
 
 @_stage("compile")
 def compile(run: Run, config: RunConfig, trained: Output | None) -> Output:
-    """The SuperNet of the network; `trained`: the base stage (an .onnx file has none)."""
+    """The SuperNet of the network; `trained`: the base stage (None: an .onnx file, or weights do not matter)."""
     weights = trained.folder / tasks.base.WEIGHTS_FILE if trained else None
     stage = Stage(
         name="compile",

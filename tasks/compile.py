@@ -20,8 +20,8 @@ def run(
 ) -> dict[str, Any]:
     """Leave the SuperNet in `folder`/supernet; how many variables, modifications and SubNets it has.
 
-    `weights` are those of the base stage (None for an .onnx file, which carries its own); `space` None or empty
-    proposes the variables. Raises UserError or TailorError for a network or space that cannot be used.
+    `weights` are those of the base stage; None leaves random ones, or those that an .onnx file carries. `space` None or
+    empty proposes the variables. Raises UserError or TailorError for a network or space that cannot be used.
     """
     train = load(data, "train")
     network = create(
@@ -31,8 +31,8 @@ def run(
         data.resolution,
     )
     if isinstance(network, torch.nn.Module):
-        assert weights is not None, "a network made in Python has weights from the base stage"
-        load_weights(network, weights)
+        if weights is not None:
+            load_weights(network, weights)
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None)

@@ -12,6 +12,7 @@ from tasks.artifacts import read_json, write_json
 from tasks.progress import Progress
 
 OPERATORS_FILE = "operators.json"
+COUNTS = ("modifications", "codes", "distinct", "unique_operators", "enumerate_s")
 
 
 def run(net_folder: Path, out_folder: Path, progress: Progress) -> dict[str, Any]:
@@ -20,14 +21,16 @@ def run(net_folder: Path, out_folder: Path, progress: Progress) -> dict[str, Any
     start = time.perf_counter()
     witnesses = net.unique_operators()
     enumerate_s = time.perf_counter() - start
-    write_operators(out_folder / OPERATORS_FILE, witnesses)
+    default = net.space.max_config
+    told = {f: {n: c for n, c in config.items() if c != default[n]} for f, config in witnesses.items()}
+    write_operators(out_folder / OPERATORS_FILE, told)
     progress.metrics({"unique_operators": len(witnesses), "enumerate_s": enumerate_s}, step=0)
     space = net.space
     return {
         "variables": len(space.variables),
         "modifications": space.modifications,
-        "codes": str(space.codes),  # beyond what JSON readers keep exact
-        "distinct": str(space.distinct),
+        "codes": space.codes,
+        "distinct": space.distinct,
         "unique_operators": len(witnesses),
         "operators": dict(Counter(feature.operator for feature in witnesses).most_common()),
         "enumerate_s": round(enumerate_s, 6),
@@ -35,12 +38,17 @@ def run(net_folder: Path, out_folder: Path, progress: Progress) -> dict[str, Any
 
 
 def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str, float]]) -> None:
-    """Every operator with its digest and its witness, a config of a SubNet that has it."""
+    """Every operator with its digest and its witness: where a config that has it differs from the largest SubNet's."""
     rows = [
         {"digest": feature.digest, "feature": feature.to_json(), "witness": dict(config)}
         for feature, config in witnesses.items()
     ]
     write_json(path, sorted(rows, key=lambda row: str(row["digest"])))
+
+
+def listing(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What `enumerate --json` writes beside its stages: the counts, and every operator with its witness."""
+    return {**{name: result[name] for name in COUNTS}, "operators": read_json(folder / OPERATORS_FILE)}
 
 
 def read_operators(folder: Path) -> dict[str, OperatorFeature]:
