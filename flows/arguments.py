@@ -103,10 +103,12 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _with_a_view_value(words: Sequence[str]) -> list[str]:
     """`--view` alone gets an empty value, so that it does not take the override that follows it for its file."""
-    return [
-        f"{word}=" if word == "--view" and (not following or following[0] in "-+~" or "=" in following) else word
-        for word, following in zip(words, [*words[1:], ""], strict=True)
-    ]
+    found = []
+    for position, word in enumerate(words):
+        following = words[position + 1] if position + 1 < len(words) else ""
+        alone = word == "--view" and (not following or following[0] in "-+~" or "=" in following)
+        found.append(f"{word}=" if alone else word)
+    return found
 
 
 def _check_paths(arguments: Arguments) -> None:
