@@ -10,42 +10,52 @@ from dataclasses import dataclass, replace
 
 from tailor_ir.axes import Axis, Batch, Product, groups_of, spatial_in
 from tailor_ir.graph import Graph, Node
+from tailor_ir.nested import find_residuals
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.propagate import AxisMap
 
 MAIN_KINDS = frozenset(
     ("Attention", "FFN", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
 )
+NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A region with one entry and one exit. `residual`: an Add joins the entry's own path with the computed one."""
+    """A region with one entry and one exit. `residual`: an Add joins the entry's own path with the computed one.
+
+    `nested`: it lies in a branch of a larger region.
+    """
 
     nodes: tuple[Node, ...]
     entry: str
     exit: str
     residual: bool = False
     skippable: bool = False
+    nested: bool = False
     kind: str = "Plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A run of blocks over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped."""
+    """A run of blocks over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped.
+
+    `headed`: something right before the first block makes the stage's axes, and stays when a single block is skipped.
+    """
 
     name: str
     blocks: tuple[Block, ...]
+    headed: bool = False
 
     @property
     def trailing(self) -> int:
-        """How many blocks can be skipped, counted from the end, so that one is left."""
+        """How many blocks can be skipped, counted from the end, so that the stage is not empty."""
         count = 0
         for block in reversed(self.blocks):
             if not block.skippable:
                 break
             count += 1
-        return min(count, len(self.blocks) - 1)
+        return count if self.headed and len(self.blocks) == 1 else min(count, len(self.blocks) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +70,60 @@ class Regions:
 
 def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
     """Blocks and stages of a network."""
-    segments = _absorb_activations(_segments(graph, axis_map))
+    segments = _absorb_norms(_absorb_activations(_segments(graph, axis_map)))
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
     blocks = _pair_alternating(joined)
-    stages: list[list[Block]] = []
+    runs = _runs(blocks, axis_map)
+    first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
+    stem = tuple(blocks[:first])
+    for index, block in enumerate(blocks):
+        if not block.skippable:
+            blocks[index], nested = _unnest(block, graph, axis_map, carriers)
+            runs += [(chain, True) for chain in nested]
+            runs = [([blocks[index] if b is block else b for b in run], headed) for run, headed in runs]
+            blocks += [b for chain in nested for b in chain]
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    runs.sort(key=lambda run: position[run[0][0].nodes[0].name])
+    return Regions(
+        blocks=tuple(blocks),
+        stages=tuple(
+            Stage(name=f"stage.{i}", blocks=tuple(run), headed=headed) for i, (run, headed) in enumerate(runs, start=1)
+        ),
+        stem=stem,
+        carriers=carriers,
+    )
+
+
+def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block], bool]]:
+    """Runs of blocks of known kinds over the same axes, and whether a convolution right before makes these axes."""
+    runs: list[tuple[list[Block], bool]] = []
     previous: Block | None = None
     for block in blocks:
         if block.kind in MAIN_KINDS:
             same = previous is not None and axis_map.axes[previous.exit] == axis_map.axes[block.exit]
-            if stages and same and previous in stages[-1]:
-                stages[-1].append(block)
+            if runs and same and previous is runs[-1][0][-1]:
+                runs[-1][0].append(block)
             else:
-                stages.append([block])
+                headed = previous is not None and same and axis_map.axes[previous.entry] != axis_map.axes[previous.exit]
+                runs.append(([block], headed))
         previous = block
-    first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
-    return Regions(
-        blocks=tuple(blocks),
-        stages=tuple(Stage(name=f"stage.{i}", blocks=tuple(run)) for i, run in enumerate(stages, start=1)),
-        stem=tuple(blocks[:first]),
-        carriers=carriers,
-    )
+    return runs
+
+
+def _unnest(
+    block: Block, graph: Graph, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
+) -> tuple[Block, list[list[Block]]]:
+    """A block without the chains of residual blocks inside it, and these."""
+    chains = []
+    for chain in find_residuals(graph, axis_map, block.nodes):
+        inner = [
+            Block(nodes=r.nodes, entry=r.entry, exit=r.exit, residual=True, skippable=True, nested=True) for r in chain
+        ]
+        named = _pair_alternating([replace(b, kind=_kind(b, axis_map, carriers)) for b in inner])
+        chains.append(named)
+    taken = {node.name for chain in chains for inner in chain for node in inner.nodes}
+    return replace(block, nodes=tuple(node for node in block.nodes if node.name not in taken)), chains
 
 
 def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
@@ -125,6 +168,25 @@ def _absorb_activations(segments: list[Block]) -> list[Block]:
         if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
             last = result[-1]
             result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def _absorb_norms(segments: list[Block]) -> list[Block]:
+    """Where every block is normalised after its sum (post-norm), the normalisation is part of the block."""
+
+    def follows(index: int) -> bool:
+        nodes = segments[index].nodes
+        return index > 0 and segments[index - 1].residual and len(nodes) == 1 and nodes[0].op in NORMS
+
+    after = [i for i in range(len(segments)) if follows(i)]
+    if 2 * len(after) <= sum(segment.residual for segment in segments):
+        return segments
+    result: list[Block] = []
+    for index, segment in enumerate(segments):
+        if index in after:
+            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
         else:
             result.append(segment)
     return result
