@@ -1,6 +1,5 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.lowering import Subnet, apply_config
 from tailor_ir.ops import OPERATORS, NodeShapes
+from tailor_ir.standard import WRITERS, standard_nodes
 from tailor_ir.trace import OPSET
 
 IR_VERSION = 10  # read by every runtime of the last years
@@ -23,62 +23,10 @@ def emit(
     op: str, name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], attributes: dict[str, Attribute]
 ) -> list[gs.Node]:
     """Standard ONNX nodes for one IR operator."""
+    if op in WRITERS:
+        return standard_nodes(op, name, inputs, outputs, attributes)
     attrs = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    if op == "Linear":
-        return _emit_linear(name, inputs, outputs)
-    if op == "Gelu":
-        return _emit_gelu(name, inputs[0], outputs[0])
-    if op == "Roll":
-        return _emit_roll(name, inputs[0], outputs[0], int(attrs["axis"]), int(attrs["shift"]))  # type: ignore[arg-type]
-    if op == "Silu":
-        gate = gs.Variable(f"{name}/sigmoid", np.float32)
-        return [
-            gs.Node("Sigmoid", f"{name}/Sigmoid", inputs=[inputs[0]], outputs=[gate]),
-            gs.Node("Mul", f"{name}/Mul", inputs=[inputs[0], gate], outputs=list(outputs)),
-        ]
     return [gs.Node(op, name, attrs=attrs, inputs=list(inputs), outputs=list(outputs))]
-
-
-def _emit_roll(name: str, x: gs.Tensor, output: gs.Tensor, axis: int, shift: int) -> list[gs.Node]:
-    if not shift:
-        return [gs.Node("Identity", name, inputs=[x], outputs=[output])]
-
-    def piece(label: str, start: int, stop: int) -> gs.Node:
-        ranges = [gs.Constant(f"{name}/{label}/{i}", np.asarray([v], np.int64)) for i, v in enumerate((start, stop, axis))]
-        part = gs.Variable(f"{name}/{label}", np.float32)
-        return gs.Node("Slice", f"{name}/{label}/Slice", inputs=[x, *ranges], outputs=[part])
-
-    tail, head = piece("tail", shift, np.iinfo(np.int64).max), piece("head", 0, shift)
-    parts = [*tail.outputs, *head.outputs]
-    return [tail, head, gs.Node("Concat", name, attrs={"axis": axis}, inputs=parts, outputs=[output])]
-
-
-def _emit_linear(name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor]) -> list[gs.Node]:
-    x, weight, *bias = inputs
-    if x.shape is not None and len(x.shape) == 2:
-        return [gs.Node("Gemm", name, attrs={"transB": 1}, inputs=list(inputs), outputs=list(outputs))]
-    transposed = gs.Constant(f"{weight.name}/transposed", np.ascontiguousarray(weight.values.T))
-    if not bias:
-        return [gs.Node("MatMul", name, inputs=[x, transposed], outputs=list(outputs))]
-    product = gs.Variable(f"{name}/product", np.float32)
-    return [
-        gs.Node("MatMul", f"{name}/MatMul", inputs=[x, transposed], outputs=[product]),
-        gs.Node("Add", f"{name}/Add", inputs=[product, *bias], outputs=list(outputs)),
-    ]
-
-
-def _emit_gelu(name: str, x: gs.Tensor, output: gs.Tensor) -> list[gs.Node]:
-    def scalar(label: str, value: float) -> gs.Constant:
-        return gs.Constant(f"{name}/{label}", np.asarray(value, np.float32))
-
-    scaled, erf, shifted, product = (gs.Variable(f"{name}/{i}", np.float32) for i in range(4))
-    return [
-        gs.Node("Div", f"{name}/Div", inputs=[x, scalar("sqrt2", math.sqrt(2))], outputs=[scaled]),
-        gs.Node("Erf", f"{name}/Erf", inputs=[scaled], outputs=[erf]),
-        gs.Node("Add", f"{name}/Add", inputs=[erf, scalar("one", 1.0)], outputs=[shifted]),
-        gs.Node("Mul", f"{name}/Mul", inputs=[x, shifted], outputs=[product]),
-        gs.Node("Mul", f"{name}/Half", inputs=[product, scalar("half", 0.5)], outputs=[output]),
-    ]
 
 
 def to_onnx(

@@ -1,15 +1,17 @@
 """Rewrites that give common groups of ONNX operators one node, so that axes, layers and measurements see what people mean.
 
-Each pass is `Graph -> Graph` and keeps the function computed. `Linear`, `Gelu` and `Silu` are the IR's own operators;
-the exporter writes them as standard ONNX again.
+Each pass is `Graph -> Graph` and keeps the function computed. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are the
+IR's own operators; the exporter writes them as standard ONNX again (`tailor_ir/standard.py`).
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tailor_ir.fusions import RULES
 from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.patterns import apply_rule
 from tailor_ir.rolls import fuse_roll
+from tailor_ir.scatter import fuse_scatter
 
 Pass = Callable[[Graph, Tensors], Graph]
 
@@ -106,54 +108,42 @@ def _fuse_matmul(rewriter: _Rewriter, node: Node, parameters: set[str]) -> None:
         rewriter.replace(node, [], Node(name=node.name, op="Linear", inputs=inputs, outputs=node.outputs))
 
 
-def _scalar(name: str, tensors: Tensors) -> float | None:
-    tensor = tensors.get(name)
-    return float(tensor) if tensor is not None and tensor.numel() == 1 else None
+def fuse_known_groups(graph: Graph, tensors: Tensors) -> Graph:
+    """Activations and normalisations that exporters write as several nodes become one."""
+    for rule in RULES:
+        graph = apply_rule(graph, tensors, rule)
+    return graph
 
 
-def _has_scalar(node: Node, value: float, tensors: Tensors) -> bool:
-    scalars = [_scalar(name, tensors) for name in node.inputs]
-    return any(s is not None and math.isclose(s, value, rel_tol=1e-5) for s in scalars)
-
-
-def fuse_gelu(graph: Graph, tensors: Tensors) -> Graph:
-    """x · (1 + erf(x / √2)) · ½ becomes `Gelu`."""
-    rewriter = _Rewriter(graph)
-    for erf in (n for n in graph.nodes if n.op == "Erf"):
-        divide = rewriter.producers.get(erf.inputs[0])
-        add = rewriter.only_consumer(erf.outputs[0])
-        if divide is None or divide.op != "Div" or not _has_scalar(divide, math.sqrt(2), tensors):
+def drop_expansions(graph: Graph, tensors: Tensors) -> Graph:
+    """An Expand whose readers would broadcast anyway, because their other operand has that shape already, is left out."""
+    consumers, outputs = graph.consumers(), set(graph.outputs)
+    alias: dict[str, str] = {}
+    for node in graph.nodes:
+        result = node.outputs[0]
+        if node.op != "Expand" or result in outputs or len(graph.shapes[node.inputs[0]]) > len(graph.shapes[result]):
             continue
-        if add is None or add.op != "Add" or not _has_scalar(add, 1.0, tensors):
-            continue
-        chain = [add]
-        while len(chain) < 3:
-            following = rewriter.only_consumer(chain[-1].outputs[0])
-            if following is None or following.op != "Mul":
-                break
-            chain.append(following)
-        value = divide.inputs[0]
-        products = chain[1:]
-        by_value = any(value in node.inputs for node in products)
-        if len(products) == 2 and by_value and any(_has_scalar(node, 0.5, tensors) for node in products):
-            last = chain[-1]
-            gelu = Node(name=erf.name, op="Gelu", inputs=(value,), outputs=last.outputs)
-            rewriter.replace(last, [divide, erf, *chain[:-1]], gelu)
-    return rewriter.result()
+        readers = consumers.get(result, [])
+        if readers and all(_broadcasts_to(reader, result, graph) for reader in readers):
+            alias[result] = node.inputs[0]
+    nodes = [node for node in graph.nodes if node.op != "Expand" or node.outputs[0] not in alias]
+    nodes = [replace(node, inputs=tuple(_source(name, alias) for name in node.inputs)) for node in nodes]
+    return graph.with_nodes(tuple(nodes))
 
 
-def fuse_silu(graph: Graph, tensors: Tensors) -> Graph:
-    """x · sigmoid(x) becomes `Silu`."""
-    rewriter = _Rewriter(graph)
-    for sigmoid in (n for n in graph.nodes if n.op == "Sigmoid"):
-        multiply = rewriter.only_consumer(sigmoid.outputs[0])
-        if multiply is not None and multiply.op == "Mul" and sigmoid.inputs[0] in multiply.inputs:
-            silu = Node(name=sigmoid.name, op="Silu", inputs=sigmoid.inputs, outputs=multiply.outputs)
-            rewriter.replace(multiply, [sigmoid], silu)
-    return rewriter.result()
+def _source(name: str, alias: Mapping[str, str]) -> str:
+    while name in alias:
+        name = alias[name]
+    return name
 
 
-PASSES: tuple[Pass, ...] = (fuse_linear, fuse_gelu, fuse_silu, fuse_roll)
+def _broadcasts_to(reader: Node, name: str, graph: Graph) -> bool:
+    others = [other for other in reader.inputs if other != name]
+    return reader.op in BROADCASTING and any(graph.shapes[other] == graph.shapes[name] for other in others)
+
+
+PASSES: tuple[Pass, ...] = (fuse_linear, fuse_scatter, drop_expansions, fuse_known_groups, fuse_roll)
+BROADCASTING = frozenset(("Add", "Div", "Mul", "Sub"))
 
 
 def simplify(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:

@@ -11,8 +11,11 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
-LAYERS = {1: nn.Conv1d, 2: nn.Conv2d}
-FUNCTIONS = {1: F.conv1d, 2: F.conv2d}
+LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED_LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+TRANSPOSED_FUNCTIONS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+ZERO_PADDING = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
 
 
 def window_dims(
@@ -36,18 +39,29 @@ def explicit_pads(node: Node, rank: int) -> tuple[int, ...]:
     return node.ints("pads", (0,) * (2 * rank))
 
 
+def _rank(node: Node, dims: Dims) -> int:
+    """Number of spatial axes."""
+    if len(dims) - 2 not in LAYERS:
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(dims) - 2}-D; allowed: 1-D, 2-D and 3-D")
+    return len(dims) - 2
+
+
+def _by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
+    """Split channels into groups that come and go together, each with its own fixed number of channels."""
+    count = p.pool.free(groups)
+    for dim in dims:
+        p.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), node)
+
+
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, weight = p.of(node.inputs[0]), p.of(node.inputs[1])
-    if len(x) - 2 not in LAYERS:
-        raise ImportFailed(f"operator 'Conv' at '{node.name}': {len(x) - 2}-D; allowed: 1-D and 2-D")
-    group = node.int("group", 1)
-    depthwise = group == x[1].size == weight[0].size
-    if group == 1:
+    _rank(node, x)
+    groups = node.int("group", 1)
+    if groups == 1:
         p.unify(x[1], weight[1], node)
-    elif depthwise:
-        p.unify(x[1], weight[0], node)
     else:
-        p.freeze((x[1], weight[0], weight[1]), node, f"convolution in {group} groups")
+        _by_group(node, p, groups, x[1], weight[0])
+        p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
     p.freeze(weight[2:], node, "kernel")
     if len(node.inputs) > 2 and node.inputs[2]:
         p.unify(p.of(node.inputs[2])[0], weight[0], node)
@@ -66,7 +80,7 @@ def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[in
 
 
 def _groups(shapes: NodeShapes) -> int:
-    """Depthwise convolutions follow their channels."""
+    """Grouped and depthwise convolutions follow their channels."""
     return shapes.inputs[0][1] // shapes.inputs[1][1]
 
 
@@ -121,8 +135,117 @@ def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -
     if symmetric:
         return layer
     outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
-    padding: nn.Module = nn.ConstantPad2d(outer, 0.0) if rank == 2 else nn.ConstantPad1d(outer, 0.0)  # type: ignore[arg-type]
-    return nn.Sequential(padding, layer)
+    return nn.Sequential(ZERO_PADDING[rank](outer, 0.0), layer)  # type: ignore[arg-type]
 
 
-OPERATORS = (Operator(names=("Conv",), axes=_axes, lower=_lower, layer=_layer, attributes=_attributes),)
+def _transposed_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, weight = p.of(node.inputs[0]), p.of(node.inputs[1])
+    rank = _rank(node, x)
+    groups = node.int("group", 1)
+    channels = weight[1]
+    if groups == 1:
+        p.unify(x[1], weight[0], node)
+    else:
+        count, inner = p.pool.free(groups), p.pool.fixed(x[1].size // groups)
+        p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
+        for dim in (x[1], weight[0]):
+            p.unify(dim, p.pool.product((count, inner)), node)
+        channels = p.pool.product((count, p.pool.fixed(weight[1].size)))
+    p.freeze(weight[2:], node, "kernel")
+    if len(node.inputs) > 2 and node.inputs[2]:
+        p.unify(p.of(node.inputs[2])[0], channels, node)
+    strides, pads, dilations, extra = _transposed_settings(node, rank)
+    spatial = []
+    for i, dim in enumerate(x[2:]):
+        beyond = extra[i] + dilations[i] * (weight[2 + i].size - 1) + 1 - pads[i] - pads[i + rank] - strides[i]
+        spatial.append(p.pool.window(p.pool.scaled(dim, strides[i], 1), 1, beyond))
+    return ((x[0], channels, *spatial),)
+
+
+def _transposed_settings(node: Node, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Strides, explicit pads, dilations, output padding."""
+    if "output_shape" in dict(node.attributes):
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': output_shape is given; allowed: explicit pads")
+    return (
+        node.ints("strides", (1,) * rank),
+        explicit_pads(node, rank),
+        node.ints("dilations", (1,) * rank),
+        node.ints("output_padding", (0,) * rank),
+    )
+
+
+class TransposedConvolution(nn.Module):
+    """Transposed convolution of x (B, C, *S) with a weight (C, O / groups, *K) given with each call."""
+
+    def __init__(
+        self,
+        strides: tuple[int, ...],
+        pads: tuple[int, ...],
+        dilations: tuple[int, ...],
+        extra: tuple[int, ...],
+        groups: int,
+    ) -> None:
+        super().__init__()
+        rank = len(strides)
+        self.function = TRANSPOSED_FUNCTIONS[rank]
+        self.strides, self.dilations, self.extra, self.groups = strides, dilations, extra, groups
+        self.pads, self.crop = _transposed_pads(pads, extra)
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        extra = (0,) * len(self.extra) if self.crop else self.extra
+        y = self.function(x, weight, bias, self.strides, self.pads, extra, self.groups, self.dilations)
+        return F.pad(y, self.crop) if self.crop else y
+
+
+def _transposed_pads(pads: tuple[int, ...], extra: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding that torch does, and what is left to crop (or add) around the result in F.pad's order."""
+    rank = len(extra)
+    if pads[:rank] == pads[rank:]:
+        return pads[:rank], ()
+    return (0,) * rank, tuple(v for i in reversed(range(rank)) for v in (-pads[i], extra[i] - pads[i + rank]))
+
+
+def _transposed_groups(shapes: NodeShapes) -> int:
+    return shapes.outputs[0][1] // shapes.inputs[1][1]
+
+
+def _transposed_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    return {"group": _transposed_groups(shapes)}
+
+
+def _lower_transposed(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    strides, pads, dilations, extra = _transposed_settings(node, len(shapes.inputs[0]) - 2)
+    return TransposedConvolution(strides, pads, dilations, extra, _transposed_groups(shapes))
+
+
+def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
+    strides, pads, dilations, extra = _transposed_settings(node, len(shapes.inputs[0]) - 2)
+    inner, crop = _transposed_pads(pads, extra)
+    weight, rank = parameters[0], len(strides)
+    layer = TRANSPOSED_LAYERS[rank](
+        weight.shape[0],
+        shapes.outputs[0][1],
+        tuple(weight.shape[2:]),  # type: ignore[arg-type]
+        stride=strides,  # type: ignore[arg-type]
+        padding=inner,  # type: ignore[arg-type]
+        output_padding=(0,) * rank if crop else extra,  # type: ignore[arg-type]
+        groups=_transposed_groups(shapes),
+        bias=len(parameters) > 1,
+        dilation=dilations,  # type: ignore[arg-type]
+    )
+    layer.weight.data.copy_(weight)
+    if layer.bias is not None:
+        layer.bias.data.copy_(parameters[1])
+    return nn.Sequential(layer, ZERO_PADDING[rank](crop, 0.0)) if crop else layer  # type: ignore[arg-type]
+
+
+OPERATORS = (
+    Operator(names=("Conv",), axes=_axes, lower=_lower, layer=_layer, attributes=_attributes),
+    Operator(
+        names=("ConvTranspose",),
+        axes=_transposed_axes,
+        lower=_lower_transposed,
+        layer=_transposed_layer,
+        attributes=_transposed_attributes,
+    ),
+)

@@ -1,11 +1,13 @@
-"""Matrix products: `Linear` (a weight, the IR's own) and MatMul (two computed operands, or an untransposed weight)."""
+"""Matrix products: `Linear` (a weight, the IR's own), MatMul and Gemm (computed operands, or other forms), Einsum."""
 
+import string
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
@@ -25,6 +27,30 @@ class MatrixProduct(nn.Module):
         return torch.matmul(a, b)
 
 
+class GeneralMatrixProduct(nn.Module):
+    """alpha · a @ b + beta · c, the matrices transposed where asked."""
+
+    def __init__(self, alpha: float, beta: float, transpose_a: bool, transpose_b: bool) -> None:
+        super().__init__()
+        self.alpha, self.beta, self.transpose_a, self.transpose_b = alpha, beta, transpose_a, transpose_b
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+        product = torch.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b)
+        product = product if self.alpha == 1.0 else self.alpha * product
+        return product if c is None else product + self.beta * c
+
+
+class EinsteinSum(nn.Module):
+    """torch.einsum as a module."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(self.equation, *operands)
+
+
 def _linear_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, weight = p.of(node.inputs[0]), p.of(node.inputs[1])
     p.unify(x[-1], weight[1], node)
@@ -39,6 +65,59 @@ def _matmul_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         raise ImportFailed(f"operator 'MatMul' at '{node.name}': a vector operand; allowed: matrices")
     p.unify(a[-1], b[-2], node)
     return ((*p.broadcast(node, (a[:-2], b[:-2])), a[-2], b[-1]),) if len(a) + len(b) > 4 else ((a[-2], b[-1]),)
+
+
+def _gemm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    a, b = p.of(node.inputs[0]), p.of(node.inputs[1])
+    rows, inner = a[::-1] if node.int("transA", 0) else a
+    columns, other = b if node.int("transB", 0) else b[::-1]
+    p.unify(inner, other, node)
+    result = (rows, columns)
+    if len(node.inputs) > 2 and node.inputs[2]:
+        for own, dim in zip(reversed(p.of(node.inputs[2])), reversed(result), strict=False):
+            if own.size > 1:
+                p.unify(own, dim, node)
+    return (result,)
+
+
+def _terms(node: Node, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Letters of each operand and of the result; an ellipsis is written out in letters that the equation does not use."""
+    equation = str(node.attribute("equation", "")).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    operands = left.split(",")
+    unused = [c for c in string.ascii_letters if c not in equation]
+    hidden = 0
+    for index, (letters, rank) in enumerate(zip(operands, ranks, strict=True)):
+        if "..." in letters:
+            count = rank - (len(letters) - 3)
+            hidden = max(hidden, count)
+            operands[index] = letters.replace("...", "".join(reversed(unused[:count])))
+    if not arrow:  # letters that occur once, in alphabetical order, after what the ellipsis stands for
+        right = "..." + "".join(c for c in sorted(set(left) - set(",.")) if left.count(c) == 1)
+    return operands, right.replace("...", "".join(reversed(unused[:hidden])))
+
+
+def _einsum_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    dims = [p.of(name) for name in node.inputs]
+    operands, result = _terms(node, [len(d) for d in dims])
+    axes: dict[str, Dim] = {}
+    for letters, own in zip(operands, dims, strict=True):
+        for letter, dim in zip(letters, own, strict=True):
+            known = axes.get(letter)
+            if known is None or known.size == 1:
+                axes[letter] = dim
+            elif dim.size > 1:
+                axes[letter] = p.unify(known, dim, node)
+    return (tuple(axes[letter] for letter in result),)
+
+
+def _lower_gemm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    transposed = (bool(node.int(f"trans{side}", 0)) for side in "AB")
+    return GeneralMatrixProduct(node.float("alpha", 1.0), node.float("beta", 1.0), *transposed)
+
+
+def _lower_einsum(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return EinsteinSum(str(node.attribute("equation", "")))
 
 
 def _linear_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
@@ -61,4 +140,6 @@ def _lower_matmul(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
 OPERATORS = (
     Operator(names=("Linear",), axes=_linear_axes, lower=_lower_linear, layer=_linear_layer),
     Operator(names=("MatMul",), axes=_matmul_axes, lower=_lower_matmul),
+    Operator(names=("Gemm",), axes=_gemm_axes, lower=_lower_gemm),
+    Operator(names=("Einsum",), axes=_einsum_axes, lower=_lower_einsum),
 )

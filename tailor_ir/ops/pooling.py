@@ -1,15 +1,140 @@
 """Pooling and reductions."""
 
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
 from tailor_ir.dims import Dim
-from tailor_ir.graph import Node
-from tailor_ir.ops.conv import window_dims
-from tailor_ir.ops.registry import Dims, Operator, Propagation
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.conv import explicit_pads, window_dims
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+AVERAGES: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+AVERAGE_POOLS = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+
+
+class PaddedMaxPool(nn.Module):
+    """Max-pooling whose padding differs between begin and end, or is wider than half the kernel."""
+
+    def __init__(self, pads: tuple[int, ...], pool: nn.Module) -> None:
+        super().__init__()
+        self.pads, self.pool = pads, pool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(F.pad(x, self.pads, value=float("-inf")))
+
+
+class PaddedAveragePool(nn.Module):
+    """Average pooling whose padding differs between begin and end."""
+
+    def __init__(
+        self, pads: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...], ceil: bool, count_padding: bool
+    ) -> None:
+        super().__init__()
+        self.pads, self.kernel, self.strides, self.ceil, self.count_padding = pads, kernel, strides, ceil, count_padding
+
+    def _average(self, x: torch.Tensor) -> torch.Tensor:
+        return AVERAGES[len(self.kernel)](F.pad(x, self.pads), self.kernel, self.strides, 0, self.ceil)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        average = self._average(x)
+        return average if self.count_padding else average / self._average(torch.ones_like(x[:1, :1]))
+
+
+class GlobalPool(nn.Module):
+    """One number for each channel of x (B, C, *S): mean, maximum, or the norm of power `power`."""
+
+    def __init__(self, op: str, power: int = 2) -> None:
+        super().__init__()
+        self.op, self.power = op, power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        axes = tuple(range(2, x.dim()))
+        if self.op == "GlobalAveragePool":
+            return x.mean(axes, keepdim=True)
+        if self.op == "GlobalMaxPool":
+            return x.amax(axes, keepdim=True)
+        return torch.linalg.vector_norm(x, self.power, axes, keepdim=True)
+
+
+def _sum_of_logs(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
+    return x.sum(axes, keepdim=keepdim).log()
+
+
+def _product(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = x.prod(axis, keepdim=keepdim)
+    return x
+
+
+REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "ReduceMean": torch.mean,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+    "ReduceSum": torch.sum,
+    "ReduceProd": _product,
+    "ReduceL1": lambda x, axes, keepdim: x.abs().sum(axes, keepdim=keepdim),
+    "ReduceL2": lambda x, axes, keepdim: torch.linalg.vector_norm(x, 2, axes, keepdim=keepdim),
+    "ReduceSumSquare": lambda x, axes, keepdim: x.square().sum(axes, keepdim=keepdim),
+    "ReduceLogSum": _sum_of_logs,
+    "ReduceLogSumExp": torch.logsumexp,
+}
+
+
+class Reduction(nn.Module):
+    """One of ONNX's Reduce operators over given axes."""
+
+    def __init__(self, op: str, axes: tuple[int, ...], keep: bool) -> None:
+        super().__init__()
+        self.function, self.axes, self.keep = REDUCTIONS[op], axes, keep
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.axes, keepdim=self.keep)
+
+
+class ArgumentOfExtreme(nn.Module):
+    """ArgMax and ArgMin."""
+
+    def __init__(self, op: str, axis: int, keep: bool) -> None:
+        super().__init__()
+        self.function = torch.argmax if op == "ArgMax" else torch.argmin
+        self.axis, self.keep = axis, keep
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.axis, self.keep)
 
 
 def _pool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
+    if len(node.outputs) > 1 and node.outputs[1]:
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': gives positions as well; allowed: values alone")
+    if len(x) - 2 not in MAX_POOLS:
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: 1-D, 2-D and 3-D")
     spatial = window_dims(node, p, x[2:], node.ints("kernel_shape"), bool(node.int("ceil_mode", 0)))
     return ((x[0], x[1], *spatial),)
+
+
+def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    kernel = node.ints("kernel_shape")
+    rank = len(kernel)
+    strides, pads = node.ints("strides", (1,) * rank), explicit_pads(node, rank)
+    dilations, ceil = node.ints("dilations", (1,) * rank), bool(node.int("ceil_mode", 0))
+    plain = pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
+    # F.pad lists the last axis first, its begin before its end
+    outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
+    if node.op == "MaxPool":
+        pool = MAX_POOLS[rank](kernel, strides, pads[:rank] if plain else 0, dilations, ceil_mode=ceil)
+        return pool if plain else PaddedMaxPool(outer, pool)
+    if any(d != 1 for d in dilations):
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': dilations {dilations}; allowed: 1")
+    count_padding = bool(node.int("count_include_pad", 0))
+    if plain:
+        return AVERAGE_POOLS[rank](kernel, strides, pads[:rank], ceil, count_padding)
+    return PaddedAveragePool(outer, kernel, strides, ceil, count_padding)
 
 
 def _global_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -17,13 +142,23 @@ def _global_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((x[0], x[1], *(p.pool.fixed(1) for _ in x[2:])),)
 
 
+def _lower_global(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return GlobalPool(node.op, node.int("p", 2))
+
+
+def _reduced(node: Node, axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """The axes that disappear, counted from the begin."""
+    found = node.ints("axes", tuple(range(rank))) if axes is None else axes
+    return tuple(sorted({int(a) % rank for a in found}))
+
+
 def _reduce_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
-    if len(node.inputs) > 1 and node.inputs[1]:
-        axes = tuple(int(a) for a in p.constant(node, 1))
-    else:
-        axes = node.ints("axes", tuple(range(len(x))))
-    reduced = {a % len(x) for a in axes}
+    given = p.constant(node, 1).reshape(-1).tolist() if len(node.inputs) > 1 and node.inputs[1] else None
+    return (_without(node, p, x, _reduced(node, given, len(x))),)
+
+
+def _without(node: Node, p: Propagation, x: Dims, reduced: Sequence[int]) -> Dims:
     keep = bool(node.int("keepdims", 1))
     result: list[Dim] = []
     for position, dim in enumerate(x):
@@ -31,11 +166,29 @@ def _reduce_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             result.append(dim)
         elif keep:
             result.append(p.pool.fixed(1))
-    return (tuple(result),)
+    return tuple(result)
+
+
+def _lower_reduce(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    given = tensors[node.inputs[1]].reshape(-1).tolist() if len(node.inputs) > 1 and node.inputs[1] else None
+    axes = _reduced(node, given, len(shapes.inputs[0]))
+    return Reduction(node.op, axes, bool(node.int("keepdims", 1)))
+
+
+def _argument_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    axis = node.int("axis", 0) % len(x)
+    p.freeze((x[axis],), node, "gives positions along the axis")
+    return (_without(node, p, x, (axis,)),)
+
+
+def _lower_argument(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return ArgumentOfExtreme(node.op, node.int("axis", 0), bool(node.int("keepdims", 1)))
 
 
 OPERATORS = (
-    Operator(names=("AveragePool", "MaxPool"), axes=_pool_axes),
-    Operator(names=("GlobalAveragePool", "GlobalMaxPool"), axes=_global_axes),
-    Operator(names=("ReduceMean", "ReduceMax", "ReduceSum"), axes=_reduce_axes, operands=1),
+    Operator(names=("AveragePool", "MaxPool"), axes=_pool_axes, lower=_lower_pool),
+    Operator(names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), axes=_global_axes, lower=_lower_global),
+    Operator(names=tuple(REDUCTIONS), axes=_reduce_axes, lower=_lower_reduce, operands=1),
+    Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, lower=_lower_argument, operands=1),
 )

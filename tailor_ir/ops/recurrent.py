@@ -1,0 +1,88 @@
+"""Recurrent layers. Their hidden sizes are kept; the features that they read may be cut."""
+
+import torch
+from torch import nn
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
+STATES = {"LSTM": 2, "GRU": 1}
+
+
+def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """Rows of the gates in another order."""
+    pieces = stacked.chunk(len(order), 0)
+    return torch.cat([pieces[i] for i in order], 0)
+
+
+class Recurrent(nn.Module):
+    """An LSTM or GRU over x (T, B, I); weights (D, G·H, I), (D, G·H, H) and biases (D, 2·G·H) given with each call.
+
+    D directions, G gates in ONNX's order, H hidden features. Gives (T, D, B, H), then the final states (D, B, H).
+    """
+
+    def __init__(self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int) -> None:
+        super().__init__()
+        self.op, self.hidden, self.directions, self.names, self.results = op, hidden, directions, names, results
+
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        given = dict(zip(self.names, operands, strict=True))
+        x, order = given["x"], GATES[self.op]
+        weights = []
+        for direction in range(self.directions):
+            weights += [_turn(given[name][direction], order) for name in ("w", "r")]
+            if "b" in given:
+                weights += [_turn(half, order) for half in given["b"][direction].chunk(2)]
+        zeros = x.new_zeros(self.directions, x.shape[1], self.hidden)
+        states = tuple(given.get(name, zeros) for name in ("h", "c")[: STATES[self.op]])
+        settings = ("b" in given, 1, 0.0, False, self.directions == 2, False)
+        if self.op == "LSTM":
+            y, *final = torch.lstm(x, states, weights, *settings)
+        else:
+            y, *final = torch.gru(x, states[0], weights, *settings)
+        sequence = y.unflatten(-1, (self.directions, self.hidden)).transpose(1, 2)
+        return sequence if self.results == 1 else (sequence, *final)[: self.results]
+
+
+def _named_inputs(node: Node) -> dict[str, str]:
+    """Letter of ONNX's specification -> value, absent ones left out."""
+    letters = ("x", "w", "r", "b", "lengths", "h", "c", "peepholes")
+    return {letter: name for letter, name in zip(letters, node.inputs, strict=False) if name}
+
+
+def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    given = _named_inputs(node)
+    for unsupported in ("lengths", "peepholes"):
+        if unsupported in given:
+            raise ImportFailed(f"operator '{node.op}' at '{node.name}': {unsupported} are given; allowed: none")
+    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    plain = (
+        node.attribute("direction", "forward") in ("forward", "bidirectional")
+        and node.attribute("activations") is None
+        and not node.int("input_forget", 0)
+        and not node.int("layout", 0)
+        and (node.op == "LSTM" or node.int("linear_before_reset", 0) == 1)
+    )
+    if not plain:
+        raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
+    x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
+    p.unify(x[2], weight[2], node)
+    p.freeze((*weight[:2], *recurrent), node, "hidden features of a recurrent layer")
+    if "b" in given:
+        p.freeze(p.of(given["b"]), node, "hidden features of a recurrent layer")
+    fixed = [p.pool.fixed(size) for size in (directions, node.int("hidden_size", recurrent[2].size))]
+    for name in ("h", "c"):
+        if name in given:
+            for own, dim in zip(p.of(given[name]), (fixed[0], x[1], fixed[1]), strict=True):
+                p.unify(own, dim, node)
+    return (x[0], fixed[0], x[1], fixed[1]), (fixed[0], x[1], fixed[1]), (fixed[0], x[1], fixed[1])
+
+
+def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    directions, _, hidden = shapes.inputs[2]
+    return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs))
+
+
+OPERATORS = (Operator(names=tuple(GATES), axes=_axes, lower=_lower),)

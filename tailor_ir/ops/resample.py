@@ -1,0 +1,210 @@
+"""Operators that change spatial sizes without weights: padding, resizing, and moving channels into space and back."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tailor_ir.dims import Dim
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+class Pad(nn.Module):
+    """Elements added around x, or cut off where a number is negative; `pads` as in F.pad: the last axis first."""
+
+    def __init__(self, pads: tuple[int, ...], mode: str, value: float) -> None:
+        super().__init__()
+        self.pads, self.mode, self.value = pads, mode, value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mode == "constant":
+            return F.pad(x, self.pads, value=self.value)
+        return F.pad(x, self.pads, mode=self.mode)
+
+
+class Resize(nn.Module):
+    """Interpolation of x (B, C, *S) to a size, or by factors where the network's own are not the ratio of the sizes."""
+
+    def __init__(self, sizes: tuple[int, ...], factors: tuple[float, ...] | None, mode: str, corners: bool) -> None:
+        super().__init__()
+        self.sizes, self.factors, self.mode = sizes, factors, mode
+        self.corners = corners if mode not in ("nearest", "nearest-exact") else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.factors is not None:
+            return F.interpolate(x, scale_factor=self.factors, mode=self.mode, align_corners=self.corners)
+        return F.interpolate(x, size=self.sizes, mode=self.mode, align_corners=self.corners)
+
+
+def _pads(node: Node, tensors: Mapping[str, torch.Tensor], rank: int) -> tuple[tuple[int, int], ...]:
+    """Elements added before and after, for each axis."""
+    values = [int(v) for v in tensors[node.inputs[1]].reshape(-1).tolist()]
+    axes = range(rank)
+    if len(node.inputs) > 3 and node.inputs[3]:
+        axes = [int(a) % rank for a in tensors[node.inputs[3]].reshape(-1).tolist()]  # type: ignore[assignment]
+    named = dict(zip(axes, zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True), strict=True))
+    return tuple(named.get(axis, (0, 0)) for axis in range(rank))
+
+
+def _pad_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x = p.of(node.inputs[0])
+    for position in range(1, len(node.inputs)):
+        if node.inputs[position]:
+            p.constant(node, position)
+    mode = str(node.attribute("mode", "constant"))
+    return (
+        tuple(
+            _padded(node, p, dim, *added, mode) for dim, added in zip(x, _pads(node, p.tensors, len(x)), strict=True)
+        ),
+    )
+
+
+def _padded(node: Node, p: Propagation, dim: Dim, before: int, after: int, mode: str) -> Dim:
+    if not before and not after:
+        return dim
+    if p.pool.depends_on_input(dim):
+        return p.pool.window(dim, 1, before + after)
+    if mode == "constant" and before >= 0 and after >= 0:
+        around = [p.pool.fixed(size) for size in (before, after)]
+        return p.pool.concat(tuple(d for d in (around[0], dim, around[1]) if d.size))
+    p.freeze((dim,), node, f"pads channels by {before} and {after} (mode '{mode}')")
+    return p.pool.fixed(dim.size + before + after)
+
+
+def _lower_pad(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    pads = _pads(node, tensors, len(shapes.inputs[0]))
+    value = float(tensors[node.inputs[2]]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
+    mode = str(node.attribute("mode", "constant"))
+    if mode not in PAD_MODES:
+        raise ImportFailed(f"operator 'Pad' at '{node.name}': mode '{mode}'; allowed: {', '.join(PAD_MODES)}")
+    first = next((axis for axis, added in enumerate(pads) if any(added)), len(pads) - 1)
+    flat = tuple(v for added in reversed(pads[first:]) for v in added)
+    return Pad(flat, PAD_MODES[mode], value)
+
+
+def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, sizes = p.of(node.inputs[0]), p.output_sizes(node)
+    for position in range(2, len(node.inputs)):
+        if node.inputs[position]:
+            p.constant(node, position)
+    if sizes[:2] != tuple(d.size for d in x[:2]):
+        raise ImportFailed(f"operator 'Resize' at '{node.name}': resizes channels; allowed: spatial axes")
+    _interpolation(node, len(x) - 2)
+    return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
+
+
+def _resized(p: Propagation, dim: Dim, size: int) -> Dim:
+    """One position that is stretched becomes whatever axis it is joined with; others keep their ratio."""
+    if dim.size == 1 and size > 1:
+        return p.pool.free(size)
+    return p.pool.scaled(dim, size, dim.size)
+
+
+def _interpolation(node: Node, rank: int) -> tuple[str, bool]:
+    """torch's mode, and whether corners are aligned. Refuses what torch does not compute in the same way."""
+    mode = str(node.attribute("mode", "nearest"))
+    transform = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
+    half = transform in ("half_pixel", "pytorch_half_pixel")
+    nearest = str(node.attribute("nearest_mode", "round_prefer_floor"))
+    plain = not node.int("antialias", 0) and not node.int("exclude_outside", 0)
+    if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
+        return "nearest", False
+    if mode == "nearest" and half and nearest in ("round_prefer_floor", "round_prefer_ceil"):
+        return "nearest-exact", False
+    if mode == "linear" and (half or transform == "align_corners") and plain:
+        return LINEAR[rank], not half
+    cubic = mode == "cubic" and rank == 2 and plain and abs(node.float("cubic_coeff_a", -0.75) + 0.75) < 1e-6
+    if cubic and (half or transform == "align_corners"):
+        return "bicubic", not half
+    raise ImportFailed(
+        f"operator 'Resize' at '{node.name}': mode '{mode}' with '{transform}', '{nearest}'; allowed: nearest, linear or "
+        "cubic as torch.nn.functional.interpolate computes them"
+    )
+
+
+def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
+    """The network's own factors of all axes, where the coordinates depend on them; None where the sizes say it all."""
+    if len(node.inputs) < 3 or not node.inputs[2] or not tensors[node.inputs[2]].numel():
+        return None
+    factors = tuple(float(f) for f in tensors[node.inputs[2]].reshape(-1).tolist())
+    sizes = zip(factors, shapes.inputs[0], shapes.outputs[0], strict=True)
+    return factors if all(int(f * a) == b for f, a, b in sizes) else None
+
+
+def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    mode, corners = _interpolation(node, len(shapes.inputs[0]) - 2)
+    factors = _factors(node, shapes, tensors)
+    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], mode, corners)
+
+
+def _resize_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    factors = _factors(node, shapes, tensors)
+    if factors is not None:
+        return {1: np.zeros(0, np.float32), 2: np.asarray(factors, np.float32)}
+    return {1: np.zeros(0, np.float32), 2: np.zeros(0, np.float32), 3: np.asarray(shapes.outputs[0], np.int64)}
+
+
+def _depth_to_space_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, block = p.of(node.inputs[0]), node.int("blocksize", 1)
+    channels, inner = p.pool.free(x[1].size // block**2), p.pool.fixed(block)
+    by_column = str(node.attribute("mode", "DCR")) == "CRD"
+    factors = (channels, inner, inner) if by_column else (inner, inner, channels)
+    p.unify(x[1], p.pool.product(factors), node)
+    return ((x[0], channels, *(p.pool.scaled(dim, block, 1) for dim in x[2:])),)
+
+
+def _space_to_depth_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    x, block = p.of(node.inputs[0]), node.int("blocksize", 1)
+    inner = p.pool.fixed(block)
+    return ((x[0], p.pool.product((inner, inner, x[1])), *(p.pool.scaled(dim, 1, block) for dim in x[2:])),)
+
+
+class DepthToSpace(nn.Module):
+    """Blocks of channels become blocks of positions."""
+
+    def __init__(self, block: int, by_column: bool) -> None:
+        super().__init__()
+        self.block, self.by_column = block, by_column
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_column:
+            return F.pixel_shuffle(x, self.block)
+        batch, _, height, width = x.shape
+        x = x.reshape(batch, self.block, self.block, -1, height, width).permute(0, 3, 4, 1, 5, 2)
+        return x.reshape(batch, -1, height * self.block, width * self.block)
+
+
+class SpaceToDepth(nn.Module):
+    """Blocks of positions become blocks of channels."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        x = x.reshape(batch, channels, height // self.block, self.block, width // self.block, self.block)
+        return x.permute(0, 3, 5, 1, 2, 4).reshape(batch, -1, height // self.block, width // self.block)
+
+
+def _lower_depth_to_space(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return DepthToSpace(node.int("blocksize", 1), str(node.attribute("mode", "DCR")) == "CRD")
+
+
+def _lower_space_to_depth(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return SpaceToDepth(node.int("blocksize", 1))
+
+
+OPERATORS = (
+    Operator(names=("Pad",), axes=_pad_axes, lower=_lower_pad, operands=1),
+    Operator(names=("Resize",), axes=_resize_axes, lower=_lower_resize, operands=1, constants=_resize_constants),
+    Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, lower=_lower_depth_to_space),
+    Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, lower=_lower_space_to_depth),
+)

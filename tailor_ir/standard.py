@@ -1,0 +1,137 @@
+"""The IR's own operators as standard ONNX of opset 17."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tailor_ir.graph import Attribute
+
+
+class _Writer:
+    """Nodes of one operator, named after it."""
+
+    def __init__(self, name: str, outputs: Sequence[gs.Tensor]) -> None:
+        self.name, self.outputs = name, outputs
+        self.nodes: list[gs.Node] = []
+
+    def add(self, op: str, *inputs: "gs.Tensor | float", last: bool = False, **attributes: object) -> gs.Tensor:
+        """One node; `last` gives the operator's own result. Numbers become constants."""
+        number = len(self.nodes)
+        output = self.outputs[0] if last else gs.Variable(f"{self.name}/{number}", np.float32)
+        operands = [
+            i if isinstance(i, gs.Tensor) else gs.Constant(f"{self.name}/{number}/{k}", np.asarray(i, np.float32))
+            for k, i in enumerate(inputs)
+        ]
+        self.nodes.append(gs.Node(op, f"{self.name}/{op}{number}", attrs=attributes, inputs=operands, outputs=[output]))
+        return output
+
+    def reshape(self, x: gs.Tensor, shape: Sequence[int], last: bool = False) -> gs.Tensor:
+        target = gs.Constant(f"{self.name}/shape{len(self.nodes)}", np.asarray(shape, np.int64))
+        return self.add("Reshape", x, target, last=last)
+
+    def spread(self, vector: gs.Tensor, axis: int, rank: int) -> gs.Tensor:
+        """A vector along one axis of a tensor of `rank`."""
+        shape = (-1, *(1,) * (rank - 1 - axis % rank))
+        if len(shape) == 1:
+            return vector
+        if isinstance(vector, gs.Constant):
+            return gs.Constant(f"{vector.name}/spread{rank}", vector.values.reshape(shape))
+        return self.reshape(vector, shape)
+
+
+Inputs = Sequence[gs.Tensor]
+Attributes = dict[str, Attribute]
+
+
+def _linear(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    x, weight, *bias = inputs
+    if x.shape is not None and len(x.shape) == 2:
+        w.add("Gemm", *inputs, last=True, transB=1)
+        return
+    transposed = gs.Constant(f"{weight.name}/transposed", np.ascontiguousarray(weight.values.T))
+    product = w.add("MatMul", x, transposed, last=not bias)
+    if bias:
+        w.add("Add", product, *bias, last=True)
+
+
+def _gelu(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    (x,) = inputs
+    if attributes.get("approximate") == "tanh":
+        cube = w.add("Mul", w.add("Mul", w.add("Mul", x, x), x), 0.044715)
+        curve = w.add("Tanh", w.add("Mul", w.add("Add", x, cube), math.sqrt(2 / math.pi)))
+    else:
+        curve = w.add("Erf", w.add("Div", x, math.sqrt(2)))
+    w.add("Mul", w.add("Mul", x, w.add("Add", curve, 1.0)), 0.5, last=True)
+
+
+def _silu(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    w.add("Mul", inputs[0], w.add("Sigmoid", inputs[0]), last=True)
+
+
+def _mish(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    w.add("Mul", inputs[0], w.add("Tanh", w.add("Softplus", inputs[0])), last=True)
+
+
+def _group_norm(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    x, *vectors = inputs
+    groups = int(attributes["num_groups"])  # type: ignore[arg-type]
+    ones, zeros = (gs.Constant(f"{w.name}/{v}", np.full(groups, v, np.float32)) for v in (1.0, 0.0))
+    grouped = w.reshape(x, (0, groups, -1))
+    normal = w.add("InstanceNormalization", grouped, ones, zeros, epsilon=attributes["epsilon"])
+    y = w.reshape(normal, tuple(x.shape), last=not vectors)
+    for index, (op, vector) in enumerate(zip(("Mul", "Add"), vectors, strict=False)):
+        y = w.add(op, y, w.spread(vector, 1, len(x.shape)), last=index == len(vectors) - 1)
+
+
+def _rms_norm(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    x, scale = inputs
+    axis = int(attributes["axis"])  # type: ignore[arg-type]
+    mean = w.add("ReduceMean", w.add("Mul", x, x), axes=[axis], keepdims=1)
+    root = w.add("Sqrt", w.add("Add", mean, float(attributes["epsilon"])))  # type: ignore[arg-type]
+    w.add("Mul", w.add("Div", x, root), w.spread(scale, axis, len(x.shape)), last=True)
+
+
+def _roll(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    axis, shift = int(attributes["axis"]), int(attributes["shift"])  # type: ignore[arg-type]
+    if not shift:
+        w.add("Identity", inputs[0], last=True)
+        return
+    parts = []
+    for start, stop in ((shift, np.iinfo(np.int64).max), (0, shift)):
+        ranges = [
+            gs.Constant(f"{w.name}/{start}/{i}", np.asarray([v], np.int64)) for i, v in enumerate((start, stop, axis))
+        ]
+        parts.append(w.add("Slice", inputs[0], *ranges))
+    w.add("Concat", *parts, last=True, axis=axis)
+
+
+def _batch_standardization(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    x, scale, bias = inputs
+    rank = len(x.shape)
+    others = [axis for axis in range(rank) if axis != 1]
+    centred = w.add("Sub", x, w.add("ReduceMean", x, axes=others, keepdims=1))
+    variance = w.add("ReduceMean", w.add("Mul", centred, centred), axes=others, keepdims=1)
+    deviation = w.add("Sqrt", w.add("Add", variance, float(attributes["epsilon"])))  # type: ignore[arg-type]
+    scaled = w.add("Mul", w.add("Div", centred, deviation), w.spread(scale, 1, rank))
+    w.add("Add", scaled, w.spread(bias, 1, rank), last=True)
+
+
+WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
+    "BatchStandardization": _batch_standardization,
+    "Gelu": _gelu,
+    "GroupNorm": _group_norm,
+    "Linear": _linear,
+    "Mish": _mish,
+    "RmsNorm": _rms_norm,
+    "Roll": _roll,
+    "Silu": _silu,
+}
+
+
+def standard_nodes(op: str, name: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> list[gs.Node]:
+    """Standard ONNX nodes for one operator of the IR's own."""
+    writer = _Writer(name, outputs)
+    WRITERS[op](writer, inputs, attributes)
+    return writer.nodes
