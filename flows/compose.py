@@ -22,22 +22,34 @@ from tasks.errors import UserError
 
 CONFIG_MODULE = "conf"
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
-FREE_MAPPINGS = re.compile(r"(model\.options|device\.[^.=]+\.measure)[.=]|space\.")
+FREE_MAPPINGS = re.compile(r"(model\.options|device\.[^.=]+\.measure)[.=]")
+SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
 SEE_HELP = "see 'autotailor --help'"
 
 
 def compose_config(root: str, overrides: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:
     """The resolved mapping of `conf/<root>.yaml` under `overrides`. UserError for whatever Hydra does not accept."""
-    for override in parse_overrides(overrides):
-        _check_override(override)
-    overrides = [f"++{text}" if FREE_MAPPINGS.match(text) else text for text in overrides]
+    parsed = parse_overrides(overrides)
+    for override, text in zip(parsed, overrides, strict=True):
+        _check_override(override, text)
+    wishes = {m[1]: o.value() for o, text in zip(parsed, overrides, strict=True) if (m := SELECTOR.fullmatch(text))}
+    others = [f"++{text}" if FREE_MAPPINGS.match(text) else text for text in overrides if not SELECTOR.fullmatch(text)]
     search = [f"hydra.searchpath=[file://{config_folder.resolve()}]"] if config_folder else []
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return _compose(root, overrides, search)
+            config = _compose(root, others, search)
     finally:
         GlobalHydra.instance().clear()
+    return _with_wishes(config, wishes) if wishes else config
+
+
+def _with_wishes(config: dict[str, Any], wishes: dict[str, Any]) -> dict[str, Any]:
+    """`space` with the command line's selectors, which come last and take the place of a file's."""
+    if "space" not in config:
+        raise _unknown_key(f"space.{next(iter(wishes))}", (), config)
+    files = {name: choices for name, choices in (config["space"] or {}).items() if name not in wishes}
+    return {**config, "space": files | wishes}
 
 
 def _compose(root: str, overrides: Sequence[str], search: list[str]) -> dict[str, Any]:
@@ -54,12 +66,13 @@ def _compose(root: str, overrides: Sequence[str], search: list[str]) -> dict[str
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Hydra's own reading of the overrides; UserError names the first one that is not `key=value`."""
+    """Hydra's own reading of the overrides, of a selector's value only; UserError names the first that is no `key=value`."""
     parser = OverridesParser.create()
     parsed: list[Override] = []
     for text in overrides:
         try:
-            parsed.extend(parser.parse_overrides([text]))
+            selector = SELECTOR.fullmatch(text)
+            parsed.extend(parser.parse_overrides([f"space={selector[2]}" if selector else text]))
         except HydraException as error:
             reason = str(error).splitlines()[-2:][0]
             hint = "quote a value that holds '=', ',' or spaces: key='value'"
@@ -74,7 +87,9 @@ def split_sweep(overrides: Sequence[str]) -> list[list[str]]:
     axes = []
     for override, text in zip(parse_overrides(overrides), overrides, strict=True):
         if override.is_choice_sweep() or override.is_range_sweep():
-            axes.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+            selector = SELECTOR.fullmatch(text)
+            key = f"space.{selector[1]}" if selector else override.get_key_element()
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         elif override.is_sweep_override():
             raise UserError(f"option '{text}'", "this kind of sweep has no fixed choices", allowed="a,b,c or range(…)")
         else:
@@ -94,9 +109,8 @@ def refuse_instantiation(value: Any, where: str = "config") -> None:
             refuse_instantiation(inner, f"{where}[{index}]")
 
 
-def _check_override(override: Override) -> None:
-    key = override.key_or_group
-    text = override.input_line or key
+def _check_override(override: Override, text: str) -> None:
+    key = text.split("=", 1)[0].lstrip("+") if SELECTOR.fullmatch(text) else override.key_or_group
     if any(part in INSTANTIATION_KEYS for part in key.split(".")):
         raise UserError(
             f"option '{text}'",

@@ -43,7 +43,12 @@ def _selectors(space: Any) -> Any:
     """
     if not isinstance(space, Mapping):
         return space
-    return {f"*.{name}" if name in KINDS else name: choices for name, choices in _leaves(space, "")}
+    selectors: dict[str, Any] = {}
+    for name, choices in _leaves(space, ""):
+        selector = f"*.{name}" if name in KINDS else name
+        selectors.pop(selector, None)  # what is said last also comes last
+        selectors[selector] = choices
+    return selectors
 
 
 def _leaves(space: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -75,7 +75,7 @@ def test_free_mappings_take_new_keys_without_a_plus() -> None:
     overrides = ["model.options.drop_rate=0.1", "space.stage2.depth=[-1,0]", "device.ncnn.measure.time_cap_ms=9"]
     config = compose_config("config", overrides)
     assert config["model"]["options"] == {"drop_rate": 0.1}
-    assert config["space"] == {"stage2": {"depth": [-1, 0]}}
+    assert config["space"] == {"stage2.depth": [-1, 0]}
     assert config["device"]["ncnn"]["measure"] == {"time_cap_ms": 9}
 
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from flows.compose import compose_config
+from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.groups import config_groups
 from flows.validate import validate
+from tasks.errors import UserError
 
 MANDATORY = {
     "callable": ["model.name=pkg.module:make"],
@@ -57,6 +58,79 @@ def test_space_takes_nested_names_and_bare_kinds() -> None:
     overrides = ["space.resolution=[16,32]", "space.depth=auto", "space.stage.1.width_mult=[0.5,1]"]
     space = validate(RunConfig, compose_config("config", overrides)).space
     assert space == {"resolution": (16, 32), "*.depth": "auto", "stage.1.width_mult": (0.5, 1)}
+
+
+def test_a_range_is_its_choices_with_both_ends() -> None:
+    overrides = [
+        "space.resolution={from:128,to:140,step:4}",
+        "space.stage.1.depth={from:-2,to:0,step:1}",
+        "space.expand_ratio={from:0.1,to:0.4,step:0.1}",
+    ]
+    space = validate(RunConfig, compose_config("config", overrides)).space
+    assert space == {
+        "resolution": (128, 132, 136, 140),
+        "stage.1.depth": (-2, -1, 0),
+        "*.expand_ratio": (0.1, 0.2, 0.3, 0.4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ("{from:128,to:224}", r"resolution=.*; allowed: \{from: NUMBER, to: NUMBER, step: NUMBER\}"),
+        ("{from:128,to:224,step:4,also:1}", r"allowed: \{from: NUMBER, to: NUMBER, step: NUMBER\}"),
+        ("{from:128,to:224,step:true}", r"allowed: \{from: NUMBER, to: NUMBER, step: NUMBER\}"),
+        ("{from:128,to:224,step:0}", "step above 0"),
+        ("{from:224,to:128,step:4}", "to not below from"),
+        ("{from:128,to:inf,step:4}", "finite numbers"),
+        ("{from:128,to:224,step:5}", "steps of 5 from 128 do not meet 224"),
+        ("{from:0,to:224,step:0.001}", "more than 1000 choices"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(bounds: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", [f"space.resolution={bounds}"]))
+
+
+def test_selectors_on_the_command_line_may_hold_stars_and_kinds() -> None:
+    overrides = [
+        "+preset=levit",
+        "space.block[FFN].expand_ratio=[3,5]",
+        "space.stage.*.depth=auto",
+        "+space.*.heads=auto",
+    ]
+    space = validate(RunConfig, compose_config("config", overrides)).space
+    assert list(space.items())[-3:] == [
+        ("block[FFN].expand_ratio", (3, 5)),
+        ("stage.*.depth", "auto"),
+        ("*.heads", "auto"),
+    ]
+    assert space["*.depth"] == tuple(range(-5, 1))
+
+
+def test_what_the_command_line_says_comes_last_however_it_is_written() -> None:
+    overrides = ["+preset=resnet50", "space.*.depth=auto", "space.*.width_mult=[0.5,1]"]
+    space = validate(RunConfig, compose_config("config", overrides)).space
+    assert list(space) == ["resolution", "*.expand_ratio", "*.depth", "*.width_mult"]
+    assert space["*.width_mult"] == (0.5, 1)
+
+
+def test_selectors_can_be_swept() -> None:
+    runs = split_sweep(["space.block[FFN].expand_ratio=[3,5],[4,5]", "space.resolution={from:16,to:32,step:8}"])
+    spaces = [validate(RunConfig, compose_config("config", run)).space for run in runs]
+    assert [space["block[FFN].expand_ratio"] for space in spaces] == [(3, 5), (4, 5)]
+    assert {space["resolution"] for space in spaces} == {(16, 24, 32)}
+
+
+def test_adapt_has_no_space_to_choose() -> None:
+    with pytest.raises(UserError, match=r"option 'space\.depth': is unknown"):
+        compose_config("adapt", ["supernet=net", "space.depth=auto"])
+
+
+def test_a_list_takes_the_place_of_a_presets_range() -> None:
+    space = validate(RunConfig, compose_config("config", ["+preset=vit_base", "space.resolution=[112,224]"])).space
+    assert space["resolution"] == (112, 224)
+    assert space["*.depth"] == tuple(range(-11, 1))
 
 
 def test_a_device_changes_single_measure_settings() -> None:

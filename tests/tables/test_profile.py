@@ -52,7 +52,7 @@ def test_summary_counts_the_space(supernet, operators):
     listed = enumeration.read_operators(operators)
     assert summary["unique_operators"] == len(listed) == sum(summary["operators"].values())
     assert (summary["variables"], summary["modifications"]) == (5, 10)
-    assert (summary["codes"], summary["distinct"]) == ("32", "24")
+    assert (summary["codes"], summary["distinct"]) == (32, 24)
 
 
 def test_every_operator_is_measured_once(operators, device, tmp_path):
