@@ -1,5 +1,6 @@
 """The page of a SuperNet: one file of HTML and CSS, with a few lines of script that only highlight."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tasks.pages import environment, script, style
@@ -14,7 +15,7 @@ MOST_LABELS = 6
 def render(view: SupernetView) -> str:
     """The whole page. The template escapes every text."""
     templates = environment(PACKAGE)
-    templates.filters |= {"shape": shape, "choices": choices, "some": some, "share": share}
+    templates.filters |= {"shape": shape, "shapes": shapes, "choices": choices, "some": some, "share": share}
     page: str = templates.get_template("page.html").render(
         title=view.title,
         view=view,
@@ -48,6 +49,11 @@ def cards(view: SupernetView) -> list[tuple[str, str, str]]:
 def shape(sizes: Shape) -> str:
     """64 × 56 × 56; a single number has no shape."""
     return " × ".join(map(str, sizes)) or "one number"
+
+
+def shapes(found: Sequence[Shape]) -> list[str]:
+    """Each shape once, with how often it is there."""
+    return [shape(s) + (f" ({n} of them)" if n > 1 else "") for s, n in Counter(found).items()]
 
 
 def choices(values: Sequence[float]) -> str:

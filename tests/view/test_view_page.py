@@ -14,7 +14,7 @@ from tailor_ir import SuperNet
 from tailor_ir.space import Config
 from tasks.pages.text import amount, count
 from tasks.view import SupernetView, gather, render
-from tasks.view.page import choices, shape, share, some
+from tasks.view.page import choices, shape, shapes, share, some
 from tests.ir.networks import from_timm
 from tests.view.conftest import Viewed
 from tests.view.test_describe import built_parameters
@@ -279,6 +279,7 @@ def test_texts() -> None:
     ]  # fmt: skip
     assert shape((64, 56, 56)) == "64 × 56 × 56"
     assert shape(()) == "one number"
+    assert shapes([(64,), (3, 3), (64,)]) == ["64 (2 of them)", "3 × 3"]
     assert choices((0.65, 0.8, 1)) == "0.65, 0.8, 1"
     assert choices(range(128, 225, 4)) == "128, 132, 136, … 224 (25)"
     assert some([f"C{i}" for i in range(9)]) == "C0, C1, C2, C3, C4 … (9)"
