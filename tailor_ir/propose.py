@@ -2,22 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from tailor_ir.axes import Channels
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph
+from tailor_ir.inner import InnerGroups, inner_groups
 from tailor_ir.propagate import AxisMap
-from tailor_ir.regions import Block, Regions, Stage, hidden_groups
+from tailor_ir.regions import Block, Regions, Stage, inner_of
 from tailor_ir.resolution import Resolutions
 from tailor_ir.space import Choice, Depth, Expansion, Space, Variable, Width
+from tailor_ir.wishes import Wish, Wishes
 
-AUTO = "auto"
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed expansions, as shares of the network's own
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
+SMALLEST_KERNEL = 3  # of the proposed ones
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
-
-Wish = Mapping[str, Sequence[Choice] | str]
+PARTS = {"expand_ratio": "FFN", "heads": "Attention", "v_scale": "Attention"}  # of a Transformer block
 
 
 def make_divisible(value: float, divisor: int) -> int:
@@ -31,8 +31,29 @@ def channel_multiple(size: int) -> int:
     return next(d for d in (HARDWARE_MULTIPLE, 4, 2, 1) if size % d == 0)
 
 
-def _kept(value: float, full: int) -> int:
-    return min(full, make_divisible(value, channel_multiple(full)))
+def _kept(value: float, full: int, unit: int = 1) -> int:
+    """Elements of a group of `full` elements of `unit` channels each, for about `value` elements."""
+    channels = min(full * unit, make_divisible(value * unit, channel_multiple(full * unit)))
+    return -(-channels // unit)
+
+
+def _plain(value: float) -> Choice:
+    return int(value) if value == int(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block in its stage: where its variables belong, and when it is skipped."""
+
+    prefix: str
+    block: Block
+    inner: InnerGroups
+    depth: int | None
+    skipped_by: int | None
+
+    def kinds(self, attribute: str) -> frozenset[str]:
+        part = {PARTS[attribute]} if self.block.kind == "Transformer" and attribute in PARTS else set()
+        return frozenset({self.block.kind} | part)
 
 
 @dataclass(slots=True)
@@ -42,73 +63,37 @@ class Proposal:
     graph: Graph
     axis_map: AxisMap
     regions: Regions
-    wish: Wish | None
+    wishes: Wishes
     variables: list[Variable] = field(default_factory=list)
     widths: dict[int, Width] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-    matched: set[str] = field(default_factory=set)
-    names: list[str] = field(default_factory=list)
 
     def build(self) -> Space:
         shape = self.graph.shapes[self.graph.inputs[0]]
         resolution = self._resolution(shape[2:])
         for stem in self._stem_groups():
             self._width("stem.width_mult", stem)
-        depths: list[Depth] = []
         depth_of: dict[str, Depth] = {}
-        positions = {id(block): i for i, block in enumerate(self.regions.blocks)}
         for stage in self.regions.stages:
-            depth = self._depth(stage, positions)
+            depth = self._depth(stage)
             if depth is not None:
-                depths.append(depth)
                 depth_of[stage.name] = depth
             group = self._stream(stage.blocks[-1].exit)
             if group is not None:
                 self._width(f"{stage.name}.width_mult", group)
-        expansions = [
-            e
-            for stage in self.regions.stages
-            for i, block in enumerate(stage.blocks)
-            if (e := self._expansion(stage, i, block, depth_of.get(stage.name), positions)) is not None
-        ]
-        self._refuse_unmatched()
+        places = [place for stage in self.regions.stages for place in self._places(stage, depth_of.get(stage.name))]
+        self._branches(places)
+        expansions = [e for place in places for e in self._inner(place)]
+        self.wishes.refuse_unmatched(self.dropped)
         return Space(
             variables=tuple(self.variables),
             resolution=resolution,
             base_spatial=tuple(shape[2:]),
             widths=tuple(self.widths.values()),
             expansions=tuple(expansions),
-            depths=tuple(depths),
+            depths=tuple(depth_of.values()),
             dropped=tuple(self.dropped),
         )
-
-    # -- what the user asked for -------------------------------------------------------------------------------------
-
-    def _wished(self, name: str) -> Sequence[Choice] | None:
-        """Choices for a variable: the user's, () for the proposed ones, None when it is to stay as it is."""
-        self.names.append(name)
-        if self.wish is None:
-            return ()
-        selectors = [selector for selector in self.wish if fnmatchcase(name, selector)]
-        self.matched.update(selectors)
-        if not selectors:
-            return None
-        choices = self.wish[selectors[-1]]  # later selectors override earlier ones
-        if isinstance(choices, str):
-            if choices != AUTO:
-                raise SpaceError(f"space: {selectors[-1]}={choices}; allowed: a list of choices, or '{AUTO}'")
-            return ()
-        if not choices or not all(isinstance(c, int | float) for c in choices):
-            raise SpaceError(f"space: {selectors[-1]}={list(choices)}; allowed: a list of numbers")
-        return tuple(sorted(set(choices)))
-
-    def _refuse_unmatched(self) -> None:
-        for selector in self.wish or {}:
-            if selector not in self.matched:
-                raise SpaceError(
-                    f"space: no variable matches '{selector}'; allowed: {', '.join(self.names) or 'none'}; "
-                    "use * to match several"
-                )
 
     def _add(self, name: str, kind: str, scope: str, choices: Sequence[Choice]) -> int:
         self.variables.append(Variable(name=name, kind=kind, scope=scope, choices=tuple(choices)))
@@ -117,7 +102,7 @@ class Proposal:
     # -- resolution --------------------------------------------------------------------------------------------------
 
     def _resolution(self, spatial: tuple[int, ...]) -> int | None:
-        wished = self._wished("resolution")
+        wished = self.wishes.choices("resolution")
         if wished is None:
             return None
         reason = self.axis_map.resolution_frozen
@@ -146,13 +131,13 @@ class Proposal:
 
     # -- depth -------------------------------------------------------------------------------------------------------
 
-    def _depth(self, stage: Stage, positions: Mapping[int, int]) -> Depth | None:
+    def _depth(self, stage: Stage) -> Depth | None:
         if not stage.trailing:
             return None
-        wished = self._wished(f"{stage.name}.depth")
+        name = f"{stage.name}.depth"
+        wished = self.wishes.choices(name, {block.kind for block in stage.blocks})
         if wished is None:
             return None
-        name = f"{stage.name}.depth"
         deepest = min(stage.trailing, max(2, len(stage.blocks) // 2))
         choices = wished or tuple(range(-deepest, 1))
         for choice in choices:
@@ -167,8 +152,24 @@ class Proposal:
         if len(choices) == 1:
             return None
         variable = self._add(name, "depth", "stage", tuple(int(c) for c in choices))
-        blocks = stage.blocks[-stage.trailing :]
-        return Depth(variable=variable, blocks=tuple(positions[id(block)] for block in blocks))
+        positions = {id(block): i for i, block in enumerate(self.regions.blocks)}
+        return Depth(variable=variable, blocks=tuple(positions[id(b)] for b in stage.blocks[-stage.trailing :]))
+
+    def _places(self, stage: Stage, depth: Depth | None) -> list[_Place]:
+        places = []
+        for index, block in enumerate(stage.blocks, start=1):
+            left = len(stage.blocks) - index + 1  # blocks from this one to the end
+            skippable = depth is not None and left <= len(depth.blocks)
+            places.append(
+                _Place(
+                    prefix=f"{stage.name}.block.{index}",
+                    block=block,
+                    inner=inner_of(block, self.axis_map, self.regions.carriers),
+                    depth=depth.variable if depth and skippable else None,
+                    skipped_by=left if skippable else None,
+                )
+            )
+        return places
 
     # -- widths ------------------------------------------------------------------------------------------------------
 
@@ -181,31 +182,72 @@ class Proposal:
         group = self._stream(self.regions.stem[-1].exit) if self.regions.stem and self.regions.stages else None
         return [group] if group is not None and group not in staged else []
 
-    def _width(self, name: str, group: int) -> None:
-        if group in self.widths:
+    def _width(self, name: str, *groups: int, units: Mapping[int, int] | None = None) -> None:
+        """One multiplier for channel groups that have none yet."""
+        groups = tuple(group for group in groups if group not in self.widths)
+        if not groups:
             return
-        full = self.axis_map.groups[group]
-        wished = self._wished(name)
-        if wished is None:
-            self.widths[group] = Width(group=group, variable=None, sizes=(full,))
-            return
+        full = [self.axis_map.groups[group] for group in groups]
+        wished = self.wishes.choices(name)
         choices: list[Choice] = []
-        sizes: list[int] = []
-        for mult in reversed(wished or WIDTH_MULTS):
+        sizes: list[tuple[int, ...]] = []
+        for mult in reversed((1.0,) if wished is None else wished or WIDTH_MULTS):
             if not 0 < mult <= 1:
                 raise SpaceError(f"space: {name}={mult}; allowed: above 0, up to 1")
-            size = full if mult == 1 else _kept(mult * full, full)
-            if size in sizes:
+            kept = tuple(
+                size if mult == 1 else _kept(mult * size, size, (units or {}).get(group, 1))
+                for group, size in zip(groups, full, strict=True)
+            )
+            if kept in sizes:
+                same = "sizes" if len(kept) > 1 else f"{kept[0]} channels"
                 if wished:
-                    raise SpaceError(f"space: {name}={mult}: the same {size} channels as another choice; leave it out")
-                self.dropped.append(f"{name}={mult}: the same {size} channels as a larger choice")
+                    raise SpaceError(f"space: {name}={mult}: the same {same} as another choice; leave it out")
+                self.dropped.append(f"{name}={mult}: the same {same} as a larger choice")
                 continue
-            choices.insert(0, mult)
-            sizes.insert(0, size)
+            choices.insert(0, _plain(mult))
+            sizes.insert(0, kept)
         if choices[-1] != 1:
             raise SpaceError(f"space: {name}={list(choices)}: must include 1, the network as it is")
         variable = self._add(name, "width_mult", "stage", choices) if len(choices) > 1 else None
-        self.widths[group] = Width(group=group, variable=variable, sizes=tuple(sizes))
+        for index, group in enumerate(groups):
+            self.widths[group] = Width(group=group, variable=variable, sizes=tuple(kept[index] for kept in sizes))
+
+    def _branches(self, places: Sequence[_Place]) -> None:
+        """Channels that are neither a stage's stream nor inside one block: one multiplier for those of a stage."""
+        everything = inner_groups(self.graph.nodes, (), self.axis_map, self.regions.carriers)
+        inside = {g for place in places for g in (*place.inner.hidden, *place.inner.heads, *place.inner.values)}
+        labels = self._labels()
+        found: dict[str, list[int]] = {}
+        for group in everything.hidden:
+            makers = [labels[name] for name in self.regions.carriers[group] if name in labels]
+            if group not in self.widths and group not in inside and makers:
+                found.setdefault(min(makers)[1], []).append(group)
+        taken = {variable.name for variable in self.variables}
+        for label, groups in found.items():
+            name = f"{label}.width_mult"
+            self._width(f"{label}.branch_width_mult" if name in taken else name, *groups, units=everything.units)
+
+    def _labels(self) -> dict[str, tuple[int, str]]:
+        """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""
+        position = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        starts = [(position[stage.blocks[0].nodes[0].name], stage.name) for stage in self.regions.stages]
+        starts = starts or self._resolution_changes()
+        labels = {}
+        for node in self.graph.nodes:
+            before = [name for start, name in starts if start <= position[node.name]]
+            labels.update(dict.fromkeys(node.outputs, (position[node.name], before[-1] if before else "stem")))
+        return labels
+
+    def _resolution_changes(self) -> list[tuple[int, str]]:
+        """Where a network without blocks first has images of another size."""
+        seen: list[object] = []
+        starts = []
+        for index, node in enumerate(self.graph.nodes):
+            axes = self.axis_map.axes[node.outputs[0]]
+            if len(axes) > 2 and axes[-1] not in seen and axes[-1].spatial:
+                seen.append(axes[-1])
+                starts.append((index, f"stage.{len(seen)}"))
+        return starts
 
     def _reference(self, value: str) -> Width | None:
         group = self._stream(value)
@@ -215,46 +257,60 @@ class Proposal:
         size = self.axis_map.groups[group] if group is not None else sizes[0] if sizes else None
         return Width(group=group, variable=None, sizes=(size,)) if size else None
 
-    # -- expansions --------------------------------------------------------------------------------------------------
+    # -- inside blocks -----------------------------------------------------------------------------------------------
 
-    def _expansion(
-        self, stage: Stage, index: int, block: Block, depth: Depth | None, positions: Mapping[int, int]
+    def _inner(self, place: _Place) -> list[Expansion]:
+        found = [self._expansion(place), self._heads(place), self._values(place), self._kernels(place)]
+        return [expansion for expansion in found if expansion is not None]
+
+    def _wished(self, place: _Place, attribute: str) -> tuple[str, Sequence[Choice] | None]:
+        name = f"{place.prefix}.{attribute}"
+        return name, self.wishes.choices(name, place.kinds(attribute), [node.name for node in place.block.nodes])
+
+    def _chosen(
+        self,
+        place: _Place,
+        name: str,
+        choices: Sequence[Choice],
+        groups: Sequence[int],
+        reference: Width,
+        sizes: Sequence[tuple[tuple[int, ...], ...]],
     ) -> Expansion | None:
-        groups = hidden_groups(block, self.axis_map, self.regions.carriers)
+        if len(choices) < 2:
+            return None
+        return Expansion(
+            groups=tuple(groups),
+            variable=self._add(name, name.rsplit(".", 1)[-1], "block", choices),
+            reference=reference,
+            sizes=tuple(sizes),
+            depth=place.depth,
+            skipped_by=place.skipped_by,
+        )
+
+    def _expansion(self, place: _Place) -> Expansion | None:
+        groups, units = place.inner.hidden, place.inner.units
+        groups = tuple(group for group in groups if group not in self.widths)
         if not groups:
             return None
-        full = max(self.axis_map.groups[g] for g in groups)
-        reference = self._reference(block.entry)
+        full = max(self.axis_map.groups[g] * units[g] for g in groups)
+        reference = self._reference(place.block.entry)
         if reference is None or full <= reference.sizes[-1]:  # a bottleneck's ratio is of its output
-            reference = self._reference(block.exit) or reference
+            reference = self._reference(place.block.exit) or reference
         if reference is None:
             return None
-        name = f"{stage.name}.block.{index + 1}.expand_ratio"
         own = full / reference.sizes[-1]
-        wished = self._wished(name)
+        name, wished = self._wished(place, "expand_ratio")
         if wished is None:
             return None
         choices = self._expansion_choices(name, wished, own, full)
-        if len(choices) < 2:
-            return None
-        tables = tuple(self._expansion_sizes(choices, own, self.axis_map.groups[g], reference) for g in groups)
-        variable = self._add(name, "expand_ratio", "block", choices)
-        skippable = depth is not None and positions[id(block)] in depth.blocks
-        return Expansion(
-            groups=groups,
-            variable=variable,
-            reference=reference,
-            sizes=tables,
-            depth=depth.variable if depth and skippable else None,
-            skipped_by=len(depth.blocks) - depth.blocks.index(positions[id(block)]) if depth and skippable else None,
-        )
+        tables = [self._expansion_sizes(choices, own, self.axis_map.groups[g], units[g], reference) for g in groups]
+        return self._chosen(place, name, choices, groups, reference, tables)
 
     def _expansion_choices(self, name: str, wished: Sequence[Choice], own: float, full: int) -> tuple[Choice, ...]:
-        exact = int(own) if own == int(own) else own
         if not wished:
             proposed: dict[int, Choice] = {}
             for share in RELATIVE_RATIOS:
-                ratio = exact if share == 1 else round(own * share, 4)
+                ratio = _plain(own) if share == 1 else round(own * share, 4)
                 size = full if share == 1 else _kept(own * share * (full / own), full)
                 if size in proposed:
                     self.dropped.append(f"{name}={proposed[size]}: the same {size} channels as a larger choice")
@@ -269,21 +325,68 @@ class Proposal:
         return tuple(wished)
 
     def _expansion_sizes(
-        self, choices: Sequence[Choice], own: float, full: int, reference: Width
+        self, choices: Sequence[Choice], own: float, full: int, unit: int, reference: Width
     ) -> tuple[tuple[int, ...], ...]:
-        """Channels by reference width choice and ratio choice. Hidden groups narrower than the widest keep their share."""
+        """Elements by reference width choice and ratio choice. Hidden groups narrower than the widest keep their share."""
         largest = choices[-1]
         table = []
         for width in reference.sizes:
             share = width / reference.sizes[-1]
             row = tuple(
-                full if ratio == largest and share == 1 else _kept(full * share * ratio / own, full)
+                full if ratio == largest and share == 1 else _kept(full * share * ratio / own, full, unit)
                 for ratio in choices
             )
             table.append(row)
         return tuple(table)
 
+    def _absolute(
+        self, place: _Place, attribute: str, groups: Sequence[int], proposed: Sequence[int], scale: int = 1
+    ) -> Expansion | None:
+        """A variable whose choices are sizes themselves, divided by `scale`. All groups have one size."""
+        full = self.axis_map.groups[groups[0]]
+        name, wished = self._wished(place, attribute)
+        if wished is None:
+            return None
+        choices = tuple(wished) or tuple(_plain(size / scale) for size in proposed)
+        sizes = [round(choice * scale) for choice in choices]
+        legal = [size for size in range(1, full + 1) if attribute != "kernel_size" or (full - size) % 2 == 0]
+        for choice, size in zip(choices, sizes, strict=True):
+            if size not in legal or abs(choice * scale - size) > 1e-6:
+                allowed = ", ".join(str(_plain(round(size / scale, 4))) for size in legal[-12:])
+                raise SpaceError(f"space: {name}={choice}; allowed: {allowed}")
+        if full not in sizes:
+            raise SpaceError(f"space: {name}={list(choices)}: must include the network's own, {_plain(full / scale)}")
+        reference = Width(group=None, variable=None, sizes=(full,))
+        return self._chosen(place, name, choices, groups, reference, [(tuple(sizes),) for _ in groups])
+
+    def _same_size(self, groups: Sequence[int]) -> tuple[int, ...]:
+        """The groups of the largest size; others stay as they are."""
+        largest = max(self.axis_map.groups[g] for g in groups)
+        return tuple(g for g in groups if self.axis_map.groups[g] == largest)
+
+    def _heads(self, place: _Place) -> Expansion | None:
+        if not place.inner.heads:
+            return None
+        groups = self._same_size(place.inner.heads)
+        full = self.axis_map.groups[groups[0]]
+        return self._absolute(place, "heads", groups, sorted({max(1, full // 2), -(-3 * full // 4), full}))
+
+    def _values(self, place: _Place) -> Expansion | None:
+        if not place.inner.values:
+            return None
+        groups = self._same_size(place.inner.values)
+        full = self.axis_map.groups[groups[0]]
+        proposed = sorted({_kept(share * full, full) for share in RELATIVE_RATIOS})
+        return self._absolute(place, "v_scale", groups, proposed, scale=place.inner.key_size)
+
+    def _kernels(self, place: _Place) -> Expansion | None:
+        if not place.inner.kernels:
+            return None
+        groups = self._same_size(place.inner.kernels)
+        full = self.axis_map.groups[groups[0]]
+        return self._absolute(place, "kernel_size", groups, range(SMALLEST_KERNEL, full + 1, 2))
+
 
 def propose(graph: Graph, axis_map: AxisMap, regions: Regions, wish: Wish | None) -> Space:
     """The space of a network: the user's, or (None) a proposed one."""
-    return Proposal(graph, axis_map, regions, wish).build()
+    return Proposal(graph, axis_map, regions, Wishes(wish)).build()

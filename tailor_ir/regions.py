@@ -8,8 +8,9 @@ Kinds only give blocks the names that people know.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tailor_ir.axes import Axis, Batch, Product, groups_of, spatial_in
+from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph, Node
+from tailor_ir.inner import InnerGroups, inner_groups
 from tailor_ir.nested import find_residuals
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.propagate import AxisMap
@@ -242,13 +243,15 @@ def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
 def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> str:
     convolutions = [node for node in block.nodes if node.op == "Conv"]
     if any(depthwise(node, axis_map) for node in convolutions):
-        return "MBConv" if hidden_groups(block, axis_map, carriers) else "DepthwiseSeparable"
+        return "MBConv" if inner_of(block, axis_map, carriers).hidden else "DepthwiseSeparable"
     if not block.residual:
         return "Plain"
     if any(node.op == "MatMul" for node in block.nodes):
         return "Attention"
     if not convolutions:
         return "FFN" if any(node.op == "Linear" for node in block.nodes) else "Residual"
+    if all(_pointwise(node, axis_map) for node in convolutions):
+        return "FFN"
     return "Bottleneck" if _pointwise(convolutions[0], axis_map) else "BasicBlock"
 
 
@@ -287,25 +290,7 @@ def carriers_of(graph: Graph, axis_map: AxisMap) -> dict[int, frozenset[str]]:
     return {group: frozenset(names) for group, names in found.items()}
 
 
-def hidden_groups(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> tuple[int, ...]:
-    """Channel groups that live inside the block alone, over positions, and are cut as a whole (not as heads)."""
-    computed = {name for node in block.nodes for name in node.outputs}
-    boundary = groups_of(axis_map.axes[block.entry]) | groups_of(axis_map.axes[block.exit])
-    inside = {group for name in computed for group in groups_of(axis_map.axes[name])} - boundary
-    return tuple(
-        group
-        for group in sorted(inside)
-        if carriers[group] <= computed
-        and not any(_in_product(axis, group) for name in carriers[group] for axis in axis_map.axes[name])
-        and any(_over_positions(axis_map.axes[name], group) for name in carriers[group])
-    )
-
-
-def _in_product(axis: Axis, group: int) -> bool:
-    return isinstance(axis, Product) and group in axis.groups
-
-
-def _over_positions(axes: Sequence[Axis], group: int) -> bool:
-    """Not a pooled descriptor: the value has the group at every position of an image or a sequence."""
-    others = [axis for axis in axes if group not in axis.groups and not isinstance(axis, Batch)]
-    return not others or spatial_in(others) or any(axis.size > 1 for axis in others)
+def inner_of(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> InnerGroups:
+    """What can be chosen inside a block."""
+    boundary = (*axis_map.axes[block.entry], *axis_map.axes[block.exit])
+    return inner_groups(block.nodes, boundary, axis_map, carriers)

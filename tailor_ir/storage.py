@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
-from tailor_ir.propose import Wish
+from tailor_ir.wishes import Wish
 
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 FORMAT = 1

@@ -18,12 +18,13 @@ from tailor_ir.importer import import_onnx
 from tailor_ir.operators import OperatorTable, OperatorTerm
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
-from tailor_ir.propose import Wish, propose
+from tailor_ir.propose import propose
 from tailor_ir.regions import find_regions
 from tailor_ir.resolution import Resolutions
 from tailor_ir.space import Choice, Config, Space
 from tailor_ir.trace import load_onnx, trace_module
 from tailor_ir.weights import sort_channels
+from tailor_ir.wishes import Wish
 
 
 class SuperNet:

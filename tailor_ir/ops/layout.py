@@ -34,9 +34,9 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
         if size == 1 and factors and factors[0].size == 1:
             taken = [factors.pop(0)]
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
-    rest = [f for f in factors if not p.is_fixed(f)]
-    if rest:  # axes that have one element at the traced resolution only
-        result[-1] = p.pool.product((result[-1], *rest))
+    single = [f for f in factors if not p.is_fixed(f)]
+    if single:  # axes that have one element at the traced resolution only
+        result[-1] = p.pool.product((result[-1], *single))
     return tuple(result)
 
 
@@ -125,6 +125,7 @@ class Gather(nn.Module):
         super().__init__()
         self.single = int(positions) if positions.ndim == 0 else None
         self.shape, self.axis = positions.shape, axis
+        self.positions: torch.Tensor
         self.register_buffer("positions", torch.from_numpy(positions.reshape(-1)), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
