@@ -77,7 +77,7 @@ def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
     return tuple(int(choice) if choice == int(choice) else float(choice) for choice in choices)
 
 
-Space = Annotated[dict[str, tuple[int | float, ...] | Literal["auto"]], BeforeValidator(_selectors)]
+Space = Annotated[dict[str, tuple[int | float, ...] | Literal["auto", "frozen"]], BeforeValidator(_selectors)]
 
 
 class DeviceProfile(BaseModel):
@@ -165,7 +165,9 @@ class RunConfig(CommonConfig):
     """The whole pipeline, from a network to files for every device."""
 
     model: ModelSettings = ModelSettings()
-    space: Space = Field(default={}, description="variable name or pattern -> choices or 'auto'; empty: propose all")
+    space: Space = Field(
+        default={}, description="variable name or pattern -> choices, 'auto' or 'frozen'; empty: propose all"
+    )
     base: BaseSettings = BaseSettings()
     finetune: FinetuneSettings = FinetuneSettings()
 

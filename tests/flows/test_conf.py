@@ -97,13 +97,13 @@ def test_selectors_on_the_command_line_may_hold_stars_and_kinds() -> None:
         "+preset=levit",
         "space.block[FFN].expand_ratio=[3,5]",
         "space.stage.*.depth=auto",
-        "+space.*.heads=auto",
+        "+space.*.heads=frozen",
     ]
     space = validate(RunConfig, compose_config("config", overrides)).space
     assert list(space.items())[-3:] == [
         ("block[FFN].expand_ratio", (3, 5)),
         ("stage.*.depth", "auto"),
-        ("*.heads", "auto"),
+        ("*.heads", "frozen"),
     ]
     assert space["*.depth"] == tuple(range(-5, 1))
 
