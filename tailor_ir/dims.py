@@ -186,7 +186,7 @@ class DimPool:
     def freeze(self, dim: Dim, reason: str) -> None:
         """Keep a dimension at its full size in every SubNet."""
         dim = dim.root
-        if dim.form is None:
+        if dim.form is None or dim.form.kind == "kernel":
             dim.form = Form("fixed")
             dim.reason = reason
         elif dim.form.kind == "spatial":

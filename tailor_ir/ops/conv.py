@@ -62,19 +62,35 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     else:
         _by_group(node, p, groups, x[1], weight[0])
         p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
-    p.freeze(weight[2:], node, "kernel")
+    kernel = tuple(d.size for d in weight[2:])
+    if _can_shrink(node, p, kernel):
+        centre = p.pool.kernel(kernel[0])
+        for dim in weight[2:]:
+            p.unify(dim, centre, node)
+    else:
+        p.freeze(weight[2:], node, "kernel")
     if len(node.inputs) > 2 and node.inputs[2]:
         p.unify(p.of(node.inputs[2])[0], weight[0], node)
-    kernel = tuple(d.size for d in weight[2:])
     return ((x[0], weight[0], *window_dims(node, p, x[2:], kernel)),)
+
+
+def _can_shrink(node: Node, p: Propagation, kernel: tuple[int, ...]) -> bool:
+    """Whether the kernel's centre alone, with less padding, gives the same positions."""
+    size, rank = kernel[0], len(kernel)
+    if size % 2 == 0 or size < 5 or set(kernel) != {size} or node.inputs[1] not in p.graph.parameters:
+        return False
+    dilations, pads = node.ints("dilations", (1,) * rank), explicit_pads(node, rank)
+    return all(pads[i] >= dilations[i % rank] * (size - 3) // 2 for i in range(2 * rank))
 
 
 def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     rank = len(shapes.inputs[0]) - 2
+    dilations, pads = node.ints("dilations", (1,) * rank), explicit_pads(node, rank)
+    cropped = [full - size for full, size in zip(shapes.full_inputs[1][2:], shapes.inputs[1][2:], strict=True)]
     return (
         node.ints("strides", (1,) * rank),
-        explicit_pads(node, rank),
-        node.ints("dilations", (1,) * rank),
+        tuple(pad - dilations[i % rank] * cropped[i % rank] // 2 for i, pad in enumerate(pads)),
+        dilations,
         _groups(shapes),
     )
 
@@ -85,7 +101,10 @@ def _groups(shapes: NodeShapes) -> int:
 
 
 def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    return {"group": _groups(shapes)}
+    kernel = shapes.inputs[1][2:]
+    if kernel == shapes.full_inputs[1][2:]:
+        return {"group": _groups(shapes)}
+    return {"group": _groups(shapes), "kernel_shape": kernel, "pads": _settings(node, shapes)[1]}
 
 
 class Convolution(nn.Module):
