@@ -88,7 +88,7 @@ def test_encoding_round_trips(net: tailor_ir.SuperNet) -> None:
         ({"stage.1.width_mult": [0.9, 1]}, "the same 16 channels as another choice"),
         ({"stage.1.block.1.expand_ratio": [2, 4]}, "up to the network's own, 2"),
         ({"resolution": [64, 32]}, "larger than the network's own, 32"),
-        ({"resolution": "all"}, "allowed: a list of choices, or 'auto'"),
+        ({"resolution": "all"}, "allowed: a list of choices, 'auto' or 'frozen'"),
     ],
 )
 def test_bad_spaces_are_refused(wish: dict, message: str) -> None:
