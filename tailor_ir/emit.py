@@ -13,7 +13,7 @@ from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.lowering import Subnet, apply_config
 from tailor_ir.ops import OPERATORS, NodeShapes
-from tailor_ir.standard import WRITERS, standard_nodes
+from tailor_ir.standard import WRITERS, guard_padding, set_element_types, standard_nodes
 from tailor_ir.trace import OPSET
 
 IR_VERSION = 10  # read by every runtime of the last years
@@ -23,6 +23,9 @@ def emit(
     op: str, name: str, inputs: Sequence[gs.Tensor], outputs: Sequence[gs.Tensor], attributes: dict[str, Attribute]
 ) -> list[gs.Node]:
     """Standard ONNX nodes for one IR operator."""
+    set_element_types(op, inputs, outputs, attributes)
+    if op == "MaxPool":
+        guard_padding(inputs)
     if op in WRITERS:
         return standard_nodes(op, name, inputs, outputs, attributes)
     attrs = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}

@@ -85,10 +85,13 @@ def _vector(name: str, axis: int, rank: int, size: int, graph: Graph) -> str | N
         return None
     if len(shape) == 1:
         return name
-    producer = graph.producers().get(name)
-    if producer is not None and producer.op in ("Reshape", "Unsqueeze") and graph.shapes[producer.inputs[0]] == (size,):
-        return producer.inputs[0]
-    return None
+    producers = graph.producers()
+    while graph.shapes[name] != (size,):
+        producer = producers.get(name)
+        if producer is None or producer.op not in ("Reshape", "Unsqueeze"):
+            return None
+        name = producer.inputs[0]
+    return name
 
 
 def _reduced_axis(node: Node, rank: int) -> int | None:
@@ -177,4 +180,4 @@ GROUP_NORM = (
     Rule(_INSTANCE, _group_norm),
 )
 
-RULES = (*ACTIVATIONS, RMS_NORM, LAYER_NORM, *GROUP_NORM)
+RULES = (*ACTIVATIONS, LAYER_NORM, RMS_NORM, *GROUP_NORM)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from tailor_ir.graph import Attribute
 
@@ -135,3 +136,35 @@ def standard_nodes(op: str, name: str, inputs: Inputs, outputs: Inputs, attribut
     writer = _Writer(name, outputs)
     WRITERS[op](writer, inputs, attributes)
     return writer.nodes
+
+
+TRUTHS = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"))
+POSITIONS = frozenset(("ArgMax", "ArgMin"))
+
+
+def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
+    """Element types of the results, which follow from the operator and its operands; positions to look up are integers."""
+    if op == "Gather" and isinstance(inputs[1], gs.Variable) and inputs[1].dtype == np.float32:
+        inputs[1].dtype = np.int64
+    found: object
+    if op in TRUTHS:
+        found = np.bool_
+    elif op in POSITIONS:
+        found = np.int64
+    elif op == "Cast":
+        found = helper.tensor_dtype_to_np_dtype(int(attributes["to"]))  # type: ignore[arg-type]
+    else:
+        found = inputs[1 if op == "Where" else 0].dtype
+    for output in outputs:
+        if isinstance(output, gs.Variable):
+            output.dtype = found
+
+
+def guard_padding(inputs: Inputs) -> None:
+    """onnxruntime moves a padding by zero into the MaxPool that follows, where it means minus infinity: pad by almost zero."""
+    pad = inputs[0].inputs[0] if inputs[0].inputs else None
+    if pad is None or pad.op != "Pad" or pad.attrs.get("mode", "constant") != "constant":
+        return
+    value = pad.inputs[2].values if len(pad.inputs) > 2 and isinstance(pad.inputs[2], gs.Constant) else np.zeros(())
+    if not value.any():
+        pad.inputs = [*pad.inputs[:2], gs.Constant(f"{pad.name}/value", np.full((), np.finfo(np.float32).tiny))]

@@ -16,6 +16,7 @@ from torch import nn
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Tensors
+from tailor_ir.symbolics import more_operators
 
 OPSET = 17  # the newest that onnx2torch's converters cover
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
@@ -31,7 +32,7 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), more_operators(OPSET):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 probe,
@@ -58,7 +59,7 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
 def _make_values_unique(module: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
+        for tensor in module.state_dict().values():  # other buffers are exported by value
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator).to(tensor)
                 tensor.copy_(noise * 0.1 + 0.5)

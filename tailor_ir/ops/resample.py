@@ -1,6 +1,6 @@
 """Operators that change spatial sizes without weights: padding, resizing, and moving channels into space and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             p.constant(node, position)
     if sizes[:2] != tuple(d.size for d in x[:2]):
         raise ImportFailed(f"operator 'Resize' at '{node.name}': resizes channels; allowed: spatial axes")
-    _interpolation(node, len(x) - 2)
+    _interpolation(node, [d.size for d in x], sizes)
     return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
 
 
@@ -107,16 +107,18 @@ def _resized(p: Propagation, dim: Dim, size: int) -> Dim:
     return p.pool.scaled(dim, size, dim.size)
 
 
-def _interpolation(node: Node, rank: int) -> tuple[str, bool]:
+def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> tuple[str, bool]:
     """torch's mode, and whether corners are aligned. Refuses what torch does not compute in the same way."""
     mode = str(node.attribute("mode", "nearest"))
     transform = str(node.attribute("coordinate_transformation_mode", "half_pixel"))
     half = transform in ("half_pixel", "pytorch_half_pixel")
     nearest = str(node.attribute("nearest_mode", "round_prefer_floor"))
+    rank = len(before) - 2
+    whole = all(b % a == 0 for a, b in zip(before, after, strict=True))  # then no position lies between two neighbours
     plain = not node.int("antialias", 0) and not node.int("exclude_outside", 0)
     if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
         return "nearest", False
-    if mode == "nearest" and half and nearest in ("round_prefer_floor", "round_prefer_ceil"):
+    if mode == "nearest" and half and (nearest == "round_prefer_ceil" or (nearest == "round_prefer_floor" and whole)):
         return "nearest-exact", False
     if mode == "linear" and (half or transform == "align_corners") and plain:
         return LINEAR[rank], not half
@@ -139,7 +141,7 @@ def _factors(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]
 
 
 def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    mode, corners = _interpolation(node, len(shapes.inputs[0]) - 2)
+    mode, corners = _interpolation(node, shapes.inputs[0], shapes.outputs[0])
     factors = _factors(node, shapes, tensors)
     return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], mode, corners)
 

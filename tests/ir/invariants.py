@@ -1,0 +1,114 @@
+"""What holds for every network: the largest SubNet is the original, and each SubNet is the same in its three forms."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+import tailor_ir
+from tailor_ir.lowering import apply_config
+from tailor_ir.space import Choice
+from tailor_ir.weights import make_cut
+
+ORIGINAL_TOLERANCE = 2e-5  # relative to the largest value, fp32
+EXPORT_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
+NO_GRADIENT = 1e-6  # of the largest: rounding alone, as before a normalisation
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference relative to the largest value."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
+
+
+def gradients_of(model: nn.Module, x: torch.Tensor, seed: int = 4) -> None:
+    """Backward through a random projection of the output."""
+    y = model(x)
+    weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
+    (y * weight).sum().backward()
+
+
+def check_largest(net: tailor_ir.SuperNet, model: nn.Module) -> None:
+    """Outputs of the largest SubNet, elastic and built, and gradients of every parameter, are the original's."""
+    x = torch.randn(net.input_shape(net.max_config, 2), generator=torch.Generator().manual_seed(2))
+    net.elastic.eval().activate(net.max_config)
+    with torch.no_grad():
+        expected = model(x)
+        assert difference(expected, net.elastic(x)) <= ORIGINAL_TOLERANCE
+        assert difference(expected, net.build(net.max_config)(x)) <= ORIGINAL_TOLERANCE
+    model.zero_grad()
+    net.elastic.zero_grad()
+    gradients_of(model, x)
+    gradients_of(net.elastic, x)
+    largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or float(parameter.grad.abs().max()) <= NO_GRADIENT * largest:
+            continue
+        own = net.elastic.weights[name.replace(".", "/")].grad
+        assert own is not None, name
+        kept = own if own.shape == parameter.shape else own.T  # weights (in, out) are kept as (out, in)
+        assert difference(parameter.grad, kept) <= GRADIENT_TOLERANCE, name
+
+
+def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: Path) -> None:
+    """One SubNet: elastic, built and in onnxruntime; gradients of elastic and built agree where weights are shared."""
+    x = torch.randn(net.input_shape(config, 2), generator=torch.Generator().manual_seed(3))
+    net.elastic.eval().activate(config)
+    with torch.no_grad():
+        expected = net.elastic(x)
+    built = net.build(config)
+    with torch.no_grad():
+        assert difference(expected, built(x)) <= ORIGINAL_TOLERANCE, config
+    for fold in (False, True):
+        net.export(config, folder / "subnet.onnx", fold_batch_norm=fold, batch=2)
+        session = onnxruntime.InferenceSession(folder / "subnet.onnx", providers=["CPUExecutionProvider"])
+        exported = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        assert difference(expected, torch.from_numpy(exported)) <= EXPORT_TOLERANCE, config
+    net.elastic.zero_grad()
+    gradients_of(net.elastic, x)
+    gradients_of(built, x)
+    assert _shared_gradients(net, config, built) > 0
+
+
+def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], built: nn.Module) -> int:
+    """Compare the gradients of weights that both forms have; how many there are."""
+    elastic = net.elastic
+    sizes = apply_config(elastic.graph, elastic.regions, elastic.space, net.space.row(config)).sizes
+    copies = [p for p in built.parameters() if p.grad is not None and p.numel() > 1]
+    largest = max(float(p.grad.abs().max()) for p in copies)  # type: ignore[union-attr]
+    compared = 0
+    for name in elastic.graph.parameters:
+        whole = elastic.tensor(name)
+        cut = make_cut(elastic.axis_map.axes[name], sizes)
+        part = whole if cut is None else cut(whole)
+        same = [p for p in copies if p.shape == part.shape and torch.equal(p, part)]
+        if len(same) != 1 or whole.grad is None:
+            continue
+        gradient = whole.grad if cut is None else cut(whole.grad)
+        if float(gradient.abs().max()) <= NO_GRADIENT * largest:
+            continue
+        assert difference(same[0].grad, gradient) <= GRADIENT_TOLERANCE, name  # type: ignore[arg-type]
+        outside = float(whole.grad.double().abs().sum() - gradient.double().abs().sum())
+        assert abs(outside) <= 1e-6 * float(whole.grad.double().abs().sum()) + 1e-9, name
+        compared += 1
+    return compared
+
+
+def check_network(model: nn.Module, sample: torch.Tensor, folder: Path, subnets: int = 5) -> tailor_ir.SuperNet:
+    """All invariants on the smallest SubNet and random ones; the SuperNet."""
+    net = tailor_ir.compile(model, sample)
+    check_largest(net, model)
+    rng = np.random.default_rng(0)
+    for config in [net.min_config, *(net.space.sample(rng) for _ in range(subnets))]:
+        check_subnet(net, config, folder)
+        assert set(net.operators(config)) <= net.unique_operators().keys()
+    return net
+
+
+def operators_of(net: tailor_ir.SuperNet) -> set[str]:
+    """Names of the operators that the network has after all rewriting."""
+    return {node.op for node in net.elastic.graph.nodes}
