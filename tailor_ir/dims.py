@@ -76,6 +76,10 @@ class DimPool:
 
     def window(self, source: Dim, stride: int, offset: int, ceil: bool = False) -> Dim:
         """A window that keeps every position is the source itself, so that residual branches keep the same axis."""
+        inner = source.root.form
+        if stride == 1 and inner is not None and inner.kind == "window":  # one window over the other's source
+            (source,), (stride, before, rounding) = inner.parts, inner.attributes
+            offset, ceil = before + stride * offset, bool(rounding)
         if stride == 1 and offset == 0:
             return source
         size = ax.window_size(source.size, stride, offset, ceil)
@@ -152,7 +156,8 @@ class DimPool:
             child.parent = parent
             parent.reason = parent.reason or child.reason
             return parent
-        if a.form.kind == b.form.kind and self._unify_parts(a.form, b.form, reason):
+        nested = self._contains(a, b) or self._contains(b, a)
+        if not nested and a.form.kind == b.form.kind and self._unify_parts(a.form, b.form, reason):
             b.parent = a
             return a
         if self.depends_on_input(a) and self.depends_on_input(b):
@@ -161,6 +166,20 @@ class DimPool:
         self.freeze(a, reason)
         self.freeze(b, reason)
         return a
+
+    def fits(self, a: Dim, b: Dim) -> bool:
+        """Whether `unify` would make the two one without freezing anything."""
+        a, b = a.root, b.root
+        if a is b or a.size != b.size:
+            return a is b
+        if a.form is None or b.form is None:
+            return not (self._contains(a, b) or self._contains(b, a))
+        if a.form.kind != b.form.kind or a.form.attributes != b.form.attributes:
+            return False
+        if a.form.kind == "fixed":
+            return True
+        left, right = a.form.parts, b.form.parts
+        return len(left) == len(right) and all(self.fits(x, y) for x, y in zip(left, right, strict=True))
 
     def _unify_parts(self, a: Form, b: Form, reason: str) -> bool:
         """Unify two forms of one kind part by part; False when their parts differ in size."""

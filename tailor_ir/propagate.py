@@ -1,6 +1,6 @@
 """Find the axes of every value of a network, once, by walking its operators."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +39,14 @@ def _has_batch(axis: ax.Axis) -> bool:
     return any(isinstance(leaf, ax.Batch) for leaf in axis.leaves)
 
 
-def propagate(graph: Graph, tensors: Tensors, windows: Windows = "number") -> AxisMap:
-    """Axes of every value and initializer. `windows`: what follows the resolution where positions are split into windows."""
+def propagate(
+    graph: Graph, tensors: Tensors, windows: Windows = "number", joins: Sequence[tuple[str, str]] = ()
+) -> AxisMap:
+    """Axes of every value and initializer.
+
+    windows: what follows the resolution where positions are split into windows. joins: values that are to have the same
+    axes, so that what lies between can be left out; those that cannot are passed over.
+    """
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     shape = graph.shapes[graph.inputs[0]]
     images = len(shape) == 4
@@ -53,6 +59,11 @@ def propagate(graph: Graph, tensors: Tensors, windows: Windows = "number") -> Ax
         for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
             p.dims[name] = dims
             assert tuple(d.size for d in dims) == graph.shapes[name], (node, dims, graph.shapes[name])
+    for first, second in joins:
+        pairs = list(zip(p.dims[first], p.dims[second], strict=True))
+        if all(p.pool.fits(a, b) for a, b in pairs):
+            for a, b in pairs:
+                p.pool.unify(a, b, "the same before and after a layer that can be left out")
     for name in graph.initializers - p.dims.keys():
         p.dims[name] = tuple(p.pool.fixed(size, "constant") for size in graph.shapes[name])
     for name in graph.outputs:
@@ -60,9 +71,9 @@ def propagate(graph: Graph, tensors: Tensors, windows: Windows = "number") -> Ax
     _freeze_unmovable(p)
     table = AxisTable()
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
-    pairs = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
+    equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
     frozen = p.pool.resolution_frozen or ("" if images else "the network's input is not an image")
-    return AxisMap(axes, dict(table.groups), pairs, frozen)
+    return AxisMap(axes, dict(table.groups), equal, frozen)
 
 
 def _freeze_output(p: Propagation, name: str) -> None:

@@ -16,7 +16,7 @@ from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.propagate import AxisMap
 
 MAIN_KINDS = frozenset(
-    ("Attention", "FFN", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
+    ("Attention", "FFN", "Layer", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
 )
 NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
 
@@ -69,12 +69,23 @@ class Regions:
     carriers: Mapping[int, frozenset[str]]  # channel group -> the computed values that have it
 
 
-def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
-    """Blocks and stages of a network."""
+def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
+    """(entry, exit) of plain blocks with weights whose result has the shape of what they read, as in networks without sums."""
+    return tuple(
+        (block.entry, block.exit)
+        for block in regions.blocks
+        if not block.nested
+        and any(node.op in ("Conv", "Linear") for node in block.nodes)
+        and graph.shapes[block.entry] == graph.shapes[block.exit]
+    )
+
+
+def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str]] = ()) -> Regions:
+    """Blocks and stages of a network. `joins`: (entry, exit) of plain blocks that can be left out where the axes agree."""
     segments = _absorb_norms(_absorb_activations(_segments(graph, axis_map)))
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
-    blocks = _pair_alternating(joined)
+    blocks = [_layer(block, axis_map, joins) for block in _pair_alternating(joined)]
     runs = _runs(blocks, axis_map)
     first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
     stem = tuple(blocks[:first])
@@ -94,6 +105,11 @@ def find_regions(graph: Graph, axis_map: AxisMap) -> Regions:
         stem=stem,
         carriers=carriers,
     )
+
+
+def _layer(block: Block, axis_map: AxisMap, joins: Sequence[tuple[str, str]]) -> Block:
+    same = (block.entry, block.exit) in joins and axis_map.axes[block.entry] == axis_map.axes[block.exit]
+    return replace(block, skippable=True, kind="Layer") if same and not block.skippable else block
 
 
 def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block], bool]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from tailor_ir import storage
 from tailor_ir.build import build
+from tailor_ir.dims import Windows
 from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.emit import subnet_onnx, write_onnx
 from tailor_ir.errors import ImportFailed
@@ -19,7 +20,7 @@ from tailor_ir.operators import OperatorTable, OperatorTerm
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
 from tailor_ir.propose import propose
-from tailor_ir.regions import find_regions
+from tailor_ir.regions import Regions, find_regions, repeats
 from tailor_ir.resolution import Resolutions
 from tailor_ir.space import Choice, Config, Space
 from tailor_ir.trace import load_onnx, trace_module
@@ -31,8 +32,7 @@ class SuperNet:
     """A network whose SubNets share its weights. Made by `compile` or `load`."""
 
     def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
-        axis_map = _axes(graph, tensors)
-        regions = find_regions(graph, axis_map)
+        axis_map, regions = _read(graph, tensors)
         space = propose(graph, axis_map, regions, wish)
         self._wish = wish
         self.elastic = Elastic(graph, tensors, axis_map, regions, space)
@@ -129,14 +129,25 @@ class SuperNet:
         storage.save(Path(path), self.elastic.graph, tensors, self._wish)
 
 
-def _axes(graph: Graph, tensors: Tensors) -> AxisMap:
-    """Axes of the network; windows of positions are many or large, whichever leaves resolutions to choose from."""
+def _read(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
+    """Axes and regions of a network.
+
+    Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
+    layers that keep the shape are given the same axes on both sides, so that they can.
+    """
+    windows: Windows = "number"
     axis_map = propagate(graph, tensors)
     shape = graph.shapes[graph.inputs[0]]
-    if len(shape) != 4 or len(set(shape[2:])) != 1 or _choices(axis_map, shape[2]) > 1:
-        return axis_map
-    other = propagate(graph, tensors, windows="size")
-    return other if _choices(other, shape[2]) > 1 else axis_map
+    if len(shape) == 4 and len(set(shape[2:])) == 1 and _choices(axis_map, shape[2]) == 1:
+        other = propagate(graph, tensors, windows="size")
+        if _choices(other, shape[2]) > 1:
+            axis_map, windows = other, "size"
+    regions = find_regions(graph, axis_map)
+    joins = () if any(stage.trailing for stage in regions.stages) else repeats(graph, regions)
+    if joins:
+        axis_map = propagate(graph, tensors, windows, joins)
+        regions = find_regions(graph, axis_map, joins)
+    return axis_map, regions
 
 
 def _choices(axis_map: AxisMap, base: int) -> int:
