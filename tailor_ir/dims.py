@@ -51,6 +51,7 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 Windows = Literal["number", "size"]
 """What follows the resolution where positions are split into windows: how many there are, or how large each is."""
+LARGEST_PATCH = 3  # positions side by side that are no window but merged into one, at every resolution
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class DimPool:
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
         """`dim`, which depends on the input, as (outer, inner) positions: numbers of windows, and positions in each."""
         inner = dim.size // outer
-        if self.windows == "number":
+        if self.windows == "number" or inner <= LARGEST_PATCH:
             return self.scaled(dim, 1, inner), self.fixed(inner)
         return self.fixed(outer), self.scaled(dim, 1, outer)
 

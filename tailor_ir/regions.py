@@ -18,6 +18,7 @@ from tailor_ir.propagate import AxisMap
 MAIN_KINDS = frozenset(
     ("Attention", "FFN", "Layer", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
 )
+LAYOUT = frozenset(("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"))
 NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
 
 
@@ -85,7 +86,8 @@ def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str
     segments = _absorb_norms(_absorb_activations(_segments(graph, axis_map)))
     carriers = carriers_of(graph, axis_map)
     joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
-    blocks = [_layer(block, axis_map, joins) for block in _pair_alternating(joined)]
+    whole = _wrap_layouts(joined, axis_map)
+    blocks = [_layer(block, axis_map, joins) for block in _pair_alternating(whole)]
     runs = _runs(blocks, axis_map)
     first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
     stem = tuple(blocks[:first])
@@ -269,6 +271,44 @@ def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]
     if all(_pointwise(node, axis_map) for node in convolutions):
         return "FFN"
     return "Bottleneck" if _pointwise(convolutions[0], axis_map) else "BasicBlock"
+
+
+def _wrap_layouts(blocks: list[Block], axis_map: AxisMap) -> list[Block]:
+    """A block that can be skipped, together with the reshapes before and after it where they undo each other."""
+    result: list[Block] = []
+    index = 0
+    while index < len(blocks):
+        block = blocks[index]
+        index += 1
+        if not block.skippable:
+            result.append(block)
+            continue
+        before = _layout_run(result[::-1])
+        after = _layout_run(blocks[index:])
+        for left in range(1, before + 1):
+            entry = result[-left].entry
+            right = next((r for r in range(1, after + 1) if _same(axis_map, entry, blocks[index + r - 1].exit)), 0)
+            if right:
+                around = (*result[-left:], block, *blocks[index : index + right])
+                nodes = tuple(node for part in around for node in part.nodes)
+                block = replace(block, nodes=nodes, entry=entry, exit=around[-1].exit)
+                del result[-left:]
+                index += right
+                break
+        result.append(block)
+    return result
+
+
+def _layout_run(blocks: Sequence[Block]) -> int:
+    """How many of the first blocks only move elements."""
+    count = 0
+    while count < len(blocks) and all(node.op in LAYOUT for node in blocks[count].nodes):
+        count += 1
+    return count
+
+
+def _same(axis_map: AxisMap, a: str, b: str) -> bool:
+    return axis_map.axes[a] == axis_map.axes[b]
 
 
 def _pair_alternating(blocks: list[Block]) -> list[Block]:
