@@ -1,22 +1,51 @@
-"""The operators of SubNets, read off the axes: which nodes run as one, and which variables each of them depends on."""
+"""The operators of SubNets, read off the axes: which variables each of them depends on, and all that any SubNet has.
 
-from collections.abc import Iterator, Mapping
+An operator's shapes depend on few variables. Its axes are evaluated over all choices of these at once; a template
+describes every different row of sizes once, and blocks that are alike share templates.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
+from typing import cast
 
 import numpy as np
 
-from tailor_ir.axes import Sizes, groups_of, spatial_in
+from tailor_ir.axes import Axis, Sizes, groups_of, spatial_in
+from tailor_ir.clusters import find_clusters
 from tailor_ir.elastic import Elastic
-from tailor_ir.features import ConstantValue, FeatureStep, OperatorFeature
-from tailor_ir.graph import Node
-from tailor_ir.ops import OPERATORS
-from tailor_ir.ops.elementwise import ACTIVATIONS
-from tailor_ir.space import Config, Expansion
+from tailor_ir.features import OperatorFeature
+from tailor_ir.space import Config, Space
+from tailor_ir.templates import Context, Row, Template
 
-ANCHORS = ("Conv", "Linear")  # BatchNorm and an activation after these run inside them
-LAYOUT = frozenset(("Reshape", "Transpose", "Split", "Squeeze", "Unsqueeze", "Softmax", "MatMul"))
-SMALL_CONSTANT = 64  # elements; larger constants are operands with random values when measured
+SKIPPED = -1
+
+Choices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFeatures(Mapping[Choices, OperatorFeature | None]):
+    """Choice indices of a term's variables -> its operator, None where the SubNet has skipped its block.
+
+    `numbers` has one axis for each variable: positions in `operators`, or SKIPPED.
+    """
+
+    numbers: np.ndarray
+    operators: Sequence[OperatorFeature]
+
+    def __getitem__(self, choices: Choices) -> OperatorFeature | None:
+        if len(choices) != self.numbers.ndim or any(
+            not 0 <= c < n for c, n in zip(choices, self.numbers.shape, strict=True)
+        ):
+            raise KeyError(choices)
+        number = int(self.numbers[tuple(choices)])
+        return None if number == SKIPPED else self.operators[number]
+
+    def __iter__(self) -> Iterator[Choices]:
+        return iter(np.ndindex(self.numbers.shape))
+
+    def __len__(self) -> int:
+        return self.numbers.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,259 +57,182 @@ class OperatorTerm:
     """
 
     variables: tuple[int, ...]
-    features: dict[tuple[int, ...], OperatorFeature | None]
+    features: ChosenFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueOperators(Mapping[OperatorFeature, Config]):
+    """Operator -> a canonical config that has it: the largest SubNet's but for the choices in `witnesses`."""
+
+    space: Space
+    witnesses: Mapping[OperatorFeature, tuple[tuple[int, ...], Choices]]
+
+    def __getitem__(self, feature: OperatorFeature) -> Config:
+        variables = self.space.variables
+        config = self.space.max_config
+        for index, choice in zip(*self.witnesses[feature], strict=True):
+            config[variables[index].name] = variables[index].choices[choice]
+        return config
+
+    def __contains__(self, feature: object) -> bool:
+        return feature in self.witnesses
+
+    def __iter__(self) -> Iterator[OperatorFeature]:
+        return iter(self.witnesses)
+
+    def __len__(self) -> int:
+        return len(self.witnesses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A cluster's sizes over all choices. `numbers`: positions of its operators, one axis for each of `variables`."""
+
+    variables: tuple[int, ...]
+    numbers: np.ndarray
+    depth: tuple[int, np.ndarray] | None  # variable, and for each of its choices whether the cluster is skipped
 
 
 class OperatorTable:
     """Reads operators off the axes of one SuperNet."""
 
     def __init__(self, elastic: Elastic) -> None:
-        self.graph, self.axis_map, self.space = elastic.graph, elastic.axis_map, elastic.space
-        self.tensors = {name: elastic.tensor(name) for name in elastic.graph.constants}
-        self.block_of = {
-            node.name: position for position, block in enumerate(elastic.regions.blocks) for node in block.nodes
-        }
-        self.clusters = self._cluster()
-        self._known: dict[tuple[int, tuple[int, ...]], OperatorFeature] = {}
-        self._width_of = {w.group: w for w in self.space.widths if w.variable is not None}
-        self._expansion_of: dict[int, tuple[Expansion, int]] = {
-            g: (e, i) for e in self.space.expansions for i, g in enumerate(e.groups)
-        }
+        self.space = elastic.space
+        tensors = {name: elastic.tensor(name).detach().cpu() for name in elastic.graph.constants}
+        blocks = enumerate(elastic.regions.blocks)
+        self._block_of = {node.name: position for position, block in blocks for node in block.nodes}
+        context = Context(elastic.graph, elastic.axis_map, tensors)
+        clusters = find_clusters(elastic.graph, tensors, self._block_of)
+        known: dict[tuple[object, ...], Template] = {}
+        self.templates: list[tuple[Template, Sequence[Axis]]] = []  # of each cluster, and the cluster's own axes
+        for cluster in clusters:
+            template = Template(context, cluster)
+            self.templates.append((known.setdefault(template.key, template), template.axes))
+        self._blocks = [self._block_of.get(cluster[0].name) for cluster in clusters]
+        self._tables = _group_tables(self.space)
 
-    # -- which nodes run as one --------------------------------------------------------------------------------------
-
-    def _cluster(self) -> list[tuple[Node, ...]]:
-        data = self.graph.data_values()
-        nodes = [node for node in self.graph.nodes if any(o in data for o in node.outputs)]
-        consumers = self.graph.consumers()
-        leader = {node.name: node.name for node in nodes}
-
-        def find(name: str) -> str:
-            while leader[name] != name:
-                name = leader[name]
-            return name
-
-        def fits(a: Node, b: Node) -> bool:
-            return self.block_of.get(a.name) == self.block_of.get(b.name)
-
-        producers = self.graph.producers()
-        anchored: set[str] = {node.name for node in nodes if node.op in ANCHORS}
-        for node in nodes:
-            before = producers.get(node.inputs[0])
-            if before is None or before.name not in leader or not fits(before, node):
-                continue
-            alone = len(consumers.get(node.inputs[0], [])) == 1 and node.inputs[0] not in self.graph.outputs
-            fusible = node.op == "BatchNormalization" or node.op in ACTIVATIONS
-            if alone and fusible and before.name in anchored:
-                leader[find(node.name)] = find(before.name)
-                if node.op == "BatchNormalization":
-                    anchored.add(node.name)
-        self._join_attention(nodes, find, leader)
-        members: dict[str, list[Node]] = {}
-        for node in nodes:
-            members.setdefault(find(node.name), []).append(node)
-        return [tuple(cluster) for cluster in members.values()]
-
-    def _join_attention(self, nodes: list[Node], find: "object", leader: dict[str, str]) -> None:
-        """Everything without weights around the matrix products of an attention is one operator."""
-        assert callable(find)
-        data = self.graph.data_values()
-        inner = {n.name: n for n in nodes if n.op in LAYOUT or self._scales(n)}
-        parent = {name: name for name in inner}
-
-        def root(name: str) -> str:
-            while parent[name] != name:
-                name = parent[name]
-            return name
-
-        consumers = self.graph.consumers()
-        for node in inner.values():
-            for output in node.outputs:
-                for user in consumers.get(output, []):
-                    if user.name in inner and self.block_of.get(user.name) == self.block_of.get(node.name):
-                        parent[root(user.name)] = root(node.name)
-        products: dict[str, int] = {}
-        for node in inner.values():
-            if node.op == "MatMul" and all(name in data for name in node.inputs):
-                products[root(node.name)] = products.get(root(node.name), 0) + 1
-        for node in inner.values():
-            if products.get(root(node.name), 0) > 1:
-                leader[find(node.name)] = find(root(node.name))
-
-    def _scales(self, node: Node) -> bool:
-        constant = [name for name in node.inputs if name in self.tensors and self.tensors[name].numel() == 1]
-        return node.op in ("Mul", "Div") and bool(constant)
-
-    # -- what a cluster is under a config ----------------------------------------------------------------------------
-
-    def feature(self, index: int, sizes: Sizes) -> OperatorFeature:
-        """The operator that a cluster is under given sizes."""
-        cluster = self.clusters[index]
-        key = (index, self._measure(cluster, sizes))
-        if key not in self._known:
-            self._known[key] = _Describer(self, cluster, sizes).describe()
-        return self._known[key]
-
-    def _measure(self, cluster: tuple[Node, ...], sizes: Sizes) -> tuple[int, ...]:
-        names = [name for node in cluster for name in (*node.inputs, *node.outputs) if name]
-        return tuple(sizes(axis) for name in names for axis in self.axis_map.axes[name])
-
-    def terms(self) -> Iterator[OperatorTerm]:
-        """One term for each operator of the largest network."""
-        for index, cluster in enumerate(self.clusters):
-            variables = self._variables(cluster)
-            counts = [range(len(self.space.variables[v].choices)) for v in variables]
-            features: dict[tuple[int, ...], OperatorFeature | None] = {}
-            codes = self.space.cardinalities - 1
-            for choice in product(*counts):
-                codes[list(variables)] = choice
-                features[choice] = self._at(index, cluster, codes)
-            yield OperatorTerm(variables, features)
-
-    def _at(self, index: int, cluster: tuple[Node, ...], codes: np.ndarray) -> OperatorFeature | None:
-        if self.block_of.get(cluster[0].name) in self.space.skipped_blocks(codes):
-            return None
-        return self.feature(index, self._sizes(cluster, codes))
-
-    def _axes_of(self, cluster: tuple[Node, ...]) -> list[object]:
-        return [
-            axis
-            for node in cluster
-            for name in (*node.inputs, *node.outputs)
-            if name
-            for axis in self.axis_map.axes[name]
-        ]
-
-    def _sizes(self, cluster: tuple[Node, ...], codes: np.ndarray) -> Sizes:
-        groups: dict[int, int] = {}
-        for group in groups_of(self._axes_of(cluster)):  # type: ignore[arg-type]
-            if group in self._width_of:
-                width = self._width_of[group]
-                assert width.variable is not None
-                groups[group] = width.sizes[int(codes[width.variable])]
-            elif group in self._expansion_of:
-                e, position = self._expansion_of[group]
-                at = int(codes[e.reference.variable]) if e.reference.variable is not None else 0
-                groups[group] = e.sizes[position][at][int(codes[e.variable])]
-        return Sizes(groups=groups, spatial=self.space.spatial(codes), batch=1)
-
-    def _variables(self, cluster: tuple[Node, ...]) -> tuple[int, ...]:
-        axes = self._axes_of(cluster)
-        found: set[int] = set()
-        if self.space.resolution is not None and spatial_in(axes):  # type: ignore[arg-type]
-            found.add(self.space.resolution)
-        for group in groups_of(axes):  # type: ignore[arg-type]
-            if group in self._width_of:
-                found.add(self._width_of[group].variable)  # type: ignore[arg-type]
-            elif group in self._expansion_of:
-                e = self._expansion_of[group][0]
-                found.add(e.variable)
-                if e.reference.variable is not None:
-                    found.add(e.reference.variable)
-        position = self.block_of.get(cluster[0].name)
-        found.update(d.variable for d in self.space.depths if position in d.blocks)
-        return tuple(sorted(found))
+    # -- one SubNet --------------------------------------------------------------------------------------------------
 
     def operators(self, codes: np.ndarray) -> tuple[OperatorFeature, ...]:
         """The operators of one SubNet, in order."""
-        found = (self._at(i, cluster, codes) for i, cluster in enumerate(self.clusters))
-        return tuple(feature for feature in found if feature is not None)
+        sizes = Sizes(groups=self.space.group_sizes(codes), spatial=self.space.spatial(codes), batch=1)
+        skipped = self.space.skipped_blocks(codes)
+        return tuple(
+            template.feature(tuple([sizes(axis) for axis in axes]))
+            for (template, axes), block in zip(self.templates, self._blocks, strict=True)
+            if block not in skipped
+        )
 
-    def unique(self) -> Mapping[OperatorFeature, Config]:
+    # -- all SubNets -------------------------------------------------------------------------------------------------
+
+    def terms(self) -> Iterator[OperatorTerm]:
+        """One term for each operator of the largest network."""
+        terms, witnesses = self._enumerated
+        operators = tuple(witnesses)
+        for term in terms:
+            variables, numbers = term.variables, term.numbers
+            if term.depth is not None:
+                depth, skips = term.depth
+                position = sum(variable < depth for variable in variables)
+                variables = (*variables[:position], depth, *variables[position:])
+                shape = [1] * len(variables)
+                shape[position] = len(skips)
+                numbers = np.where(skips.reshape(shape), SKIPPED, np.expand_dims(numbers, position))
+            yield OperatorTerm(variables, ChosenFeatures(numbers, operators))
+
+    def unique(self) -> UniqueOperators:
         """Every operator that some SubNet has, each with a config that has it."""
-        witnesses: dict[OperatorFeature, Config] = {}
-        for term in self.terms():
-            for choice, feature in term.features.items():
-                if feature is not None and feature not in witnesses:
-                    codes = self.space.cardinalities - 1
-                    codes[list(term.variables)] = choice
-                    witnesses[feature] = self.space.decode(codes)
-        return witnesses
+        return UniqueOperators(self.space, self._enumerated[1])
+
+    @cached_property
+    def _enumerated(self) -> tuple[list[_Term], dict[OperatorFeature, tuple[tuple[int, ...], Choices]]]:
+        """Terms, and each different operator with variables and choices that give it, all others at their largest."""
+        numbers_of: dict[OperatorFeature, int] = {}
+        witnesses: dict[OperatorFeature, tuple[tuple[int, ...], Choices]] = {}
+        filled: dict[tuple[int, bytes], np.ndarray] = {}
+        grids: dict[tuple[int, ...], Sizes] = {}
+        terms = []
+        for (template, axes), block in zip(self.templates, self._blocks, strict=True):
+            variables = self._variables(axes)
+            shape = tuple(len(self.space.variables[v].choices) for v in variables)
+            if variables not in grids:
+                grids[variables] = self._grid(variables)
+            rows = _rows(axes, grids[variables], shape)
+            key = id(template), rows.tobytes()
+            if key not in filled:
+                numbers = np.empty(len(rows), np.int32)
+                seen: dict[Row, int] = {}
+                # the largest choices first: a witness has the largest of choices that give the same sizes, as canonical
+                # configs have
+                for at, row in zip(range(len(rows) - 1, -1, -1), map(tuple, reversed(rows.tolist())), strict=True):
+                    number = seen.get(row)
+                    if number is None:
+                        feature = template.feature(row)
+                        number = seen[row] = numbers_of.setdefault(feature, len(numbers_of))
+                        if number == len(witnesses):
+                            witnesses[feature] = variables, tuple(int(i) for i in np.unravel_index(at, shape))
+                    numbers[at] = number
+                filled[key] = numbers
+            terms.append(_Term(variables, filled[key].reshape(shape), self._skipped(block)))
+        return terms, witnesses
+
+    def _variables(self, axes: Sequence[Axis]) -> tuple[int, ...]:
+        """The variables that sizes depend on."""
+        found = {v for group in groups_of(axes) if group in self._tables for v in self._tables[group][0]}
+        if self.space.resolution is not None and spatial_in(axes):
+            found.add(self.space.resolution)
+        return tuple(sorted(found))
+
+    def _grid(self, variables: tuple[int, ...]) -> Sizes:
+        """Sizes of axes as arrays with one axis for each variable."""
+        groups = {g: _spread(*table, variables) for g, table in self._tables.items() if set(table[0]) <= set(variables)}
+        spatial: Sequence[int | np.ndarray] = self.space.base_spatial
+        if self.space.resolution in variables:
+            choices = self.space.variables[self.space.resolution].choices
+            side = _spread((self.space.resolution,), np.asarray(choices, np.int64), variables)
+            spatial = (side,) * len(spatial)
+        # arithmetic on arrays is that on numbers
+        return Sizes(groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=1)
+
+    def _skipped(self, block: int | None) -> tuple[int, np.ndarray] | None:
+        for depth in self.space.depths:
+            if block in depth.blocks:
+                left = len(depth.blocks) - depth.blocks.index(block)  # blocks from this one to the end
+                choices = self.space.variables[depth.variable].choices
+                return depth.variable, np.asarray([-int(choice) >= left for choice in choices])
+        return None
 
 
-class _Describer:
-    """Turns one cluster under given sizes into a feature with local names."""
+_Table = tuple[tuple[int, ...], np.ndarray]  # variables, and sizes with one axis for each
 
-    def __init__(self, table: OperatorTable, cluster: tuple[Node, ...], sizes: Sizes) -> None:
-        self.table, self.cluster, self.sizes = table, cluster, sizes
-        self.local: dict[str, str] = {"": ""}
-        self.inputs: list[tuple[int, ...]] = []
-        self.parameters: list[tuple[int, ...]] = []
-        self.constants: list[ConstantValue] = []
-        self.steps: list[FeatureStep] = []
-        self.step_shapes: list[tuple[int, ...]] = []
-        self.results = 0
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.sizes.shape(self.table.axis_map.axes[name])
-
-    def describe(self) -> OperatorFeature:
-        nodes = list(self.cluster)
-        inside = {output for node in nodes for output in node.outputs}
-        for node in nodes:
-            if node.op == "BatchNormalization" and self.steps and self.steps[-1].op in ANCHORS:
-                self._fold(node)
+def _group_tables(space: Space) -> dict[int, _Table]:
+    """Channel group -> the variables that its size depends on, and its sizes; as `Space.group_sizes`."""
+    tables: dict[int, _Table] = {}
+    for width in space.widths:
+        if width.group is not None and width.variable is not None:
+            tables[width.group] = (width.variable,), np.asarray(width.sizes, np.int64)
+    for e in space.expansions:
+        for group, sizes in zip(e.groups, e.sizes, strict=True):
+            table = np.asarray(sizes, np.int64)
+            if e.reference.variable is None:
+                tables[group] = (e.variable,), table[0]
             else:
-                self._step(node)
-        consumers = self.table.graph.consumers()
-        read = {n for n in inside if any(u not in nodes for u in consumers.get(n, [])) or n in self.table.graph.outputs}
-        last = [n for n in inside if n in read]
-        ordered = [n for node in nodes for n in node.outputs if n in last]
-        return OperatorFeature(
-            steps=tuple(self.steps),
-            input_shapes=tuple(self.inputs),
-            parameter_shapes=tuple(self.parameters),
-            constants=tuple(self.constants),
-            output_shapes=tuple(self.shape(n) for n in ordered),
-            outputs=tuple(self.local[n] for n in ordered),
-            step_shapes=tuple(self.step_shapes),
-        )
+                tables[group] = (e.reference.variable, e.variable), table
+    return tables
 
-    def _fold(self, norm: Node) -> None:
-        previous = self.steps[-1]
-        self.local[norm.outputs[0]] = previous.outputs[0]
-        if len(previous.inputs) < 3:
-            self.parameters.append(self.shape(norm.inputs[1]))
-            inputs = (*previous.inputs, f"p{len(self.parameters) - 1}")
-            self.steps[-1] = FeatureStep(
-                op=previous.op, inputs=inputs, outputs=previous.outputs, attributes=previous.attributes
-            )
 
-    def _step(self, node: Node) -> None:
-        shapes = self.table.axis_map.node_shapes(node, self.sizes)
-        record = OPERATORS[node.op]
-        replaced = record.constants(node, shapes, self.table.tensors) if record.constants is not None else {}
-        count = max([len(node.inputs), *(position + 1 for position in replaced)])
-        inputs = tuple(
-            self._constant(replaced[i])
-            if i in replaced
-            else self._operand(node.inputs[i] if i < len(node.inputs) else "")
-            for i in range(count)
-        )
-        outputs = []
-        for name in node.outputs:
-            self.local[name] = f"t{self.results}"
-            self.results += 1
-            outputs.append(self.local[name])
-        attributes = tuple(sorted(record.attributes_of(node, shapes).items()))
-        self.steps.append(FeatureStep(op=node.op, inputs=inputs, outputs=tuple(outputs), attributes=attributes))
-        self.step_shapes.append(shapes.outputs[0])
+def _spread(own: tuple[int, ...], table: np.ndarray, variables: tuple[int, ...]) -> np.ndarray:
+    """A table over its own variables as one that broadcasts over `variables`, which ascend."""
+    order = sorted(range(len(own)), key=lambda axis: own[axis])
+    ascending = iter(table.transpose(order).shape)
+    shape = [next(ascending) if variable in own else 1 for variable in variables]
+    return table.transpose(order).reshape(shape)
 
-    def _constant(self, value: np.ndarray) -> str:
-        flat = tuple(value.reshape(-1).tolist())
-        self.constants.append(ConstantValue(str(value.dtype), tuple(value.shape), flat))
-        return f"c{len(self.constants) - 1}"
 
-    def _operand(self, name: str) -> str:
-        if name in self.local:
-            return self.local[name]
-        tensor = self.table.tensors.get(name)
-        if tensor is not None and tensor.numel() <= SMALL_CONSTANT:
-            self.local[name] = self._constant(tensor.numpy())
-        elif name in self.table.graph.initializers or name not in self.table.graph.data_values():
-            self.parameters.append(self.shape(name))
-            self.local[name] = f"p{len(self.parameters) - 1}"
-        else:
-            self.inputs.append(self.shape(name))
-            self.local[name] = f"in{len(self.inputs) - 1}"
-        return self.local[name]
+def _rows(axes: Sequence[Axis], sizes: Sizes, shape: tuple[int, ...]) -> np.ndarray:
+    """(product of `shape`, axes): the size of every axis for every combination of choices."""
+    rows = np.empty((*shape, len(axes)), np.int64)
+    for position, axis in enumerate(axes):
+        rows[..., position] = sizes(axis)
+    return rows.reshape(-1, len(axes))
