@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tailor_ir import axes as ax
-from tailor_ir.dims import AxisTable, DimPool, Windows
+from tailor_ir.dims import AxisTable, Dim, DimPool, Windows
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
 from tailor_ir.weights import can_resample
@@ -16,12 +16,16 @@ MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # wei
 
 @dataclass(frozen=True, slots=True)
 class AxisMap:
-    """Axes by value name; full sizes by channel group; why the resolution cannot change ("" when it can)."""
+    """Axes by value name; full sizes by channel group; why the resolution cannot change ("" when it can).
+
+    `frozen`: by value name, why each dimension cannot change ("" where it can, or never could).
+    """
 
     axes: Mapping[str, tuple[ax.Axis, ...]]
     groups: Mapping[int, int]
     equal_sizes: tuple[tuple[ax.Axis, ax.Axis], ...]
     resolution_frozen: str
+    frozen: Mapping[str, tuple[str, ...]]
 
     def node_shapes(self, node: Node, sizes: ax.Sizes) -> NodeShapes:
         """Shapes of a node's operands and results."""
@@ -73,7 +77,21 @@ def propagate(
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
     equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
     frozen = p.pool.resolution_frozen or ("" if images else "the network's input is not an image")
-    return AxisMap(axes, dict(table.groups), equal, frozen)
+    return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p))
+
+
+def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:
+    known: dict[int, str] = {}
+
+    def why(dim: Dim) -> str:
+        root = dim.root
+        if id(root) not in known:
+            parts = root.form.parts if root.form is not None else ()
+            own = root.reason if root.form is not None and root.form.kind == "fixed" else ""
+            known[id(root)] = own or next((reason for part in parts if (reason := why(part))), "")
+        return known[id(root)]
+
+    return {name: tuple(why(dim) for dim in dims) for name, dims in p.dims.items()}
 
 
 def _freeze_output(p: Propagation, name: str) -> None:

@@ -98,6 +98,7 @@ def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str
             runs = [([blocks[index] if b is block else b for b in run], headed) for run, headed in runs]
             blocks += [b for chain in nested for b in chain]
     position = {node.name: i for i, node in enumerate(graph.nodes)}
+    blocks = sorted((block for block in blocks if block.nodes), key=lambda block: position[block.nodes[0].name])
     runs.sort(key=lambda run: position[run[0][0].nodes[0].name])
     return Regions(
         blocks=tuple(blocks),

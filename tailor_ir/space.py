@@ -2,15 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tailor_ir.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailor_ir.describe import VariableInfo
 
 Choice = int | float
 Config = dict[str, Choice]
@@ -75,6 +79,12 @@ class Space:
     expansions: tuple[Expansion, ...]
     depths: tuple[Depth, ...]
     dropped: tuple[str, ...] = ()
+    describe: "Callable[[], tuple[VariableInfo, ...]] | None" = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def info(self) -> "tuple[VariableInfo, ...]":
+        """For each variable: the nodes and axes that it touches, and the parameters and MACs that it can save."""
+        return self.describe() if self.describe is not None else ()
 
     # -- counting ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The SuperNet: what `compile` gives back, and everything that can be asked of it."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from tailor_ir import storage
 from tailor_ir.build import build
+from tailor_ir.describe import describe
 from tailor_ir.dims import Windows
 from tailor_ir.elastic import Elastic, Statistics
 from tailor_ir.emit import subnet_onnx, write_onnx
@@ -33,7 +35,7 @@ class SuperNet:
 
     def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
         axis_map, regions = _read(graph, tensors)
-        space = propose(graph, axis_map, regions, wish)
+        space = replace(propose(graph, axis_map, regions, wish), describe=lambda: describe(self))
         self._wish = wish
         self.elastic = Elastic(graph, tensors, axis_map, regions, space)
 

@@ -219,11 +219,12 @@ class _Gatherer:
             if not row.variables:
                 what = f"{row.label}, size {row.sizes.largest}, {row.first_node} … {row.last_node}"
                 yield FrozenView(what=what, why="no variable cuts it")
-        outputs = self.net.elastic.graph.outputs
+        frozen = self.net.elastic.axis_map.frozen
         for node in self.net.elastic.graph.nodes:
             size = self._fixed_result(node)
             if size > 1:
-                why = "the network's output" if node.outputs[0] in outputs else "tied to a size that cannot change"
+                reasons = frozen[node.outputs[0]]
+                why = next(filter(None, (reasons[1], *reasons)), "tied to a size that cannot change")
                 yield FrozenView(what=f"{size} channels of {node.op} {node.name}", why=why)
 
     def _fixed_result(self, node: Node) -> int:
