@@ -7,21 +7,15 @@ import onnx
 import onnx.version_converter
 import onnx_graphsurgeon as gs
 import torch
-from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.folding import fold, lay_aside, restore
+from tailor_ir.forms import drop_idle, normalise, resolve_identities, share_rows
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.trace import OPSET, TRACE_BATCH
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
-MAX_FOLD_ROUNDS = 12
 CONTROL_FLOW = {"If", "Loop", "Scan"}
-# took their axes as an attribute up to opset 17
-REDUCTIONS = {
-    "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    "ReduceSumSquare",
-}  # fmt: skip
-RECURRENT = {"LSTM", "GRU"}
 
 
 def import_onnx(
@@ -39,14 +33,15 @@ def import_onnx(
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
     _fix_input_shape(surgeon, example_shape)
-    _resolve_identities(surgeon)
+    resolve_identities(surgeon)
     surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
     if state is None:
         weights |= _unshare_vectors(surgeon, weights)
-    values = _lay_aside(surgeon, weights)
-    surgeon = _fold(surgeon)
-    _drop_idle(surgeon)
-    _restore(surgeon, values)
+    values = lay_aside(surgeon, weights)
+    surgeon = fold(surgeon)
+    drop_idle(surgeon)
+    share_rows(surgeon)
+    restore(surgeon, values)
     return _to_graph(surgeon, weights, state)
 
 
@@ -100,55 +95,6 @@ def _fix_input_shape(graph: gs.Graph, example_shape: Sequence[int] | None) -> No
                     output.shape = None
 
 
-def _resolve_identities(graph: gs.Graph) -> None:
-    for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
-        _bypass(graph, node)
-
-
-def _bypass(graph: gs.Graph, node: gs.Node) -> None:
-    """Readers of a node's result read its first input instead."""
-    source, target = node.inputs[0], node.outputs[0]
-    for consumer in list(target.outputs):
-        consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
-    graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
-    node.outputs.clear()
-
-
-def _drop_idle(graph: gs.Graph) -> None:
-    """Take out what does nothing: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
-    for node in list(graph.nodes):
-        if _is_idle(node):
-            _bypass(graph, node)
-    graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
-
-
-def _is_idle(node: gs.Node) -> bool:
-    if not node.inputs or not node.outputs:
-        return False
-    x, y = node.inputs[0], node.outputs[0]
-    if not _fixed_shape(x) or not _fixed_shape(y) or list(x.shape) != list(y.shape):
-        return False
-    match node.op:
-        case "Cast":
-            return x.dtype is not None and x.dtype == y.dtype
-        case "Expand" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
-            return True
-        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
-            return len(node.inputs) == 1
-        case "Split":
-            return len(node.outputs) == 1
-        case "Pad":
-            return isinstance(node.inputs[1], gs.Constant) and not node.inputs[1].values.any()
-        case "Slice":
-            steps = node.inputs[4] if len(node.inputs) > 4 else None
-            return steps is None or (isinstance(steps, gs.Constant) and bool((steps.values > 0).all()))
-        case "Transpose":
-            return list(node.attrs.get("perm", ())) == list(range(len(x.shape)))
-        case _:
-            return False
-
-
 def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]:
     """Give each reader of a bias or scale its own copy; names of the copies.
 
@@ -173,92 +119,6 @@ def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | No
         for tensor in model.graph.initializer
         if (tensor.name in state if state is not None else tensor.data_type in floats and np.prod(tensor.dims) > 1)
     )
-
-
-def _lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
-    """Take the weights' values out while the graph is folded, which never needs them; the values by name."""
-    values = {}
-    for tensor in list(graph.tensors().values()):
-        if tensor.name in weights and isinstance(tensor, gs.Constant):
-            values[tensor.name] = tensor.values
-            open_tensor = gs.Variable(tensor.name, tensor.dtype, tensor.shape)
-            for node in list(tensor.outputs):
-                node.inputs = [open_tensor if operand is tensor else operand for operand in node.inputs]
-    return values
-
-
-def _restore(graph: gs.Graph, values: Mapping[str, np.ndarray]) -> None:
-    for name, tensor in graph.tensors().items():
-        if name in values:
-            tensor.to_constant(values[name])
-
-
-def _constant_nodes_to_tensors(graph: gs.Graph) -> None:
-    for node in [n for n in graph.nodes if n.op == "Constant"]:
-        value = next(iter(node.attrs.values()))
-        array = value.values if isinstance(value, gs.Constant) else np.asarray(value)
-        _become_constant(node, [np.asarray(array)])
-
-
-def _fold(graph: gs.Graph) -> gs.Graph:
-    """Replace everything that depends on shapes and plain constants alone by its value."""
-    for _ in range(MAX_FOLD_ROUNDS):
-        _constant_nodes_to_tensors(graph)
-        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-        graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
-        if not _fold_once(graph):
-            return graph
-        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
-        graph.cleanup(remove_unused_graph_inputs=False).toposort()
-    return graph
-
-
-def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:
-        raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
-
-
-def _fixed_shape(tensor: gs.Tensor) -> bool:
-    return tensor.shape is not None and all(isinstance(d, int) for d in tensor.shape)
-
-
-def _fold_once(graph: gs.Graph) -> bool:
-    folded = False
-    for node in graph.nodes:
-        if node.op == "Shape" and _fixed_shape(node.inputs[0]):
-            shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
-            _become_constant(node, [np.asarray(shape, np.int64)])
-        elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
-            _become_constant(node, _evaluate(node, graph.opset))
-        else:
-            continue
-        folded = True
-    return folded
-
-
-def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
-    for output, value in zip(list(node.outputs), values, strict=True):
-        output.to_constant(np.ascontiguousarray(value) if value.ndim else value)
-    node.outputs.clear()
-
-
-def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
-    single = gs.Graph(
-        nodes=[
-            gs.Node(
-                op=node.op,
-                attrs=dict(node.attrs),
-                inputs=[gs.Variable.empty() if i.is_empty() else gs.Constant(i.name, i.values) for i in node.inputs],
-                outputs=[gs.Variable(o.name) for o in node.outputs],
-            )
-        ],
-        opset=opset,
-    )
-    single.outputs = list(single.nodes[0].outputs)
-    model = gs.export_onnx(single, do_type_check=False)
-    return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, {})]
 
 
 def _attribute(value: object) -> Attribute:
@@ -288,7 +148,7 @@ def _to_graph(
         name = node.name or f"{node.op}_{index}"
         name = name if name not in used else f"{name}_{index}"
         used.add(name)
-        _normalise(node)
+        normalise(node)
         for tensor in (*node.inputs, *node.outputs):
             _note_tensor(tensor, name, node.op, shapes, tensors, state)
         try:
@@ -318,61 +178,6 @@ def _to_graph(
         ),
         tensors,
     )
-
-
-def _normalise(node: gs.Node) -> None:
-    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
-    if node.op in REDUCTIONS and len(node.inputs) > 1:
-        axes = node.inputs.pop()
-        if not axes.is_empty():
-            node.attrs["axes"] = [int(a) for a in axes.values]
-    node.attrs.pop("noop_with_empty_axes", None)
-    node.attrs.pop("num_outputs", None)
-    if node.op == "Gelu" and node.attrs.get("approximate") == "none":
-        del node.attrs["approximate"]
-    if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
-        node.op = "BatchStandardization"
-        node.inputs = list(node.inputs[:3])
-        node.outputs = list(node.outputs[:1])
-        node.attrs.pop("momentum", None)
-    if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
-        node.op = "GroupNorm"
-        node.attrs.pop("stash_type", None)
-    if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
-        node.op = "RmsNorm"
-        node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}
-    if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
-        node.op = "Silu"
-    if node.op in RECURRENT:
-        _drop_default_states(node)
-    if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
-        _write_pads(node)
-
-
-def _drop_default_states(node: gs.Node) -> None:
-    """Zero states and full lengths are what recurrent layers start from anyway."""
-    steps = node.inputs[0].shape[0]
-    for position, default in ((4, steps), (5, 0), (6, 0)):
-        given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
-        if isinstance(given, gs.Constant) and (given.values == default).all():
-            node.inputs[position] = gs.Variable.empty()
-
-
-def _write_pads(node: gs.Node) -> None:
-    """Padding that keeps ceil(size / stride) positions, as numbers for the traced resolution."""
-    upper = node.attrs.pop("auto_pad") == "SAME_UPPER"
-    spatial = node.inputs[0].shape[2:]
-    kernel = node.attrs.get("kernel_shape", None if len(node.inputs) < 2 else node.inputs[1].shape[2:])
-    strides = node.attrs.get("strides", [1] * len(spatial))
-    dilations = node.attrs.get("dilations", [1] * len(spatial))
-    pairs = []
-    for size, k, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
-        if node.op == "ConvTranspose":
-            total = max((k - 1) * dilation + 1 - stride, 0)
-        else:
-            total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
-        pairs.append((total // 2, total - total // 2) if upper else (total - total // 2, total // 2))
-    node.attrs["pads"] = [begin for begin, _ in pairs] + [end for _, end in pairs]
 
 
 def _note_tensor(

@@ -11,7 +11,6 @@ from tailor_ir.fusions import RULES
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.patterns import apply_rule
 from tailor_ir.rolls import fuse_roll
-from tailor_ir.scatter import fuse_scatter
 
 Pass = Callable[[Graph, Tensors], Graph]
 
@@ -142,7 +141,7 @@ def _broadcasts_to(reader: Node, name: str, graph: Graph) -> bool:
     return reader.op in BROADCASTING and any(graph.shapes[other] == graph.shapes[name] for other in others)
 
 
-PASSES: tuple[Pass, ...] = (fuse_linear, fuse_scatter, drop_expansions, fuse_known_groups, fuse_roll)
+PASSES: tuple[Pass, ...] = (fuse_linear, drop_expansions, fuse_known_groups, fuse_roll)
 BROADCASTING = frozenset(("Add", "Div", "Mul", "Sub"))
 
 

@@ -1,104 +1,71 @@
 """Writing a block into a tensor, which exporters write as ScatterND with the position of every single element."""
 
-from dataclasses import replace
-
-import torch
-
-from tailor_ir.graph import Graph, Node, Tensors
+import numpy as np
+import onnx_graphsurgeon as gs
 
 Ranges = tuple[tuple[int, int], ...]  # begin and end along each axis
 
 
-def fuse_scatter(graph: Graph, tensors: Tensors) -> Graph:
-    """A block at constant positions becomes a concatenation with what is around it; a block of everything, its value."""
-    if all(node.op != "ScatterND" for node in graph.nodes):
-        return graph
-    work = _Work(graph, tensors)
-    for node in graph.nodes:
-        work.add(node)
-    graph = replace(graph, shapes=work.shapes, constants=(*graph.constants, *work.constants))
-    return graph.with_nodes(tuple(work.nodes))
+def write_block(graph: gs.Graph, node: gs.Node) -> bool:
+    """A block at constant positions becomes a concatenation with what is around it; a block of everything, its value.
 
-
-class _Work:
-    """The nodes of the new graph, and what they need beside the old one's tensors."""
-
-    def __init__(self, graph: Graph, tensors: Tensors) -> None:
-        self.graph, self.tensors = graph, tensors
-        self.shapes = dict(graph.shapes)
-        self.nodes: list[Node] = []
-        self.constants: list[str] = []
-        self.alias: dict[str, str] = {}
-
-    def add(self, node: Node) -> None:
-        node = replace(node, inputs=tuple(self.alias.get(name, name) for name in node.inputs))
-        block = _block(node, self.graph, self.tensors) if node.op == "ScatterND" else None
-        if block is None:
-            self.nodes.append(node)
-            return
-        full = tuple((0, size) for size in self.graph.shapes[node.inputs[0]])
-        if block != full:
-            self._surround(node, block, full)
-        elif node.outputs[0] in self.graph.outputs:
-            self.nodes.append(Node(name=node.name, op="Identity", inputs=node.inputs[2:], outputs=node.outputs))
-        else:
-            self.alias[node.outputs[0]] = node.inputs[2]
-
-    def _surround(self, node: Node, block: Ranges, full: Ranges) -> None:
-        """Grow the written block to the whole tensor, one axis after the other."""
-        value, current = node.inputs[2], block
-        partial = [axis for axis in range(len(full)) if block[axis] != full[axis]]
-        for axis in partial:
-            before, after = (0, block[axis][0]), (block[axis][1], full[axis][1])
-            pieces = [
-                value if around is None else self._slice(node, current, axis, around)
-                for around in (before, None, after)
-                if around is None or around[0] < around[1]
-            ]
-            current = _with(current, axis, full[axis])
-            last = axis == partial[-1]
-            value = node.outputs[0] if last else f"{node.name}/{axis}"
-            self.shapes[value] = tuple(stop - start for start, stop in current)
-            name = node.name if last else value
-            self.nodes.append(
-                Node(name=name, op="Concat", inputs=tuple(pieces), outputs=(value,), attributes=(("axis", axis),))
+    False where the positions are no block, or nothing is known of them.
+    """
+    data, positions, value = node.inputs
+    known = isinstance(positions, gs.Constant) and data.shape is not None and value.shape is not None
+    block = _block(positions.values, tuple(data.shape), tuple(value.shape)) if known else None
+    if block is None or node.attrs.get("reduction", "none") != "none":
+        return False
+    result = node.outputs[0]
+    node.inputs.clear()
+    node.outputs.clear()
+    for axis in range(len(data.shape)):  # grow the block to the whole tensor, one axis after the other
+        if block[axis] == (0, data.shape[axis]):
+            continue
+        start, stop = block[axis]
+        pieces = [_slice(graph, data, _with(block, axis, (0, start)), f"{node.name}/{axis}/before")] if start else []
+        pieces.append(value)
+        if stop < data.shape[axis]:
+            pieces.append(
+                _slice(graph, data, _with(block, axis, (stop, data.shape[axis])), f"{node.name}/{axis}/after")
             )
+        block = _with(block, axis, (0, data.shape[axis]))
+        value = _add(graph, "Concat", pieces, f"{node.name}/{axis}", block, data.dtype, axis=axis)
+    for reader in list(result.outputs):
+        reader.inputs = [value if operand is result else operand for operand in reader.inputs]
+    graph.outputs = [value if output is result else output for output in graph.outputs]
+    return True
 
-    def _slice(self, node: Node, current: Ranges, axis: int, around: tuple[int, int]) -> str:
-        """The part of the old data beside the block along one axis."""
-        ranges = _with(current, axis, around)
-        name = f"{node.name}/{axis}/{around[0]}"
-        cut = [i for i, piece in enumerate(ranges) if piece != (0, self.graph.shapes[node.inputs[0]][i])]
-        numbers = {"starts": [ranges[i][0] for i in cut], "stops": [ranges[i][1] for i in cut], "axes": cut}
-        operands = [node.inputs[0]]
-        for label, values in numbers.items():
-            operands.append(f"{name}/{label}")
-            self.tensors[operands[-1]] = torch.tensor(values)
-            self.shapes[operands[-1]] = (len(values),)
-            self.constants.append(operands[-1])
-        self.shapes[name] = tuple(stop - start for start, stop in ranges)
-        self.nodes.append(Node(name=name, op="Slice", inputs=tuple(operands), outputs=(name,)))
-        return name
+
+def _add(
+    graph: gs.Graph, op: str, inputs: list[gs.Tensor], name: str, ranges: Ranges, dtype: object, **attributes: int
+) -> gs.Variable:
+    output = gs.Variable(name, dtype, [stop - start for start, stop in ranges])
+    graph.nodes.append(gs.Node(op, name, attrs=attributes, inputs=inputs, outputs=[output]))
+    return output
+
+
+def _slice(graph: gs.Graph, data: gs.Tensor, ranges: Ranges, name: str) -> gs.Variable:
+    """A part of the old data."""
+    cut = [axis for axis, piece in enumerate(ranges) if piece != (0, data.shape[axis])]
+    numbers = {"starts": [ranges[a][0] for a in cut], "stops": [ranges[a][1] for a in cut], "axes": cut}
+    operands = [gs.Constant(f"{name}/{label}", np.asarray(values, np.int64)) for label, values in numbers.items()]
+    return _add(graph, "Slice", [data, *operands], name, ranges, data.dtype)
 
 
 def _with(ranges: Ranges, axis: int, piece: tuple[int, int]) -> Ranges:
     return (*ranges[:axis], piece, *ranges[axis + 1 :])
 
 
-def _block(node: Node, graph: Graph, tensors: Tensors) -> Ranges | None:
-    """The range along each axis that a ScatterND writes, in order; None when its positions are no such block."""
-    data, positions, updates = node.inputs
-    index, shape = tensors.get(positions), graph.shapes[data]
-    if index is None or node.attribute("reduction", "none") != "none" or index.shape[-1] != len(shape):
-        return None
-    if tuple(index.shape[:-1]) != graph.shapes[updates] or len(graph.shapes[updates]) != len(shape):
+def _block(index: np.ndarray, shape: tuple[int, ...], written: tuple[int, ...]) -> Ranges | None:
+    """The range along each axis that is written, in order; None when the positions are no such block."""
+    if index.shape != (*written, len(shape)) or len(written) != len(shape):
         return None
     ranges = []
-    for axis in range(len(shape)):
-        along = index[..., axis]
-        first = int(along.reshape(-1)[0])
-        expected = torch.arange(first, first + along.shape[axis]).reshape(-1, *(1,) * (len(shape) - 1 - axis))
-        if not bool((along == expected).all()):
+    for axis, size in enumerate(written):
+        first = int(index[(*(0,) * len(shape), axis)])
+        expected = np.arange(first, first + size).reshape(-1, *(1,) * (len(shape) - 1 - axis))
+        if not (index[..., axis] == expected).all():
             return None
-        ranges.append((first, first + along.shape[axis]))
+        ranges.append((first, first + size))
     return tuple(ranges)

@@ -67,6 +67,10 @@ def _gelu(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     w.add("Mul", w.add("Mul", x, w.add("Add", curve, 1.0)), 0.5, last=True)
 
 
+def _embedding(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
+    w.add("Gather", inputs[1], inputs[0], last=True, axis=0)
+
+
 def _silu(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     w.add("Mul", inputs[0], w.add("Sigmoid", inputs[0]), last=True)
 
@@ -121,6 +125,7 @@ def _batch_standardization(w: _Writer, inputs: Inputs, attributes: Attributes) -
 
 WRITERS: dict[str, Callable[[_Writer, Inputs, Attributes], None]] = {
     "BatchStandardization": _batch_standardization,
+    "Embedding": _embedding,
     "Gelu": _gelu,
     "GroupNorm": _group_norm,
     "Linear": _linear,
@@ -144,10 +149,12 @@ POSITIONS = frozenset(("ArgMax", "ArgMin"))
 
 def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attributes) -> None:
     """Element types of the results, which follow from the operator and its operands; positions to look up are integers."""
-    if op == "Gather" and isinstance(inputs[1], gs.Variable) and inputs[1].dtype == np.float32:
-        inputs[1].dtype = np.int64
     found: object
-    if op in TRUTHS:
+    if op == "Embedding":
+        if isinstance(inputs[0], gs.Variable) and inputs[0].dtype == np.float32:
+            inputs[0].dtype = np.int64
+        found = inputs[1].dtype
+    elif op in TRUTHS:
         found = np.bool_
     elif op in POSITIONS:
         found = np.int64

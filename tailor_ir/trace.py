@@ -8,6 +8,8 @@ import copy
 import io
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -32,7 +34,7 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), more_operators(OPSET):
+        with warnings.catch_warnings(), torch.no_grad(), more_operators(OPSET), _plain_attention():
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 probe,
@@ -54,6 +56,17 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
         exporter_log.setLevel(level)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return onnx.load_from_string(buffer.getvalue()), state
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """While inside, torch's transformer layers compute by ordinary operators instead of one that no exporter knows."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _make_values_unique(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products: `Linear` (a weight, the IR's own), MatMul and Gemm (computed operands, or other forms), Einsum."""
+"""Matrix products: `Linear` (a weight, the IR's own), MatMul and Gemm (computed operands, or other forms), Einsum, look-ups."""
 
 import string
 from collections.abc import Sequence
@@ -38,6 +38,13 @@ class GeneralMatrixProduct(nn.Module):
         product = torch.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b)
         product = product if self.alpha == 1.0 else self.alpha * product
         return product if c is None else product + self.beta * c
+
+
+class LookUp(nn.Module):
+    """Rows of a table (V, D), given with each call, at positions (*)."""
+
+    def forward(self, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return F.embedding(positions, table)
 
 
 class EinsteinSum(nn.Module):
@@ -111,6 +118,20 @@ def _einsum_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (tuple(axes[letter] for letter in result),)
 
 
+def _embedding_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    positions, table = p.of(node.inputs[0]), p.of(node.inputs[1])
+    p.freeze(table[:1], node, "rows that any input may ask for")
+    return ((*positions, table[1]),)
+
+
+def _lower_embedding(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    return LookUp()
+
+
+def _embedding_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
+    return nn.Embedding.from_pretrained(parameters[0], freeze=False)
+
+
 def _lower_gemm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     transposed = (bool(node.int(f"trans{side}", 0)) for side in "AB")
     return GeneralMatrixProduct(node.float("alpha", 1.0), node.float("beta", 1.0), *transposed)
@@ -142,4 +163,5 @@ OPERATORS = (
     Operator(names=("MatMul",), axes=_matmul_axes, lower=_lower_matmul),
     Operator(names=("Gemm",), axes=_gemm_axes, lower=_lower_gemm),
     Operator(names=("Einsum",), axes=_einsum_axes, lower=_lower_einsum),
+    Operator(names=("Embedding",), axes=_embedding_axes, lower=_lower_embedding, layer=_embedding_layer),
 )

@@ -25,6 +25,14 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
 
 
+def random_input(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Numbers, or for integers tokens of the range that `like` has."""
+    generator = torch.Generator().manual_seed(seed)
+    if like.is_floating_point():
+        return torch.randn(shape, generator=generator)
+    return torch.randint(0, int(like.max()) + 1, shape, generator=generator)
+
+
 def gradients_of(model: nn.Module, x: torch.Tensor, seed: int = 4) -> None:
     """Backward through a random projection of the output."""
     y = model(x)
@@ -32,9 +40,9 @@ def gradients_of(model: nn.Module, x: torch.Tensor, seed: int = 4) -> None:
     (y * weight).sum().backward()
 
 
-def check_largest(net: tailor_ir.SuperNet, model: nn.Module) -> None:
+def check_largest(net: tailor_ir.SuperNet, model: nn.Module, sample: torch.Tensor) -> None:
     """Outputs of the largest SubNet, elastic and built, and gradients of every parameter, are the original's."""
-    x = torch.randn(net.input_shape(net.max_config, 2), generator=torch.Generator().manual_seed(2))
+    x = random_input(net.input_shape(net.max_config, 2), sample, seed=2)
     net.elastic.eval().activate(net.max_config)
     with torch.no_grad():
         expected = model(x)
@@ -54,9 +62,9 @@ def check_largest(net: tailor_ir.SuperNet, model: nn.Module) -> None:
         assert difference(parameter.grad, kept) <= GRADIENT_TOLERANCE, name
 
 
-def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: Path) -> None:
+def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: Path, sample: torch.Tensor) -> None:
     """One SubNet: elastic, built and in onnxruntime; gradients of elastic and built agree where weights are shared."""
-    x = torch.randn(net.input_shape(config, 2), generator=torch.Generator().manual_seed(3))
+    x = random_input(net.input_shape(config, 2), sample, seed=3)
     net.elastic.eval().activate(config)
     with torch.no_grad():
         expected = net.elastic(x)
@@ -101,10 +109,10 @@ def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], bui
 def check_network(model: nn.Module, sample: torch.Tensor, folder: Path, subnets: int = 5) -> tailor_ir.SuperNet:
     """All invariants on the smallest SubNet and random ones; the SuperNet."""
     net = tailor_ir.compile(model, sample)
-    check_largest(net, model)
+    check_largest(net, model, sample)
     rng = np.random.default_rng(0)
     for config in [net.min_config, *(net.space.sample(rng) for _ in range(subnets))]:
-        check_subnet(net, config, folder)
+        check_subnet(net, config, folder, sample)
         assert set(net.operators(config)) <= net.unique_operators().keys()
     return net
 

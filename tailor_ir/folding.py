@@ -1,0 +1,120 @@
+"""Constant folding on ONNX graphs: everything that depends on shapes and plain constants alone becomes its value."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx.reference import ReferenceEvaluator
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.scatter import write_block
+
+MAX_FOLD_ROUNDS = 12
+
+
+def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
+    """Take the weights' values out while the graph is folded, which never needs them; the values by name."""
+    values = {}
+    for tensor in list(graph.tensors().values()):
+        if tensor.name in weights and isinstance(tensor, gs.Constant):
+            values[tensor.name] = tensor.values
+            open_tensor = gs.Variable(tensor.name, tensor.dtype, tensor.shape)
+            for node in list(tensor.outputs):
+                node.inputs = [open_tensor if operand is tensor else operand for operand in node.inputs]
+    return values
+
+
+def restore(graph: gs.Graph, values: Mapping[str, np.ndarray]) -> None:
+    for name, tensor in graph.tensors().items():
+        if name in values:
+            tensor.to_constant(values[name])
+
+
+def fold(graph: gs.Graph) -> gs.Graph:
+    """Replace everything that depends on shapes and plain constants alone by its value."""
+    for _ in range(MAX_FOLD_ROUNDS):
+        _constant_nodes_to_tensors(graph)
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
+        if not _fold_once(graph):
+            return graph
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    return graph
+
+
+def _constant_nodes_to_tensors(graph: gs.Graph) -> None:
+    for node in [n for n in graph.nodes if n.op == "Constant"]:
+        value = next(iter(node.attrs.values()))
+        array = value.values if isinstance(value, gs.Constant) else np.asarray(value)
+        _become_constant(node, [np.asarray(array)])
+
+
+def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:
+        raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
+
+
+def has_fixed_shape(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(d, int) for d in tensor.shape)
+
+
+def _depth_first(graph: gs.Graph) -> list[gs.Node]:
+    """Nodes in an order in which each follows what it alone needs at once, so that large constants live shortly."""
+    ordered: list[gs.Node] = []
+    seen: set[int] = set()
+    pending = [(node, False) for output in reversed(graph.outputs) for node in output.inputs]
+    while pending:
+        node, complete = pending.pop()
+        if complete:
+            ordered.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            pending.append((node, True))
+            pending += [(producer, False) for operand in reversed(node.inputs) for producer in operand.inputs]
+    return ordered
+
+
+def _fold_once(graph: gs.Graph) -> bool:
+    folded = False
+    for node in _depth_first(graph):
+        if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
+            shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
+            _become_constant(node, [np.asarray(shape, np.int64)])
+        elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
+            _become_constant(node, _evaluate(node, graph.opset))
+        elif node.op != "ScatterND" or not write_block(graph, node):
+            continue
+        folded = True
+    return folded
+
+
+def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
+    for output, value in zip(list(node.outputs), values, strict=True):
+        output.to_constant(np.ascontiguousarray(value) if value.ndim else value)
+    node.outputs.clear()
+    operands = list(node.inputs)
+    node.inputs.clear()
+    for operand in operands:
+        if isinstance(operand, gs.Constant) and not operand.outputs:  # of positions, there may be very many
+            operand.values = np.zeros(0)
+
+
+def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
+    single = gs.Graph(
+        nodes=[
+            gs.Node(
+                op=node.op,
+                attrs=dict(node.attrs),
+                inputs=[gs.Variable.empty() if i.is_empty() else gs.Constant(i.name, i.values) for i in node.inputs],
+                outputs=[gs.Variable(o.name) for o in node.outputs],
+            )
+        ],
+        opset=opset,
+    )
+    single.outputs = list(single.nodes[0].outputs)
+    model = gs.export_onnx(single, do_type_check=False)
+    return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, {})]

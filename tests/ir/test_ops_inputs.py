@@ -1,0 +1,119 @@
+"""Networks that are no image classifiers: text, sound, segmentation."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.ir.invariants import check_network, operators_of
+from tests.ir.networks import perturb
+
+TOKENS, LENGTH, WIDTH = 100, 12, 32
+
+
+class TextEncoder(nn.Module):
+    """Tokens to classes; token 0 is padding, which nothing attends to."""
+
+    def __init__(self, masked: bool, norm_first: bool) -> None:
+        super().__init__()
+        self.masked = masked
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.positions = nn.Parameter(torch.randn(1, LENGTH, WIDTH) * 0.1)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=norm_first
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = tokens.eq(0) if self.masked else None
+        return self.head(self.encoder(self.embedding(tokens) + self.positions, src_key_padding_mask=mask).mean(1))
+
+
+class SoundNet(nn.Module):
+    """A waveform to classes by one-dimensional convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv1d(1, 16, 16, 4, 8), nn.BatchNorm1d(16), nn.ReLU(), nn.MaxPool1d(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(16, 32, 1),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Conv1d(32, 32, 9, padding=4, groups=32),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Conv1d(32, 16, 1),
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean(-1))
+
+
+class Segmentation(nn.Module):
+    """A class for each pixel, from three scales and the mean of the image, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.down = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU())
+        self.pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 16, 1), nn.ReLU())
+        self.wide = nn.Conv2d(32, 16, 3, padding=2, dilation=2)
+        self.join = nn.Sequential(nn.Conv2d(32, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+        self.head = nn.Conv2d(40, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        fine = self.stem(x)
+        coarse = self.down(fine)
+        size = coarse.shape[-2:]
+        mean = nn.functional.interpolate(self.pooled(coarse), size=size, mode="bilinear", align_corners=False)
+        joined = self.join(torch.cat((self.wide(coarse), mean), 1))
+        joined = nn.functional.interpolate(joined, size=fine.shape[-2:], mode="bilinear", align_corners=False)
+        y = self.head(torch.cat((joined, fine), 1))
+        return {"out": nn.functional.interpolate(y, size=x.shape[-2:], mode="bilinear", align_corners=False)}
+
+
+class Answer(nn.Module):
+    """The entry `out` of what a network gives."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x)["out"]
+
+
+def tokens() -> torch.Tensor:
+    return torch.arange(LENGTH)[None] * (TOKENS - 1) // (LENGTH - 1)
+
+
+def test_text_encoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    for masked, norm_first in ((False, False), (True, True)):
+        net = check_network(TextEncoder(masked, norm_first).eval(), tokens(), tmp_path)
+        assert {v.kind for v in net.space.variables} >= {"depth", "expand_ratio", "heads"}
+        assert "Embedding" in operators_of(net)
+
+
+def test_sound(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = check_network(perturb(SoundNet()), torch.randn(1, 1, 1024), tmp_path)
+    assert {v.kind for v in net.space.variables} >= {"depth", "expand_ratio"}
+
+
+def test_segmentation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = check_network(perturb(Answer(Segmentation())), torch.randn(1, 3, 64, 64), tmp_path)
+    assert {v.kind for v in net.space.variables} >= {"resolution", "width_mult"}
+    config = {"resolution": net.space.variables[0].choices[0]}
+    assert net.input_shape(config)[-1] < 64
+    net.elastic.activate(config)
+    assert net.elastic(torch.randn(net.input_shape(config))).shape == (1, 5, *net.input_shape(config)[2:])
