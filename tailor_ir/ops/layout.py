@@ -331,15 +331,46 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     ):  # of a weight: what meets the positions later gives them meaning
         p.freeze((x[axis],), node, "is looked up by position")
         return ((*x[:axis], *(p.pool.free(size) for size in positions.shape), *x[axis + 1 :]),)
+    unfolded = _unfolded(positions)
+    if unfolded is not None and p.pool.depends_on_input(x[axis]):
+        step, stride = unfolded
+        windows = p.pool.window(x[axis], stride, -step * (positions.shape[0] - 1))
+        if windows.size == positions.shape[1]:
+            return ((*x[:axis], p.pool.fixed(positions.shape[0]), windows, *x[axis + 1 :]),)
     first, last = int(positions.min()), int(positions.max())
-    if first < 0 or not p.is_fixed(x[axis]):
+    if positions.ndim and p.pool.depends_on_input(x[axis]):
+        p.freeze((x[axis],), node, "is looked up by position")
+    elif first < 0 or not p.is_fixed(x[axis]):
         _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
     return ((*x[:axis], *kept, *x[axis + 1 :]),)
 
 
+def _unfolded(positions: np.ndarray) -> tuple[int, int] | None:
+    """(step, stride) where column j holds window j of an axis: positions j · stride + i · step; None where it does not."""
+    if positions.ndim != 2 or positions[0, 0] != 0:
+        return None
+    rows, columns = positions.shape
+    step = int(positions[1, 0]) if rows > 1 else 1
+    stride = int(positions[0, 1]) if columns > 1 else 1
+    regular = np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride
+    return (step, stride) if step > 0 and stride > 0 and np.array_equal(positions, regular) else None
+
+
+def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    positions = tensors[node.inputs[1]].numpy()
+    axis = node.int("axis", 0) % len(shapes.full_inputs[0])
+    unfolded = _unfolded(positions)
+    if unfolded is None or shapes.inputs[0][axis] == shapes.full_inputs[0][axis]:
+        return {1: positions}
+    step, stride = unfolded
+    rows, columns = shapes.outputs[0][axis : axis + 2]
+    return {1: np.arange(rows)[:, None] * step + np.arange(columns)[None, :] * stride}
+
+
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Gather(tensors[node.inputs[1]].numpy(), node.int("axis", 0) % len(shapes.full_inputs[0]))
+    positions = _gather_constants(node, shapes, tensors)[1]
+    return Gather(np.ascontiguousarray(positions), node.int("axis", 0) % len(shapes.full_inputs[0]))
 
 
 def _squeezed(node: Node, p: Propagation, rank: int) -> tuple[int, ...]:
@@ -380,5 +411,5 @@ OPERATORS = (
     Operator(names=("Slice",), axes=_slice_axes, lower=_lower_slice, operands=1, constants=_slice_constants),
     Operator(names=("Roll",), axes=_roll_axes, lower=_lower_roll, attributes=_roll_attributes),
     Operator(names=("Split",), axes=_split_axes, lower=_lower_split, operands=1, constants=_split_constants),
-    Operator(names=("Gather",), axes=_gather_axes, lower=_lower_gather, operands=1),
+    Operator(names=("Gather",), axes=_gather_axes, lower=_lower_gather, operands=1, constants=_gather_constants),
 )
