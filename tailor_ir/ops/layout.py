@@ -370,7 +370,7 @@ def _gather_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torc
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     positions = _gather_constants(node, shapes, tensors)[1]
-    return Gather(np.ascontiguousarray(positions), node.int("axis", 0) % len(shapes.full_inputs[0]))
+    return Gather(positions.copy(), node.int("axis", 0) % len(shapes.full_inputs[0]))
 
 
 def _squeezed(node: Node, p: Propagation, rank: int) -> tuple[int, ...]:
