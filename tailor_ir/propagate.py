@@ -126,6 +126,11 @@ def _freeze_unmovable(p: Propagation) -> None:
         users = consumers.get(name, [])
         tensor = p.tensors[name]
         values = tensor.is_floating_point() or tensor.dtype == torch.bool
-        mixed = next((node for node in users if node.op in MIXERS), None)
+        mixed = next((node for node in users if _sums_over_positions(node, name, axes)), None)
         if mixed is not None or not values or not can_resample(axes):
             p.freeze(p.dims[name], mixed or users[0], f"'{name}' has one entry for each position")
+
+
+def _sums_over_positions(node: Node, name: str, axes: Sequence[ax.Axis]) -> bool:
+    """Whether an operator adds up a stored tensor's entries for positions; values that a linear map is applied to are not."""
+    return node.op in MIXERS and not (node.op == "Linear" and node.inputs[0] == name and not axes[-1].spatial)
