@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 NETWORKS = Path(__file__).with_name("zoo.txt")
-KINDS = ("resolution", "depth", "width_mult", "expand_ratio", "kernel_size", "heads")
+KINDS = ("resolution", "depth", "width_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE = 1e-4
 
@@ -79,6 +79,7 @@ def _tensor(output: Any) -> Any:
 
 
 def _difference(a: Any, b: Any) -> float:
+    assert a.shape == b.shape, (a.shape, b.shape)
     return float((a - b).abs().max() / a.abs().max())
 
 
