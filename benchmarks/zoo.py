@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 NETWORKS = Path(__file__).with_name("zoo.txt")
-KINDS = ("resolution", "depth", "width_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
+KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE = 1e-4
 
@@ -129,7 +129,11 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [
         ("compile", "all", count(lambda row: True)),
         ("largest = original, elastic = built = exported (1e-4)", "all", equal),
-        ("elastic width or expansion", ">= 57", count(lambda r: r["width_mult"] + r["expand_ratio"])),
+        (
+            "elastic width or expansion",
+            ">= 57",
+            count(lambda r: r["width_mult"] + r["growth_mult"] + r["expand_ratio"]),
+        ),
         ("elastic depth", ">= 50", count(lambda r: r["depth"])),
         ("elastic resolution", ">= 50", count(lambda r: r["resolution"])),
         ("smallest SubNet <= 50 % of the MACs", ">= 54", count(lambda r: r["smallest_macs"] <= 0.5)),

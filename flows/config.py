@@ -29,7 +29,7 @@ from tasks.profile import Settings as ProfileSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 
-KINDS = ("depth", "width_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
+KINDS = ("depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 RANGE = ("from", "to", "step")
 MOST_CHOICES = 1000
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailor_ir.axes import Channels
+from tailor_ir.axes import Channels, Concat
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph
 from tailor_ir.inner import InnerGroups, inner_groups
@@ -208,7 +208,8 @@ class Proposal:
             sizes.insert(0, kept)
         if choices[-1] != 1:
             raise SpaceError(f"space: {name}={list(choices)}: must include 1, the network as it is")
-        variable = self._add(name, "width_mult", "stage", choices) if len(choices) > 1 else None
+        kind = "growth_mult" if name.endswith("growth_mult") else "width_mult"
+        variable = self._add(name, kind, "stage", choices) if len(choices) > 1 else None
         for index, group in enumerate(groups):
             self.widths[group] = Width(group=group, variable=variable, sizes=tuple(kept[index] for kept in sizes))
 
@@ -217,15 +218,22 @@ class Proposal:
         everything = inner_groups(self.graph.nodes, (), self.axis_map, self.regions.carriers)
         inside = {g for place in places for g in (*place.inner.hidden, *place.inner.heads, *place.inner.values)}
         labels = self._labels()
-        found: dict[str, list[int]] = {}
+        found: dict[tuple[str, bool], list[int]] = {}
         for group in everything.hidden:
             makers = [labels[name] for name in self.regions.carriers[group] if name in labels]
             if group not in self.widths and group not in inside and makers:
-                found.setdefault(min(makers)[1], []).append(group)
+                found.setdefault((min(makers)[1], self._grows(group)), []).append(group)
         taken = {variable.name for variable in self.variables}
-        for label, groups in found.items():
-            name = f"{label}.width_mult"
-            self._width(f"{label}.branch_width_mult" if name in taken else name, *groups, units=everything.units)
+        for (label, grows), groups in found.items():
+            name = f"{label}.growth_mult" if grows else f"{label}.width_mult"
+            name = f"{label}.branch_width_mult" if name in taken else name
+            self._width(name, *groups, units=everything.units)
+
+    def _grows(self, group: int) -> bool:
+        """Whether a group is added to ever longer concatenations, as in densely connected layers."""
+        axes = {axis for name in self.regions.carriers[group] for axis in self.axis_map.axes[name]}
+        lengths = {axis.size for axis in axes if isinstance(axis, Concat) and group in axis.groups}
+        return len(lengths) > 2
 
     def _labels(self) -> dict[str, tuple[int, str]]:
         """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""

@@ -25,7 +25,7 @@ class Variable:
     """One thing that can be chosen. `choices` ascend; the last is the network as it was given."""
 
     name: str
-    kind: str  # "resolution" | "depth" | "width_mult" | "expand_ratio"
+    kind: str  # resolution, depth, width_mult, growth_mult, expand_ratio, heads, v_scale or kernel_size
     scope: str  # "global" | "stage" | "block"
     choices: tuple[Choice, ...]
 
