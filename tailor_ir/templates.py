@@ -87,8 +87,7 @@ class Template:
         roles = []
         for name in names:
             constant = context.tensors[name].numpy().tobytes() if context.fixed_constant(name) else None
-            stored = name in context.graph.initializers or name not in context.data
-            roles.append((self.columns[name], constant, stored, context.types.get(name)))
+            roles.append((self.columns[name], constant, name in context.data, context.types.get(name)))
         nodes = tuple(
             (n.op, n.attributes, *(tuple(number.get(name, -1) for name in side) for side in (n.inputs, n.outputs)))
             for n in self.cluster
