@@ -1,86 +1,119 @@
 """The elastic network: all SubNets in one module, weights shared, one active at a time."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.axes import spatial_in
+from tailor_ir.axes import Axis, Sizes, spatial_in
 from tailor_ir.graph import Graph, Node, Tensors
-from tailor_ir.lowering import Lowering, apply_config
+from tailor_ir.lowering import Lowering, sizes_of, without_blocks
 from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Regions
 from tailor_ir.space import Choice, Space
 from tailor_ir.weights import Cut, is_labels, make_cut
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 Statistics = dict[str, torch.Tensor]  # name of a running mean or variance -> (channels of the SubNet,)
 PLANS_KEPT = 128
+OUTLINES_KEPT = 128
+CUTS_KEPT = 64  # of tensors with the same axes
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A computed value, or a stored tensor with the cut that this SubNet needs."""
+class Call(NamedTuple):
+    """A node: operands and results by name, and the values that nothing needs afterwards."""
 
-    name: str
-    stored: bool
-    cut: Cut | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One module call."""
-
-    module: nn.Module
-    operands: tuple[Operand, ...]
+    node: Node
+    operands: tuple[str, ...]
     outputs: tuple[str, ...]
     released: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All calls of one SubNet in order, and the sizes of its BatchNorm statistics."""
+class Wiring(NamedTuple):
+    """A call, the stored tensors among its operands, and its values that depend on the network's input."""
 
-    steps: tuple[Step, ...]
+    call: Call
+    stored: dict[str, None]
+    data: tuple[str, ...]
+    depends_on_input: bool
+
+
+class Outline(NamedTuple):
+    """What all SubNets that skip the same blocks have in common.
+
+    `stored`: tensors that are needed. `weight_calls`: what follows from these alone.
+    """
+
+    stored: tuple[str, ...]
+    weight_calls: tuple[Call, ...]
+    calls: tuple[Call, ...]
     output: str
-    statistics: dict[str, Cut | None]
+
+
+class Plan(NamedTuple):
+    """What one SubNet runs: the outline's calls with a module for each, on tensors with these cuts."""
+
+    outline: Outline
+    cuts: tuple[Cut | None, ...]
+    weight_modules: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
+
+
+@dataclass(slots=True)
+class Observed:
+    """BatchNorm statistics being taken: means over the batches (and over the users of one norm)."""
+
+    active: bool = False
+    statistics: Statistics = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
 
 
 class ElasticBatchNorm(nn.Module):
-    """BatchNorm of the active SubNet: batch statistics in training (nothing is written), its own or stored ones else."""
+    """BatchNorm of the active SubNet: batch statistics in training (nothing is written), those given else."""
 
-    def __init__(self, mean_name: str, variance_name: str, epsilon: float) -> None:
+    def __init__(self, mean_name: str, variance_name: str, epsilon: float, observed: Observed) -> None:
         super().__init__()
         self.mean_name, self.variance_name, self.epsilon = mean_name, variance_name, epsilon
-        self.own: Statistics = {}
-        self.observed_batches = -1  # below zero: not observing
+        self.observed = observed
 
     def forward(
         self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
     ) -> torch.Tensor:
-        if self.observed_batches >= 0:
+        if self.observed.active:
             return self._observe(x, scale, bias)
         if self.training:
             return F.batch_norm(x, None, None, scale, bias, training=True, eps=self.epsilon)
-        mean = self.own.get(self.mean_name, mean)
-        variance = self.own.get(self.variance_name, variance)
         return F.batch_norm(x, mean, variance, scale, bias, training=False, eps=self.epsilon)
 
     def _observe(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        if not self.observed_batches:
-            self.own = {self.mean_name: torch.zeros_like(scale), self.variance_name: torch.ones_like(scale)}
-        self.observed_batches += 1
-        momentum = 1.0 / self.observed_batches  # the mean over all batches
-        mean, variance = self.own[self.mean_name], self.own[self.variance_name]
-        return F.batch_norm(x, mean, variance, scale, bias, training=True, momentum=momentum, eps=self.epsilon)
+        found, seen = self.observed.statistics, self.observed.batches.get(self.mean_name, 0) + 1
+        self.observed.batches[self.mean_name] = seen
+        mean = found.setdefault(self.mean_name, torch.zeros_like(scale))
+        variance = found.setdefault(self.variance_name, torch.ones_like(scale))
+        return F.batch_norm(x, mean, variance, scale, bias, training=True, momentum=1.0 / seen, eps=self.epsilon)
+
+
+class _Cuts:
+    """The cuts of all tensors with the same axes."""
+
+    def __init__(self, axes: tuple[Axis, ...], *, labels: bool) -> None:
+        self._axes, self._labels = axes, labels
+        self._elastic = tuple(dict.fromkeys(axis for axis in axes if axis.groups or axis.spatial))
+        self._known: dict[tuple[int, ...], Cut | None] = {}
+
+    def __call__(self, sizes: Sizes) -> Cut | None:
+        key = tuple(map(sizes, self._elastic))
+        if key not in self._known:
+            if len(self._known) >= CUTS_KEPT:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = make_cut(self._axes, sizes, labels=self._labels)
+        return self._known[key]
 
 
 def _key(name: str) -> str:
@@ -101,20 +134,60 @@ class Elastic(nn.Module):
         for name in (*graph.statistics, *graph.constants):
             self.stored.register_buffer(_key(name), tensors[name].clone())
         self.labels = frozenset(n for n in graph.constants if spatial_in(axis_map.axes[n]) and is_labels(tensors[n]))
-        self._lowering = Lowering(graph, tensors, axis_map)
-        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._observed = Observed()
         self._norms = {
-            node.name: ElasticBatchNorm(node.inputs[3], node.inputs[4], node.float("epsilon", 1e-5))
+            node.name: ElasticBatchNorm(node.inputs[3], node.inputs[4], node.float("epsilon", 1e-5), self._observed)
             for node in graph.nodes
             if node.op == "BatchNormalization"
         }
         self.batch_norms = nn.ModuleList(self._norms.values())
-        self.activate(space.max_config)
+        tables: tuple[tuple[Sequence[str], Mapping[str, torch.Tensor | None]], ...] = (
+            (graph.parameters, self.weights._parameters),
+            ((*graph.statistics, *graph.constants), self.stored._buffers),
+        )
+        self._places = {name: (table, _key(name)) for names, table in tables for name in names}
+        cuts: dict[tuple[tuple[Axis, ...], bool], _Cuts] = {}
+        self._cuts: dict[str, _Cuts] = {}
+        for name in self._places:
+            axes, labels = axis_map.axes[name], name in self.labels
+            self._cuts[name] = cuts.setdefault((axes, labels), _Cuts(axes, labels=labels))
+        self._outlines: OrderedDict[frozenset[int], Outline] = OrderedDict()
+        self._own: Statistics = {}
+        self._start(space.cardinalities - 1)
+
+    def _start(self, codes: np.ndarray) -> None:
+        """Forget all modules and plans, and make the active SubNet's."""
+        self._lowering = Lowering(self.graph, self.tensors(), self.axis_map)
+        self._wirings = {node.name: self._wire(node) for node in self.graph.nodes}
+        complete = self._make_outline(frozenset())
+        for call in (*complete.weight_calls, *complete.calls):
+            self._wirings[call.node.name] = self._wirings[call.node.name]._replace(call=call)
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._fixed: _Fixed | None = None
+        self._codes = codes
+        self._plan = self._plan_of(codes)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Another device or element type: modules may hold tensors of their own."""
+        super()._apply(fn, recurse)
+        self._start(self._codes)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies share nothing with the original; plans are made again where they are needed."""
+        return self.__dict__ | {"_plans": OrderedDict(), "_fixed": None}
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module."""
+        self._fixed = None
+        return super().train(mode)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A parameter, statistic or constant by its name in the network."""
-        key = _key(name)
-        return self.weights[key] if key in self.weights else self.stored.get_buffer(key)
+        table, key = self._places[name]
+        tensor = table[key]
+        assert tensor is not None
+        return tensor
 
     def tensors(self) -> Tensors:
         """All stored tensors by name, detached."""
@@ -122,93 +195,145 @@ class Elastic(nn.Module):
 
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
         """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
-        codes = self.space.canonical_codes(self.space.row(config)[None])[0]
-        self._plan = self._plan_of(codes)
-        for norm in self._norms.values():
-            norm.own = statistics or {}
+        self._codes = self.space.row(config)
+        self._plan = self._plan_of(self._codes)
+        self._own = statistics or {}
+        self._fixed = None
+
+    # -- plans -------------------------------------------------------------------------------------------------------
 
     def _plan_of(self, codes: np.ndarray) -> Plan:
-        key = codes.tobytes()
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(codes)
-            if len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(key)
-        return self._plans[key]
+        with torch.inference_mode(False):  # what plans hold is used where gradients are needed, too
+            return _remembered(self._plans, codes.tobytes(), PLANS_KEPT, lambda: self._make_plan(codes))
 
     def _make_plan(self, codes: np.ndarray) -> Plan:
-        subnet = apply_config(self.graph, self.regions, self.space, codes)
-        cuts: dict[str, Cut | None] = {}
-        initializers = self.graph.initializers
-
-        def operand(name: str) -> Operand:
-            if name in initializers and name not in cuts:
-                cuts[name] = make_cut(self.axis_map.axes[name], subnet.sizes, labels=name in self.labels)
-            return Operand(name, name in initializers, cuts.get(name))
-
-        calls = []
-        last_use: dict[str, int] = {}
-        for index, node in enumerate(subnet.nodes):
-            module, names = self._module(node, subnet.sizes)
-            calls.append((module, tuple(operand(name) for name in names), node.outputs))
-            last_use.update((name, index) for name in names)
-        kept = {*subnet.outputs, *self.graph.inputs}
-        steps = tuple(
-            Step(module, operands, outputs, tuple(n for n, i in last_use.items() if i == index and n not in kept))
-            for index, (module, operands, outputs) in enumerate(calls)
+        skipped = self.space.skipped_blocks(codes)
+        outline = _remembered(self._outlines, skipped, OUTLINES_KEPT, lambda: self._make_outline(skipped))
+        sizes = sizes_of(self.space, codes)
+        return Plan(
+            outline,
+            tuple([self._cuts[name](sizes) for name in outline.stored]),
+            tuple([self._module(call.node, sizes) for call in outline.weight_calls]),
+            tuple([self._module(call.node, sizes) for call in outline.calls]),
         )
-        statistics = {n: cuts[n] for n in self.graph.statistics if n in cuts}
-        return Plan(steps, subnet.outputs[0], statistics)
 
-    def _module(self, node: Node, sizes: object) -> tuple[nn.Module, tuple[str, ...]]:
-        if node.op == "BatchNormalization":
-            return self._norms[node.name], node.inputs[:5]
-        lowered = self._lowering.lower(node, sizes)  # type: ignore[arg-type]
-        return lowered.module, lowered.inputs
+    def _module(self, node: Node, sizes: Sizes) -> nn.Module:
+        return self._norms[node.name] if node.name in self._norms else self._lowering.module(node, sizes)
+
+    def _wire(self, node: Node) -> Wiring:
+        data, operands = self._lowering.data, self._lowering.operands(node)
+        values = tuple(name for name in dict.fromkeys((*operands, *node.outputs)) if name in data)
+        stored = {name: None for name in operands if name in self._places}
+        return Wiring(Call(node, operands, node.outputs, ()), stored, values, node.outputs[0] in data)
+
+    def _make_outline(self, skipped: frozenset[int]) -> Outline:
+        nodes, outputs = without_blocks(self.graph, self.regions, skipped)
+        stored: dict[str, None] = {}
+        needed = {*outputs, *self.graph.inputs}
+        weight_calls: list[Call] = []
+        calls: list[Call] = []
+        for node in reversed(nodes):
+            wiring = self._wirings[node.name]
+            if wiring.call.node is not node:  # it reads what was before a skipped block
+                wiring = self._wire(node)
+            stored.update(wiring.stored)
+            last = tuple([name for name in wiring.data if name not in needed])
+            needed.update(last)
+            call = wiring.call if wiring.call.released == last else wiring.call._replace(released=last)
+            (calls if wiring.depends_on_input else weight_calls).append(call)
+        return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs[0])
+
+    # -- running -----------------------------------------------------------------------------------------------------
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values: dict[str, torch.Tensor] = {self.graph.inputs[0]: x}
-        for step in self._plan.steps:
-            arguments = [
-                values[o.name]
-                if not o.stored
-                else (self.tensor(o.name) if o.cut is None else o.cut(self.tensor(o.name)))
-                for o in step.operands
-            ]
-            result = step.module(*arguments)
-            if len(step.outputs) == 1:
-                values[step.outputs[0]] = result
-            else:
-                values.update(zip(step.outputs, result, strict=True))
-            for name in step.released:
-                values.pop(name, None)
-        return values[self._plan.output]
+        values = self._fixed_values()
+        values[self.graph.inputs[0]] = x
+        _run(self._plan.outline.calls, self._plan.modules, values)
+        return values[self._plan.outline.output]
+
+    def _fixed_values(self) -> dict[str, torch.Tensor]:
+        """Everything that does not depend on x: cut tensors, and what follows from them alone.
+
+        Without gradients it is kept until a tensor changes, or another SubNet is activated.
+        """
+        sources = [self.tensor(name) for name in self._plan.outline.stored]
+        if torch.is_grad_enabled() or not sources or not _can_keep(sources):
+            return self._compute_fixed(sources)
+        if self._fixed is None or not self._fixed.holds(sources):
+            versions = [source._version for source in sources]
+            self._fixed = _Fixed(sources, versions, self._compute_fixed(sources))
+        return dict(self._fixed.values)
+
+    def _compute_fixed(self, sources: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        plan = self._plan
+        cut_sources = zip(plan.outline.stored, plan.cuts, sources, strict=True)
+        values = {name: source if cut is None else cut(source) for name, cut, source in cut_sources}
+        values.update(self._own)
+        _run(plan.outline.weight_calls, plan.weight_modules, values)
+        return values
 
     def stored_statistics(self) -> Statistics:
         """The stored BatchNorm statistics, cut to the active SubNet."""
+        names = set(self.graph.statistics)
         return {
             name: (self.tensor(name) if cut is None else cut(self.tensor(name))).clone()
-            for name, cut in self._plan.statistics.items()
+            for name, cut in zip(self._plan.outline.stored, self._plan.cuts, strict=True)
+            if name in names
         }
 
     @torch.no_grad()
     def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
         """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""
         was_training = self.training
-        with self._observing():
-            self.eval()
+        self.eval()
+        self._observed.active = True
+        try:
             for x in batches:
                 self(x)
-            found = {name: value for norm in self._norms.values() for name, value in norm.own.items()}
-        self.train(was_training)
-        return {name: found[name] for name in self._plan.statistics if name in found}
-
-    @contextmanager
-    def _observing(self) -> "Iterator[None]":
-        for norm in self._norms.values():
-            norm.own, norm.observed_batches = {}, 0
-        try:
-            yield
+            return dict(self._observed.statistics)
         finally:
-            for norm in self._norms.values():
-                norm.own, norm.observed_batches = {}, -1
+            self._observed.active = False
+            self._observed.statistics, self._observed.batches = {}, {}
+            self.train(was_training)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Values that follow from stored tensors alone, and the tensors' versions when they were computed."""
+
+    sources: Sequence[torch.Tensor]
+    versions: Sequence[int]
+    values: dict[str, torch.Tensor]
+
+    def holds(self, sources: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors are still the same and unchanged."""
+        same = all(a is b for a, b in zip(self.sources, sources, strict=True))
+        return same and all(t._version == v for t, v in zip(sources, self.versions, strict=True))
+
+
+def _can_keep(sources: Sequence[torch.Tensor]) -> bool:
+    """Whether changes of the tensors can be seen, and what follows from them does not depend on the surroundings."""
+    device = sources[0].device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return not autocast and not any(source.is_inference() for source in sources)
+
+
+def _run(calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, torch.Tensor]) -> None:
+    for (_, operands, outputs, released), module in zip(calls, modules, strict=True):
+        result = module(*[values[name] for name in operands])
+        if len(outputs) == 1:
+            values[outputs[0]] = result
+        else:
+            values.update(zip(outputs, result, strict=True))
+        for name in released:
+            del values[name]
+
+
+def _remembered(known: OrderedDict[Key, Value], key: Key, limit: int, make: Callable[[], Value]) -> Value:
+    """The value of a key, made when it is new; the one not used for longest makes room."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > limit:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]

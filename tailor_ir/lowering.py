@@ -1,13 +1,15 @@
 """From nodes to torch modules under one config: what runs, on which operands, and what is left out."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.axes import Sizes
+from tailor_ir.axes import Axis, Batch, Sizes
 from tailor_ir.convert import convert_static
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, Lowered, NodeShapes
@@ -15,6 +17,11 @@ from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Regions
 from tailor_ir.space import Space
 from tailor_ir.weights import Cut, make_resampler
+
+HOME = (torch.device("cpu"), torch.float32)
+MODULES_KEPT = 64  # of each node
+# their modules follow channels and kernels; they compute at any resolution
+ANY_RESOLUTION = frozenset(("Conv", "ConvTranspose", "GroupNorm", "InstanceNormalization"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +35,37 @@ class Subnet:
 
 def apply_config(graph: Graph, regions: Regions, space: Space, codes: np.ndarray, batch: int = 1) -> Subnet:
     """The SubNet of one row of choice indices."""
-    sizes = Sizes(groups=space.group_sizes(codes), spatial=space.spatial(codes), batch=batch)
-    skipped = space.skipped_blocks(codes)
+    nodes, outputs = without_blocks(graph, regions, space.skipped_blocks(codes))
+    return Subnet(nodes, outputs, sizes_of(space, codes, batch))
+
+
+def sizes_of(space: Space, codes: np.ndarray, batch: int = 1) -> Sizes:
+    """The size of every axis under one row of choice indices."""
+    return Sizes(groups=space.group_sizes(codes), spatial=space.spatial(codes), batch=batch)
+
+
+def without_blocks(graph: Graph, regions: Regions, skipped: frozenset[int]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """Nodes and outputs of the graph without some of its blocks, and without what only these needed."""
     if not skipped:
-        return Subnet(graph.nodes, graph.outputs, sizes)
+        return graph.nodes, graph.outputs
     left_out: set[str] = set()
     alias: dict[str, str] = {}
     for position in sorted(skipped):
         block = regions.blocks[position]
         left_out.update(node.name for node in block.nodes)
         alias[block.exit] = alias.get(block.entry, block.entry)
-    nodes = tuple(_renamed(node, alias) for node in graph.nodes if node.name not in left_out)
-    return Subnet(nodes, tuple(alias.get(name, name) for name in graph.outputs), sizes)
+    outputs = tuple(alias.get(name, name) for name in graph.outputs)
+    read = set(outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name not in left_out and not read.isdisjoint(node.outputs):
+            nodes.append(_renamed(node, alias))
+            read.update(nodes[-1].inputs)
+    return tuple(reversed(nodes)), outputs
 
 
 def _renamed(node: Node, alias: Mapping[str, str]) -> Node:
-    if not any(name in alias for name in node.inputs):
+    if alias.keys().isdisjoint(node.inputs):
         return node
     return Node(
         name=node.name,
@@ -65,38 +87,150 @@ class Resampled(nn.Module):
         return self.resample(self.module(*operands))
 
 
+class _WatchedShapes:
+    """`NodeShapes`, each computed when it is read."""
+
+    def __init__(self, node: Node, axis_map: AxisMap, sizes: Sizes) -> None:
+        self._axes = (
+            [axis_map.axes[name] if name else () for name in node.inputs],
+            [axis_map.axes[name] for name in node.outputs],
+        )
+        self._sizes = sizes
+
+    @cached_property
+    def full_inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(axis.size for axis in axes) for axes in self._axes[0])
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._sizes.shape(axes) for axes in self._axes[0])
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._sizes.shape(axes) for axes in self._axes[1])
+
+    @cached_property
+    def open_outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(-1 if _has_batch(axis) else self._sizes(axis) for axis in axes) for axes in self._axes[1])
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Which of them were read."""
+        return frozenset(vars(self))
+
+
+def _has_batch(axis: Axis) -> bool:
+    return any(isinstance(leaf, Batch) for leaf in axis.leaves)
+
+
+class _NodeModules:
+    """The modules of one node so far, by the sizes of those axes that its lowering has ever looked at.
+
+    `kind`: nodes of one kind and equal sizes of `axes` have equal modules.
+    """
+
+    def __init__(self, node: Node, graph: Graph, axis_map: AxisMap) -> None:
+        names = [name for name in (*node.inputs, *node.outputs) if name]
+        axes = [axis for name in names for axis in axis_map.axes[name]]
+        self._follows_positions = node.op not in ANY_RESOLUTION
+        self._inputs = self._elastic([axis for name in node.inputs if name for axis in axis_map.axes[name]])
+        self._outputs = self._elastic([axis for name in node.outputs for axis in axis_map.axes[name]])
+        self.axes = (*self._inputs, *self._outputs)
+        self.kind = (
+            node.op,
+            node.attributes,
+            tuple(name if name in graph.constants else bool(name) for name in node.inputs),
+            len(node.outputs),
+            tuple(len(axis_map.axes[name]) for name in names),
+            tuple((axis.size, bool(self._elastic([axis])), _has_batch(axis)) for axis in axes),
+        )
+        self.looked_at: tuple[Axis, ...] = ()
+        self.by_sizes: dict[tuple[int, ...], nn.Module] = {}
+
+    def _elastic(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(a for a in axes if (self._follows_positions or not a.spatial) and (a.groups or a.spatial))
+
+    def look(self, read: frozenset[str]) -> None:
+        """Take into account the shapes that a lowering has read."""
+        inputs = self._inputs if "inputs" in read else ()
+        outputs = self._outputs if read & {"outputs", "open_outputs"} else ()
+        if not {*inputs, *outputs}.issubset(self.looked_at):
+            self.looked_at = tuple({*self.looked_at, *inputs, *outputs})
+            self.by_sizes.clear()
+
+    def add(self, sizes: Sizes, module: nn.Module) -> None:
+        """Keep a module; the oldest makes room."""
+        if len(self.by_sizes) >= MODULES_KEPT:
+            self.by_sizes.pop(next(iter(self.by_sizes)))
+        self.by_sizes[tuple(map(sizes, self.looked_at))] = module
+
+
 class Lowering:
-    """Lowers nodes to modules; those that no config changes are converted once."""
+    """Lowers nodes to modules. What a module depends on is seen, so that it is made once for each case."""
 
     def __init__(self, graph: Graph, tensors: Tensors, axis_map: AxisMap) -> None:
         self.graph = graph
         self.axis_map = axis_map
-        self.constants = {name: tensors[name] for name in graph.constants}
+        self.constants = {name: tensors[name].cpu() for name in graph.constants}
         self.data = graph.data_values()
-        self._static: dict[str, Lowered] = {}
+        placed = [(t.device, t.dtype) for t in tensors.values() if t.is_floating_point()]
+        self._place = placed[0] if placed else HOME
+        self._modules: dict[str, _NodeModules] = {}
+        self._kinds: dict[Hashable, dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]]] = {}
 
     def shapes(self, node: Node, sizes: Sizes) -> NodeShapes:
         """Shapes of a node's operands and results."""
         return self.axis_map.node_shapes(node, sizes)
 
+    def operands(self, node: Node) -> tuple[str, ...]:
+        """The values and tensors that a node's module is called with, in order."""
+        record = OPERATORS[node.op]
+        names = tuple(name for name in node.inputs[: record.operands] if name)
+        return names + self.graph.inputs if record.needs_batch else names
+
     def lower(self, node: Node, sizes: Sizes) -> Lowered:
         """The module of a node and the names of its operands, in order."""
-        record = OPERATORS[node.op]
-        if record.lower is None:
-            return self._converted(node)
-        operands = tuple(name for name in node.inputs[: record.operands] if name)
-        if record.needs_batch:
-            operands += self.graph.inputs
-        module = record.lower(node, self.shapes(node, sizes), self.constants)
-        if node.op == "Gather" and node.outputs[0] not in self.data:
-            resample = make_resampler(self.axis_map.axes[node.outputs[0]], sizes)
-            module = module if resample is None else Resampled(module, resample)
-        return Lowered(module, operands)
+        return Lowered(self.module(node, sizes), self.operands(node))
 
-    def _converted(self, node: Node) -> Lowered:
-        if node.name not in self._static:
-            self._static[node.name] = convert_static(node, self.graph, self.constants)
-        lowered = self._static[node.name]
-        operands = OPERATORS[node.op].operands
-        names = node.inputs if operands is None else node.inputs[:operands]
-        return Lowered(lowered.module, tuple(name for name in names if name))
+    def module(self, node: Node, sizes: Sizes) -> nn.Module:
+        """The module of a node (its inputs may be renamed)."""
+        known = self._modules.get(node.name)
+        if known is None:
+            known = self._modules[node.name] = _NodeModules(node, self.graph, self.axis_map)
+        module = known.by_sizes.get(tuple(map(sizes, known.looked_at)))
+        if module is None:
+            module, read = self._make_lookup(node, sizes) if self._looks_up(node) else self._shared(node, sizes, known)
+            known.look(read)
+            known.add(sizes, module)
+        return module
+
+    def _shared(self, node: Node, sizes: Sizes, known: _NodeModules) -> tuple[nn.Module, frozenset[str]]:
+        """The module of this and all equal nodes, and the shapes that its lowering has read."""
+        of_kind = self._kinds.setdefault(known.kind, {})
+        key = tuple(map(sizes, known.axes))
+        if key not in of_kind:
+            if len(of_kind) >= MODULES_KEPT:
+                of_kind.pop(next(iter(of_kind)))
+            of_kind[key] = self._make(node, sizes)
+        return of_kind[key]
+
+    def _make(self, node: Node, sizes: Sizes) -> tuple[nn.Module, frozenset[str]]:
+        record = OPERATORS[node.op]
+        shapes = _WatchedShapes(node, self.axis_map, sizes)
+        if record.lower is None:
+            module = convert_static(node, self.graph, self.constants).module
+        else:
+            module = record.lower(node, cast(NodeShapes, shapes), self.constants)
+        if self._place != HOME:
+            device, dtype = self._place
+            module = module.to(device=device, dtype=dtype)
+        return module, shapes.read
+
+    def _looks_up(self, node: Node) -> bool:
+        return node.op == "Gather" and node.outputs[0] not in self.data
+
+    def _make_lookup(self, node: Node, sizes: Sizes) -> tuple[nn.Module, frozenset[str]]:
+        """Of weights by position: what is looked up follows the resolution."""
+        module, read = self._make(node, sizes)
+        resample = make_resampler(self.axis_map.axes[node.outputs[0]], sizes)
+        return module if resample is None else Resampled(module, resample), read | {"outputs"}

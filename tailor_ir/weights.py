@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tailor_ir.propagate import AxisMap
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
+MATRICES_KEPT = 256
 
 
 def can_resample(axes: Sequence[ax.Axis]) -> bool:
@@ -30,35 +32,75 @@ def _resamplable(axis: ax.Axis) -> bool:
             return True
 
 
-def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
-    """How a stored tensor is cut under a config; None when it is used whole."""
-    steps = _resamplers(axes, sizes, labels)
-    for dim, axis in enumerate(axes):
-        if axis.groups and sizes(axis) != axis.size and not axis.spatial:
-            steps.append(_selector(dim, axis, sizes))
-    return _chained(steps)
-
-
-def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
-    """How entries for positions follow the resolution; None when they stay. `labels`: from the nearest position."""
-    return _chained(_resamplers(axes, sizes, labels))
-
-
 def is_labels(tensor: torch.Tensor) -> bool:
     """Whether a constant's values tell cases apart (a mask), so that values between them mean nothing."""
     return not tensor.is_floating_point() or len(tensor.unique()) <= 2
 
 
-def _resamplers(axes: Sequence[ax.Axis], sizes: ax.Sizes, labels: bool) -> list[Cut]:
-    changed = any(sizes(leaf) != leaf.size for axis in axes for leaf in axis.leaves if isinstance(leaf, ax.Spatial))
-    steps = [_resampler(dim, axis, sizes, labels) for dim, axis in enumerate(axes) if axis.spatial] if changed else []
-    return [step for step in steps if step is not None]
+def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
+    """How a stored tensor is cut under a config; None when it is used whole. `labels`: from the nearest position."""
+    cutter = _Cutter(sizes, labels, channels=True)
+    return _chained([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
 
 
-def _chained(steps: list[Cut]) -> Cut | None:
+def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> Cut | None:
+    """How entries for positions follow the resolution, channels being cut already; None when they stay."""
+    cutter = _Cutter(sizes, labels=False, channels=False)
+    return _chained([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Finds the cuts of single dimensions. `channels`: also those of channels and kernels, not of positions alone."""
+
+    sizes: ax.Sizes
+    labels: bool
+    channels: bool
+
+    def cut(self, dim: int, axis: ax.Axis) -> Cut | None:
+        if self.sizes(axis) == axis.size:
+            return None
+        if axis.spatial:
+            return self._resampled(dim, axis)
+        return self._selected(dim, axis) if axis.groups and self.channels else None
+
+    def _resampled(self, dim: int, axis: ax.Axis) -> Cut | None:
+        """Interpolation of positions, for each factor and each piece by itself."""
+        match axis:
+            case ax.Product():
+                inner = _chained([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
+                return None if inner is None else _Factors(dim, self._stored(axis.factors), inner)
+            case ax.Concat():
+                return _Pieces(dim, self._stored(axis.pieces), tuple(self.cut(dim, piece) for piece in axis.pieces))
+            case _:
+                return _Interpolation(dim, axis.size, self.sizes(axis), self.labels)
+
+    def _stored(self, parts: Sequence[ax.Axis]) -> tuple[int, ...]:
+        """Sizes before the cut."""
+        return tuple(part.size if part.spatial or self.channels else self.sizes(part) for part in parts)
+
+    def _selected(self, dim: int, axis: ax.Axis) -> Cut:
+        size = self.sizes(axis)
+        match axis:
+            case ax.Channels():
+                return _Range(dim, 0, size)
+            case ax.Kernel():
+                return _Range(dim, (axis.size - size) // 2, size)
+            case _:
+                kept = {
+                    leaf.group: np.arange(self.sizes(leaf)) for leaf in axis.leaves if isinstance(leaf, ax.Channels)
+                }
+                positions = ax.surviving(axis, kept)
+                first = int(positions[0])
+                together = bool((positions == np.arange(first, first + len(positions))).all())
+                return _Range(dim, first, len(positions)) if together else _Positions(dim, positions)
+
+
+def _chained(found: Sequence[Cut | None]) -> Cut | None:
+    steps = tuple(step for step in found if step is not None)
     if not steps:
         return None
-    return steps[0] if len(steps) == 1 else _Chain(tuple(steps))
+    return steps[0] if len(steps) == 1 else _Chain(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,92 +114,95 @@ class _Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefix:
+class _Range:
+    """A view of neighbours along one dimension: a prefix of channels, a kernel's centre."""
+
     dim: int
+    start: int
     length: int
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.narrow(self.dim, 0, self.length)
+        return tensor.narrow(self.dim, self.start, self.length)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Positions:
-    dim: int
-    positions: torch.Tensor
+    """A copy of chosen positions along one dimension."""
+
+    __slots__ = ("_on", "dim")
+
+    def __init__(self, dim: int, positions: np.ndarray) -> None:
+        self.dim = dim
+        index = torch.from_numpy(positions)
+        self._on = {index.device: index}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.index_select(self.dim, self.positions.to(tensor.device))
+        index = self._on.get(tensor.device)
+        if index is None:
+            with torch.inference_mode(False):  # kept, and then used where gradients are needed
+                index = self._on[tensor.device] = next(iter(self._on.values())).to(tensor.device)
+        return tensor.index_select(self.dim, index)
 
 
 @dataclass(frozen=True, slots=True)
-class _Centre:
-    dim: int
-    length: int
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.narrow(self.dim, (tensor.shape[self.dim] - self.length) // 2, self.length)
-
-
-def _selector(dim: int, axis: ax.Axis, sizes: ax.Sizes) -> Cut:
-    if isinstance(axis, ax.Channels):
-        return _Prefix(dim, sizes(axis))
-    if isinstance(axis, ax.Kernel):
-        return _Centre(dim, sizes(axis))
-    kept = {leaf.group: np.arange(sizes(leaf)) for leaf in axis.leaves if isinstance(leaf, ax.Channels)}
-    return _Positions(dim, torch.from_numpy(ax.surviving(axis, kept)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Resample:
-    """Linear map along one dimension."""
+class _Factors:
+    """A cut of the factors that one dimension is the row-major flattening of."""
 
     dim: int
-    matrix: torch.Tensor  # (positions wanted, positions stored)
+    sizes: tuple[int, ...]
+    inner: Cut
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        matrix = self.matrix.to(tensor)
-        return torch.movedim(torch.movedim(tensor, self.dim, -1) @ matrix.T, -1, self.dim)
+        last = self.dim + len(self.sizes) - 1
+        return self.inner(tensor.unflatten(self.dim, self.sizes)).flatten(self.dim, last)
 
 
-def _resampler(dim: int, axis: ax.Axis, sizes: ax.Sizes, labels: bool) -> Cut | None:
-    """Bicubic interpolation of entries for positions. Source: DeiT (ICML 2021), positional embeddings at other resolutions."""
-    matrix = _resampling(axis, sizes, labels)
-    if matrix is None:
-        return None
-    if labels:
-        return _Positions(dim, matrix.argmax(1))
-    return _Resample(dim, matrix)
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Cuts of the pieces that one dimension is the concatenation of."""
+
+    dim: int
+    sizes: tuple[int, ...]
+    inner: tuple[Cut | None, ...]
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        pieces = zip(tensor.split(list(self.sizes), self.dim), self.inner, strict=True)
+        return torch.cat([piece if cut is None else cut(piece) for piece, cut in pieces], self.dim)
 
 
-def _resampling(axis: ax.Axis, sizes: ax.Sizes, labels: bool) -> torch.Tensor | None:
-    """The matrix (wanted, stored) that resamples an axis; None when its size stays."""
-    match axis:
-        case ax.Product():
-            parts = [_resampling(part, sizes, labels) for part in axis.factors]
-            if all(part is None for part in parts):
-                return None
-            matrix = torch.ones(1, 1, dtype=torch.float64)
-            for factor, part in zip(axis.factors, parts, strict=True):
-                matrix = torch.kron(matrix, torch.eye(factor.size, dtype=torch.float64) if part is None else part)
-            return matrix
-        case ax.Concat():
-            parts = [_resampling(piece, sizes, labels) for piece in axis.pieces]
-            if all(part is None for part in parts):
-                return None
-            blocks = zip(axis.pieces, parts, strict=True)
-            return torch.block_diag(*(torch.eye(p.size, dtype=torch.float64) if m is None else m for p, m in blocks))
-        case _:
-            return None if sizes(axis) == axis.size else _interpolation(axis.size, sizes(axis), labels)
+@dataclass(frozen=True, slots=True)
+class _Interpolation:
+    """Entries for positions along one dimension at another resolution: bicubic, or from the nearest for labels.
+
+    Source: DeiT (ICML 2021), positional embeddings at other resolutions.
+    """
+
+    dim: int
+    stored: int
+    wanted: int
+    labels: bool
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.labels:
+            return tensor.index_select(self.dim, _nearest(self.stored, self.wanted, tensor.device))
+        matrix = _bicubic(self.stored, self.wanted, tensor.dtype, tensor.device)
+        return (tensor.movedim(self.dim, -1) @ matrix).movedim(-1, self.dim)
 
 
-def _interpolation(stored: int, wanted: int, labels: bool) -> torch.Tensor:
-    """(wanted, stored) weights of bicubic (nearest for labels) interpolation between positions."""
-    each = torch.eye(stored, dtype=torch.float64)[None, :, :, None]  # one channel for each stored position
-    if labels:
-        taken = F.interpolate(each, size=(wanted, 1), mode="nearest-exact")
-    else:
+@lru_cache(maxsize=MATRICES_KEPT)
+def _bicubic(stored: int, wanted: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(stored, wanted) weights of bicubic interpolation between positions."""
+    with torch.inference_mode(False):  # kept, and then used where gradients are needed
+        each = torch.eye(stored, dtype=torch.float64)[None, :, :, None]  # one channel for each stored position
         taken = F.interpolate(each, size=(wanted, 1), mode="bicubic", align_corners=False)
-    return taken[0, :, :, 0].T.contiguous()
+        return taken[0, :, :, 0].to(dtype).to(device)
+
+
+@lru_cache(maxsize=MATRICES_KEPT)
+def _nearest(stored: int, wanted: int, device: torch.device) -> torch.Tensor:
+    """(wanted,) the stored position that is nearest to each."""
+    with torch.inference_mode(False):
+        positions = torch.arange(stored, dtype=torch.float64)[None, None]
+        return F.interpolate(positions, size=wanted, mode="nearest-exact")[0, 0].long().to(device)
 
 
 def importance(graph: Graph, tensors: Tensors, axis_map: "AxisMap", group: int) -> np.ndarray:
