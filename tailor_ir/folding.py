@@ -11,6 +11,9 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.scatter import write_block
 
 MAX_FOLD_ROUNDS = 12
+SHAPE_KEEPING = frozenset(
+    ("GroupNormalization", "RMSNormalization", "Swish")
+)  # functions that inference does not enter
 
 
 def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
@@ -37,7 +40,8 @@ def fold(graph: gs.Graph) -> gs.Graph:
         _constant_nodes_to_tensors(graph)
         graph.nodes[:] = [node for node in graph.nodes if node.outputs]
         graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
-        if not _fold_once(graph):
+        known = _copy_shapes(graph)
+        if not _fold_once(graph) and not known:
             return graph
         graph.nodes[:] = [node for node in graph.nodes if node.outputs]
         graph.cleanup(remove_unused_graph_inputs=False).toposort()
@@ -56,6 +60,27 @@ def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:
         raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
+
+
+def _copy_shapes(graph: gs.Graph) -> bool:
+    """Shapes of results that are those of the first operand, where shape inference does not know it."""
+    found = False
+    for node in graph.nodes:
+        if node.op in SHAPE_KEEPING and not has_fixed_shape(node.outputs[0]) and has_fixed_shape(node.inputs[0]):
+            node.outputs[0].shape, node.outputs[0].dtype = node.inputs[0].shape, node.inputs[0].dtype
+            found = True
+    return found
+
+
+def _repeats_for_samples(node: gs.Node, samples: int) -> bool:
+    """Whether a node repeats constant numbers once for each traced sample: SubNets have other batches, so it stays."""
+    if node.op != "Expand" or samples == 1 or not all(isinstance(i, gs.Constant) for i in node.inputs):
+        return False
+    source, target = node.inputs[0].values, node.inputs[1].values
+    if not np.issubdtype(source.dtype, np.floating) or len(target) < 2:
+        return False
+    before = source.shape[0] if source.ndim == len(target) else 1
+    return before == 1 and int(target[0]) == samples
 
 
 def has_fixed_shape(tensor: gs.Tensor) -> bool:
@@ -84,6 +109,8 @@ def _fold_once(graph: gs.Graph) -> bool:
         if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
             shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
             _become_constant(node, [np.asarray(shape, np.int64)])
+        elif _repeats_for_samples(node, graph.inputs[0].shape[0]):
+            continue
         elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
             _become_constant(node, _evaluate(node, graph.opset))
         elif node.op != "ScatterND" or not write_block(graph, node):

@@ -1,5 +1,6 @@
 """ONNX nodes in the forms that the IR's rules are written for: what does nothing is taken out, later opsets are rewritten."""
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from tailor_ir.folding import has_fixed_shape
@@ -10,6 +11,8 @@ REDUCTIONS = {
     "ReduceSumSquare",
 }  # fmt: skip
 RECURRENT = {"LSTM", "GRU"}
+# operators whose first operand has one row for each sample
+BY_SAMPLE = {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}
 # operators that repeat an operand of one row for all samples
 STRETCHING = {
     "Add", "And", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or",
@@ -43,18 +46,39 @@ def drop_idle(graph: gs.Graph) -> None:
 def share_rows(graph: gs.Graph) -> None:
     """Constants with the same row for each traced sample (a mask that was filled in) get one row for all samples."""
     samples = graph.inputs[0].shape[0]
-    for node in graph.nodes:
+    if samples == 1:
+        return
+    for node in list(graph.nodes):
+        if node.op in BY_SAMPLE:
+            _repeat_row(graph, node, samples)
         if node.op not in STRETCHING or (node.op == "Concat" and node.attrs["axis"] == 0):
             continue
         computed = [i for i in node.inputs if not isinstance(i, gs.Constant) and has_fixed_shape(i)]
         rank = len(node.outputs[0].shape)
-        if samples == 1 or not any(len(i.shape) == rank and i.shape[0] == samples for i in computed):
+        if not any(len(i.shape) == rank and i.shape[0] == samples for i in computed):
             continue
         for position, operand in enumerate(node.inputs):
-            if not isinstance(operand, gs.Constant) or len(operand.shape) != rank or operand.shape[0] != samples:
-                continue
-            if (operand.values == operand.values[:1]).all():
+            if len(operand.shape or ()) == rank and _has_equal_rows(operand, samples):
                 node.inputs[position] = gs.Constant(f"{operand.name}/row", operand.values[:1])
+    graph.toposort()
+
+
+def _has_equal_rows(operand: gs.Tensor, samples: int) -> bool:
+    if not isinstance(operand, gs.Constant) or not operand.shape or operand.shape[0] != samples:
+        return False
+    return bool((operand.values == operand.values[:1]).all())
+
+
+def _repeat_row(graph: gs.Graph, node: gs.Node, samples: int) -> None:
+    """The first operand as one row that is repeated for the samples."""
+    operand = node.inputs[0]
+    if not _has_equal_rows(operand, samples):
+        return
+    row = gs.Constant(f"{operand.name}/row", operand.values[:1])
+    target = gs.Constant(f"{operand.name}/shape", np.asarray(operand.shape, np.int64))
+    repeated = gs.Variable(f"{operand.name}/{node.name}", operand.dtype, operand.shape)
+    graph.nodes.append(gs.Node("Expand", repeated.name, inputs=[row, target], outputs=[repeated]))
+    node.inputs[0] = repeated
 
 
 def _is_idle(node: gs.Node) -> bool:
@@ -100,7 +124,7 @@ def normalise(node: gs.Node) -> None:
         node.attrs.pop("momentum", None)
     if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
         node.op = "GroupNorm"
-        node.attrs.pop("stash_type", None)
+        node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
     if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
         node.op = "RmsNorm"
         node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}

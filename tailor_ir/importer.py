@@ -15,6 +15,7 @@ from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.trace import OPSET, TRACE_BATCH
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
+SETTINGS = {"Resize": (1, 2), "Upsample": (1,)}  # input positions of floats that are no weights
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 
@@ -113,11 +114,18 @@ def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]
 
 def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None) -> frozenset[str]:
     """Initializers that hold what the network learned; everything else that is constant may be folded."""
+    settings = {
+        node.input[position]
+        for node in model.graph.node
+        for position in SETTINGS.get(node.op_type, ())
+        if position < len(node.input)
+    }
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
     return frozenset(
         tensor.name
         for tensor in model.graph.initializer
         if (tensor.name in state if state is not None else tensor.data_type in floats and np.prod(tensor.dims) > 1)
+        and tensor.name not in settings
     )
 
 

@@ -247,3 +247,29 @@ def test_buffers_outside_the_state_keep_their_values(tmp_path: Path) -> None:
 
     net = check_network(around(Blurred), torch.randn(1, 3, 16, 16), tmp_path)
     assert "depth" in {v.kind for v in net.space.variables}
+
+
+def test_constants_that_are_made_for_each_sample_follow_the_batch(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Conv2d(2, HIDDEN, 1)
+            self.bias = nn.Parameter(torch.randn(1, HIDDEN, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, _, height, width = x.shape
+            filled = torch.ones(batch, height, width)
+            positions = torch.stack((filled.cumsum(1), filled.cumsum(2)), 1) / height
+            return x + self.project(positions) + self.bias.expand(batch, -1, height, width)
+
+    net = check_network(around(Positions), torch.randn(1, 3, 16, 16), tmp_path)
+    assert "depth" in {v.kind for v in net.space.variables}
+
+
+def test_sliding_windows(tmp_path: Path) -> None:
+    def halo(x: torch.Tensor) -> torch.Tensor:
+        windows = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+        return windows.mean((-1, -2))
+
+    net = check_network(around(lambda: Function(halo)), torch.randn(1, 3, 16, 16), tmp_path)
+    assert {v.kind for v in net.space.variables} >= {"depth", "expand_ratio"}
