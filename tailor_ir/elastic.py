@@ -104,11 +104,12 @@ class _Cuts:
 
     def __init__(self, axes: tuple[Axis, ...], *, labels: bool) -> None:
         self._axes, self._labels = axes, labels
-        self._elastic = tuple(dict.fromkeys(axis for axis in axes if axis.groups or axis.spatial))
+        # not by the axes' own sizes: 2 heads of 16 are as many channels as 4 of 8, and others
+        self._leaves = tuple(frozenset().union(*(axis.leaves for axis in axes)))
         self._known: dict[tuple[int, ...], Cut | None] = {}
 
     def __call__(self, sizes: Sizes) -> Cut | None:
-        key = tuple(map(sizes, self._elastic))
+        key = tuple(map(sizes, self._leaves))
         if key not in self._known:
             if len(self._known) >= CUTS_KEPT:
                 self._known.pop(next(iter(self._known)))

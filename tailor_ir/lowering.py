@@ -1,6 +1,6 @@
 """From nodes to torch modules under one config: what runs, on which operands, and what is left out."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -150,12 +150,15 @@ class _NodeModules:
     def _elastic(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in axes if (self._follows_positions or not a.spatial) and (a.groups or a.spatial))
 
-    def look(self, read: frozenset[str]) -> None:
-        """Take into account the shapes that a lowering has read."""
+    def axes_of(self, read: frozenset[str]) -> tuple[Axis, ...]:
+        """The axes that the named shapes are made of."""
         inputs = self._inputs if "inputs" in read else ()
-        outputs = self._outputs if read & {"outputs", "open_outputs"} else ()
-        if not {*inputs, *outputs}.issubset(self.looked_at):
-            self.looked_at = tuple({*self.looked_at, *inputs, *outputs})
+        return (*inputs, *self._outputs) if read & {"outputs", "open_outputs"} else inputs
+
+    def look(self, axes: Collection[Axis]) -> None:
+        """Tell modules apart by these axes, too."""
+        if not set(axes).issubset(self.looked_at):
+            self.looked_at = tuple({*self.looked_at, *axes})
             self.by_sizes.clear()
 
     def add(self, sizes: Sizes, module: nn.Module) -> None:
@@ -199,8 +202,11 @@ class Lowering:
             known = self._modules[node.name] = _NodeModules(node, self.graph, self.axis_map)
         module = known.by_sizes.get(tuple(map(sizes, known.looked_at)))
         if module is None:
-            module, read = self._make_lookup(node, sizes) if self._looks_up(node) else self._shared(node, sizes, known)
-            known.look(read)
+            if node.op == "Gather" and node.outputs[0] not in self.data:
+                module = self._make_lookup(node, sizes, known)
+            else:
+                module, read = self._shared(node, sizes, known)
+                known.look(known.axes_of(read))
             known.add(sizes, module)
         return module
 
@@ -226,11 +232,10 @@ class Lowering:
             module = module.to(device=device, dtype=dtype)
         return module, shapes.read
 
-    def _looks_up(self, node: Node) -> bool:
-        return node.op == "Gather" and node.outputs[0] not in self.data
-
-    def _make_lookup(self, node: Node, sizes: Sizes) -> tuple[nn.Module, frozenset[str]]:
+    def _make_lookup(self, node: Node, sizes: Sizes, known: _NodeModules) -> nn.Module:
         """Of weights by position: what is looked up follows the resolution."""
         module, read = self._make(node, sizes)
-        resample = make_resampler(self.axis_map.axes[node.outputs[0]], sizes)
-        return module if resample is None else Resampled(module, resample), read | {"outputs"}
+        axes = self.axis_map.axes[node.outputs[0]]
+        resample = make_resampler(axes, sizes)
+        known.look({*known.axes_of(read), *(leaf for axis in axes for leaf in axis.leaves)})
+        return module if resample is None else Resampled(module, resample)
