@@ -8,7 +8,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
     """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
     probe = copy.deepcopy(model).eval()
     _make_values_unique(probe)
+    _take_one_input(probe)
     batch = example_input[:1].expand(TRACE_BATCH, *example_input.shape[1:]).contiguous()
     buffer = io.BytesIO()
     exporter_log = logging.getLogger("torch.onnx")
@@ -56,6 +57,29 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
         exporter_log.setLevel(level)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return onnx.load_from_string(buffer.getvalue()), state
+
+
+def _take_one_input(module: nn.Module) -> None:
+    """Leave the module one argument (the exporter traces defaults of others as inputs), and let it give plain tensors."""
+    forward = module.forward
+
+    def of_one_input(x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        found = tuple(_tensors_in(forward(x)))
+        return found[0] if len(found) == 1 else found
+
+    module.forward = of_one_input
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors of a network's answer, in order: itself, or those of a dictionary, tuple or list."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 @contextmanager

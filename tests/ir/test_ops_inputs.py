@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.ir.invariants import check_network, operators_of
+import tailor_ir
+from tests.ir.invariants import ORIGINAL_TOLERANCE, check_network, difference, operators_of
 from tests.ir.networks import perturb
 
 TOKENS, LENGTH, WIDTH = 100, 12, 32
@@ -117,3 +118,18 @@ def test_segmentation(tmp_path: Path) -> None:
     assert net.input_shape(config)[-1] < 64
     net.elastic.activate(config)
     assert net.elastic(torch.randn(net.input_shape(config))).shape == (1, 5, *net.input_shape(config)[2:])
+
+
+@torch.no_grad()
+def test_answers_in_a_dictionary_and_arguments_with_defaults() -> None:
+    class WithOption(Segmentation):
+        def forward(self, x: torch.Tensor, flip: bool = False) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return super().forward(x.flip(-1) if flip else x)
+
+    torch.manual_seed(0)
+    model = perturb(WithOption())
+    x = torch.randn(1, 3, 64, 64)
+    net = tailor_ir.compile(model, x)
+    net.elastic.eval().activate(net.max_config)
+    assert net.elastic.graph.inputs == ("input",)
+    assert difference(model(x)["out"], net.elastic(x)) <= ORIGINAL_TOLERANCE
