@@ -1,5 +1,6 @@
 """Stand-alone networks: a torch.fx module of ordinary layers that own a copy of one SubNet's weights."""
 
+import copy
 import re
 from collections.abc import Sequence
 
@@ -87,7 +88,7 @@ class _Builder:
             operands: Sequence[str] = node.inputs[:1]
         else:
             lowered = self.lowering.lower(node, self.subnet.sizes)
-            module, operands = lowered.module, lowered.inputs
+            module, operands = copy.deepcopy(lowered.module), lowered.inputs  # equal nodes share theirs
         name = self._name(node.name)
         self.root.add_module(name, module)
         result = self.graph.call_module(name, tuple(self._operand(o) for o in operands))

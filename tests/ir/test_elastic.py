@@ -252,6 +252,13 @@ def test_a_subnet_has_nothing_that_only_skipped_blocks_needed(name: str) -> None
     assert [name for name, parameter in built.named_parameters() if parameter.grad is None] == []
 
 
+def test_every_call_of_a_built_subnet_has_a_module_of_its_own(net: tailor_ir.SuperNet) -> None:
+    built = net.build(net.max_config)
+    assert isinstance(built, torch.fx.GraphModule)
+    targets = [str(node.target) for node in built.graph.nodes if node.op == "call_module"]
+    assert len({id(built.get_submodule(target)) for target in targets}) == len(targets) > 20
+
+
 def test_the_bias_of_a_skipped_attention_is_gone(net: tailor_ir.SuperNet) -> None:
     elastic = net.elastic
     biases = [name for name in elastic.graph.parameters if name.endswith(".bias") and elastic.tensor(name).dim() == 2]
