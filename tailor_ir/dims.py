@@ -81,6 +81,8 @@ class DimPool:
         if stride == 1 and inner is not None and inner.kind == "window":  # one window over the other's source
             (source,), (stride, before, rounding) = inner.parts, inner.attributes
             offset, ceil = before + stride * offset, bool(rounding)
+        elif inner is not None and inner.kind == "window" and inner.attributes[0] == 1:
+            (source,), offset = inner.parts, offset + inner.attributes[1]
         if stride == 1 and offset == 0:
             return source
         size = ax.window_size(source.size, stride, offset, ceil)

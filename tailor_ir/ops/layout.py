@@ -78,7 +78,9 @@ class Expand(nn.Module):
         self.sizes = sizes
 
     def forward(self, x: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        return x.expand([reference.shape[0] if size == -1 else size for size in self.sizes])
+        own = (1,) * (len(self.sizes) - x.dim()) + x.shape
+        wanted = zip(self.sizes, own, strict=True)
+        return x.expand([(reference.shape[0] if old == 1 else old) if size == -1 else size for size, old in wanted])
 
 
 class Slice(nn.Module):
