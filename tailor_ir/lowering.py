@@ -1,7 +1,7 @@
 """From nodes to torch modules under one config: what runs, on which operands, and what is left out."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -58,22 +58,14 @@ def without_blocks(graph: Graph, regions: Regions, skipped: frozenset[int]) -> t
     read = set(outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name not in left_out and not read.isdisjoint(node.outputs):
-            nodes.append(_renamed(node, alias))
-            read.update(nodes[-1].inputs)
-    return tuple(reversed(nodes)), outputs
-
-
-def _renamed(node: Node, alias: Mapping[str, str]) -> Node:
-    if alias.keys().isdisjoint(node.inputs):
-        return node
-    return Node(
-        name=node.name,
-        op=node.op,
-        inputs=tuple(alias.get(name, name) for name in node.inputs),
-        outputs=node.outputs,
-        attributes=node.attributes,
-    )
+        if node.name in left_out or read.isdisjoint(node.outputs):
+            continue
+        if not alias.keys().isdisjoint(node.inputs):
+            node = replace(node, inputs=tuple(alias.get(name, name) for name in node.inputs))
+        nodes.append(node)
+        read.update(node.inputs)
+    nodes.reverse()
+    return tuple(nodes), outputs
 
 
 class Resampled(nn.Module):
@@ -144,6 +136,7 @@ class _NodeModules:
             tuple(len(axis_map.axes[name]) for name in names),
             tuple((axis.size, bool(self._elastic([axis])), _has_batch(axis)) for axis in axes),
         )
+        self.of_kind: dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]] = {}  # by sizes of `axes`
         self.looked_at: tuple[Axis, ...] = ()
         self.by_sizes: dict[tuple[int, ...], nn.Module] = {}
 
@@ -200,6 +193,7 @@ class Lowering:
         known = self._modules.get(node.name)
         if known is None:
             known = self._modules[node.name] = _NodeModules(node, self.graph, self.axis_map)
+            known.of_kind = self._kinds.setdefault(known.kind, known.of_kind)
         module = known.by_sizes.get(tuple(map(sizes, known.looked_at)))
         if module is None:
             if node.op == "Gather" and node.outputs[0] not in self.data:
@@ -212,8 +206,7 @@ class Lowering:
 
     def _shared(self, node: Node, sizes: Sizes, known: _NodeModules) -> tuple[nn.Module, frozenset[str]]:
         """The module of this and all equal nodes, and the shapes that its lowering has read."""
-        of_kind = self._kinds.setdefault(known.kind, {})
-        key = tuple(map(sizes, known.axes))
+        of_kind, key = known.of_kind, tuple(map(sizes, known.axes))
         if key not in of_kind:
             if len(of_kind) >= MODULES_KEPT:
                 of_kind.pop(next(iter(of_kind)))
@@ -236,6 +229,8 @@ class Lowering:
         """Of weights by position: what is looked up follows the resolution."""
         module, read = self._make(node, sizes)
         axes = self.axis_map.axes[node.outputs[0]]
-        resample = make_resampler(axes, sizes)
+        first = node.int("axis", 0) % len(self.axis_map.axes[node.inputs[0]])
+        new = range(first, first + self.constants[node.inputs[1]].dim())
+        resample = make_resampler(axes, sizes, new)
         known.look({*known.axes_of(read), *(leaf for axis in axes for leaf in axis.leaves)})
         return module if resample is None else Resampled(module, resample)

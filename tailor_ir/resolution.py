@@ -1,11 +1,14 @@
 """Which input resolutions a network can take: every axis whole, no position lost, branches that meet of equal size."""
 
 from collections.abc import Sequence
+from math import gcd
 
 from tailor_ir.axes import Axis, Scaled, Sizes, Spatial, Window
 from tailor_ir.propagate import AxisMap
 
-PROPOSED_SHARES = (0.5, 0.75, 1.0)  # of the network's own resolution
+PROPOSED_SHARES = (0.5, 0.75)  # of the network's own resolution, which is always proposed
+NEAR_SHARE = 0.05  # how far from a proposed share a rounder resolution may be, as a share of the network's own
+ROUNDEST = 32  # resolutions are round by the powers of two up to this that divide them
 SMALLEST_SHARE = 0.45  # legal resolutions below this share are not proposed
 
 
@@ -36,11 +39,18 @@ class Resolutions:
         return ""
 
     def proposed(self) -> list[int]:
-        """The legal resolutions nearest to the proposed shares of the network's own, ascending."""
+        """Legal resolutions near the proposed shares of the network's own, ascending; rounder numbers are preferred."""
         patch = self._patch()
         smallest = max(patch, round(SMALLEST_SHARE * self.base))
         legal = [s for s in range(self.base, smallest - 1, -1) if s % patch == 0 and not self.problem(s)]
-        return sorted({min(legal, key=lambda s: abs(s - share * self.base)) for share in PROPOSED_SHARES if legal})
+        near = NEAR_SHARE * self.base
+
+        def rank(size: int, wanted: float) -> tuple[float, int, float]:
+            away = abs(size - wanted)
+            return (away, 0, 0) if away > near else (near, -gcd(size, ROUNDEST), away)
+
+        chosen = {min(legal, key=lambda s: rank(s, share * self.base)) for share in PROPOSED_SHARES if legal}
+        return sorted(chosen | {self.base})
 
     def _patch(self) -> int:
         """Stride of windows that do not overlap (patches) over the input; resolutions are multiples of it."""

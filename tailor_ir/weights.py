@@ -1,6 +1,6 @@
 """The weights of a SubNet are views of the SuperNet's: prefixes of channels, and positions resampled to the resolution."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -43,10 +43,10 @@ def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) 
     return _chained([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
 
 
-def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> Cut | None:
-    """How entries for positions follow the resolution, channels being cut already; None when they stay."""
+def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]) -> Cut | None:
+    """How entries for positions along `dims` follow the resolution, all else being cut already; None when they stay."""
     cutter = _Cutter(sizes, labels=False, channels=False)
-    return _chained([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
+    return _chained([cutter.cut(dim, axes[dim]) for dim in dims])
 
 
 @dataclass(frozen=True, slots=True)
