@@ -1,12 +1,13 @@
 """What sharing weights costs: the elastic network against the same SubNet built on its own, and the time to activate one.
 
-    python -m benchmarks.elastic [--subnets 8] [--activations 50] [--json FILE] [PRESET …]
+    python -m benchmarks.elastic [--subnets 8] [--activations 50] [--gradients] [--json FILE] [PRESET …]
 
-Without names, the seven presets of AutoTailor's Table 3, with random weights. Forward passes: eval mode, no gradients, one
-thread, batch 32, at the legal resolution nearest to 128; elastic and built in turn, the order changing from pair to pair. The
-ratio of a SubNet is the median over its pairs, that of a preset the geometric mean over random SubNets. Activation: random
-SubNets that the network has not run before, median and worst; each the best of three networks that are equal, since what
-takes longer on one of them alone is the machine's doing. "again": the same SubNets once more.
+Without names, the seven presets of AutoTailor's Table 3, with random weights. Forward passes: eval mode, one thread,
+batch 32, at the legal resolution nearest to 128; elastic and built in turn, the order changing from pair to pair, after one
+call of each. The ratio of a SubNet is the median over its pairs, that of a preset the geometric mean over random SubNets.
+Without gradients the elastic network cuts its weights in the first call; with --gradients it cuts them in each. Activation:
+random SubNets that the network has not run before, median and worst; each the best of five networks that are equal, since
+what takes longer on one of them alone is the machine's doing. "again": the same SubNets once more.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_t
 CLASSES = 10
 BATCH, RESOLUTION = 32, 128
 PAIRS = 5
-COPIES = 3
+COPIES = 5
 
 
 def compiled(preset: str) -> tailor_ir.SuperNet:
@@ -60,7 +62,6 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-@torch.no_grad()
 def forward_ratio(net: tailor_ir.SuperNet, config: Config) -> tuple[float, float]:
     """Elastic over built, the median of interleaved pairs; and the built forward's median [ms]."""
     net.elastic.activate(config)
@@ -71,7 +72,7 @@ def forward_ratio(net: tailor_ir.SuperNet, config: Config) -> tuple[float, float
     pairs = []
     for pair in range(PAIRS):
         order = (0, 1) if pair % 2 else (1, 0)
-        taken = {i: _seconds(lambda form=forms[i]: form(x_BCHW)) for i in order}  # type: ignore[misc]
+        taken = {i: _seconds(partial(forms[i], x_BCHW)) for i in order}
         pairs.append((taken[0], taken[1]))
     ratio = statistics.median(elastic / built for elastic, built in pairs)
     return ratio, 1000 * statistics.median(built for _, built in pairs)
@@ -89,19 +90,19 @@ def activation_ms(net: tailor_ir.SuperNet, configs: list[Config]) -> tuple[list[
     first, again = [], []
     for _ in range(COPIES):
         own = copy.deepcopy(net.elastic)
-        first.append([1000 * _seconds(lambda c=config: own.activate(c)) for config in configs])  # type: ignore[misc]
-        again.append([1000 * _seconds(lambda c=config: own.activate(c)) for config in configs])  # type: ignore[misc]
+        first.append([1000 * _seconds(partial(own.activate, config)) for config in configs])
+        again.append([1000 * _seconds(partial(own.activate, config)) for config in configs])
     return [min(times) for times in zip(*first, strict=True)], [min(times) for times in zip(*again, strict=True)]
 
 
-def measure(preset: str, subnets: int, activations: int) -> dict[str, Any]:
+def measure(preset: str, subnets: int, activations: int, gradients: bool) -> dict[str, Any]:
     """One row of the table."""
     net = compiled(preset)
     rng = np.random.default_rng(0)
     first, again = activation_ms(net, [net.space.sample(rng) for _ in range(activations)])
-    ratios, built = zip(
-        *(forward_ratio(net, at_resolution(net, net.space.sample(rng))) for _ in range(subnets)), strict=True
-    )
+    with torch.set_grad_enabled(gradients):
+        found = [forward_ratio(net, at_resolution(net, net.space.sample(rng))) for _ in range(subnets)]
+    ratios, built = zip(*found, strict=True)
     return {
         "preset": preset,
         "nodes": len(net.elastic.graph.nodes),
@@ -119,13 +120,14 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", metavar="PRESET", default=PRESETS)
     parser.add_argument("--subnets", type=int, default=8, help="random SubNets of each preset that are run (8)")
     parser.add_argument("--activations", type=int, default=50, help="random SubNets of each that are activated (50)")
+    parser.add_argument("--gradients", action="store_true", help="record what gradients need")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     console = Console()
     for preset in options.presets:
-        rows.append(measure(preset, options.subnets, options.activations))
+        rows.append(measure(preset, options.subnets, options.activations, options.gradients))
         console.print(rows[-1])
     overall = geometric_mean([row["ratio"] for row in rows])
     table = Table("preset", "nodes", "built [ms]", "elastic / built", "worst", "activate [ms]", "worst", "again")

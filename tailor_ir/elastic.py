@@ -211,9 +211,11 @@ class Elastic(nn.Module):
         skipped = self.space.skipped_blocks(codes)
         outline = _remembered(self._outlines, skipped, OUTLINES_KEPT, lambda: self._make_outline(skipped))
         sizes = sizes_of(self.space, codes)
+        cuts_of = [self._cuts[name] for name in outline.stored]
+        cuts = {of_axes: of_axes(sizes) for of_axes in set(cuts_of)}
         return Plan(
             outline,
-            tuple([self._cuts[name](sizes) for name in outline.stored]),
+            tuple([cuts[of_axes] for of_axes in cuts_of]),
             tuple([self._module(call.node, sizes) for call in outline.weight_calls]),
             tuple([self._module(call.node, sizes) for call in outline.calls]),
         )
@@ -238,9 +240,12 @@ class Elastic(nn.Module):
             if wiring.call.node is not node:  # it reads what was before a skipped block
                 wiring = self._wire(node)
             stored.update(wiring.stored)
+            call = wiring.call
             last = tuple([name for name in wiring.data if name not in needed])
-            needed.update(last)
-            call = wiring.call if wiring.call.released == last else wiring.call._replace(released=last)
+            if last:
+                needed.update(last)
+            if last != call.released:
+                call = call._replace(released=last)
             (calls if wiring.depends_on_input else weight_calls).append(call)
         return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs[0])
 
