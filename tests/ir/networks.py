@@ -17,7 +17,7 @@ FAMILIES: dict[str, tuple[dict[str, int], int]] = {
 
 
 def perturb(model: nn.Module) -> nn.Module:
-    """Give every BatchNorm its own statistics, scale and bias."""
+    """Give every BatchNorm its own statistics, scale and bias, and weights that start at zero small values."""
     generator = torch.Generator().manual_seed(1)
 
     def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -32,6 +32,9 @@ def perturb(model: nn.Module) -> nn.Module:
                 module.running_var.copy_(uniform(module.running_var, 0.5, 1.5))
                 module.weight.copy_(uniform(module.weight, 0.5, 1.5))
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
+        for weight in model.parameters():
+            if weight.dim() > 1 and not weight.any():
+                weight.copy_(uniform(weight, -0.05, 0.05))
     return model.eval()
 
 
