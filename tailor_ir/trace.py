@@ -7,6 +7,7 @@ A copy of the module with all-different values is exported instead, and the real
 import copy
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from tailor_ir.graph import Tensors
 from tailor_ir.symbolics import more_operators
 
 OPSET = 17  # the newest that onnx2torch's converters cover
+LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
 
 
 def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.ModelProto, Tensors]:
     """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
+    _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
     probe = copy.deepcopy(model).eval()
     _make_values_unique(probe)
     _take_one_input(probe)
@@ -57,6 +60,14 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
         exporter_log.setLevel(level)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return onnx.load_from_string(buffer.getvalue()), state
+
+
+def _refuse_too_large(where: str, size: int) -> None:
+    if size > LARGEST_PROTOBUF:
+        raise ImportFailed(
+            f"{where}: weights of {size / 2**30:.2f} GiB; allowed: {LARGEST_PROTOBUF / 2**30:.2g} GiB, the limit of ONNX's "
+            "format; give a smaller network, or one part of it"
+        )
 
 
 def _take_one_input(module: nn.Module) -> None:
@@ -123,6 +134,13 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent.resolve()
+    for node in model.graph.node:
+        if any(attribute.t.data_location == onnx.TensorProto.EXTERNAL for attribute in node.attribute):
+            raise ImportFailed(
+                f"operator '{node.op_type}' at '{node.name or node.output[0]}': its tensor is stored in another file; "
+                "allowed: external data of initializers; save the model as one file"
+            )
+    _refuse_too_large(f"network '{path}'", sum(map(_stored_bytes, model.graph.initializer)))
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -136,3 +154,7 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _stored_bytes(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -149,3 +149,29 @@ def test_network_without_blocks_still_compiles() -> None:
     x = torch.randn(2, 3, 8, 8)
     assert torch.allclose(net.elastic.eval()(x), model(x), atol=1e-5)
     assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
+
+
+def test_weights_above_the_limit_of_the_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)).eval()
+    sample = torch.randn(1, 3, 16, 16)
+    tailor_ir.compile(model, sample).save(tmp_path / "net")
+    tailor_ir.load(tmp_path / "net").export({}, tmp_path / "net.onnx")
+    monkeypatch.setattr("tailor_ir.trace.LARGEST_PROTOBUF", 100_000)
+    for given in (model, tmp_path / "net.onnx"):
+        with pytest.raises(tailor_ir.ImportFailed, match=r"weights of 0.00 GiB; allowed"):
+            tailor_ir.compile(given, sample)
+
+
+def test_external_data_of_a_constant_is_refused(tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [4], np.zeros(4, np.float32).tobytes(), raw=True)
+    onnx.external_data_helper.set_external_data(value, "../elsewhere.bin")
+    value.ClearField("raw_data")
+    constant = onnx.helper.make_node("Constant", [], ["c"], name="constant", value=value)
+    add = onnx.helper.make_node("Add", ["x", "c"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 4]) for n in "xy")
+    model = onnx.helper.make_model(onnx.helper.make_graph([constant, add], "g", [x], [y]))
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(
+        tailor_ir.ImportFailed, match="operator 'Constant' at 'constant': its tensor is stored in another"
+    ):
+        tailor_ir.compile(tmp_path / "net.onnx")
