@@ -40,6 +40,11 @@ class Axis:
         """Whether this axis depends on the resolution."""
         return any(isinstance(leaf, Spatial) for leaf in self.leaves)
 
+    @cached_property
+    def batched(self) -> bool:
+        """Whether this axis depends on the number of samples."""
+        return any(isinstance(leaf, Batch) for leaf in self.leaves)
+
 
 @dataclass(frozen=True, eq=False)
 class Fixed(Axis):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.axes import Axis, Batch, Sizes
+from tailor_ir.axes import Axis, Sizes
 from tailor_ir.convert import convert_static
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, Lowered, NodeShapes
@@ -103,16 +103,12 @@ class _WatchedShapes:
 
     @cached_property
     def open_outputs(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(-1 if _has_batch(axis) else self._sizes(axis) for axis in axes) for axes in self._axes[1])
+        return tuple(tuple(-1 if axis.batched else self._sizes(axis) for axis in axes) for axes in self._axes[1])
 
     @property
     def read(self) -> frozenset[str]:
         """Which of them were read."""
         return frozenset(vars(self))
-
-
-def _has_batch(axis: Axis) -> bool:
-    return any(isinstance(leaf, Batch) for leaf in axis.leaves)
 
 
 class _NodeModules:
@@ -134,7 +130,7 @@ class _NodeModules:
             tuple(name if name in graph.constants else bool(name) for name in node.inputs),
             len(node.outputs),
             tuple(len(axis_map.axes[name]) for name in names),
-            tuple((axis.size, bool(self._elastic([axis])), _has_batch(axis)) for axis in axes),
+            tuple((axis.size, bool(self._elastic([axis])), axis.batched) for axis in axes),
         )
         self.of_kind: dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]] = {}  # by sizes of `axes`
         self.looked_at: tuple[Axis, ...] = ()

@@ -9,7 +9,6 @@ from tailor_ir import axes as ax
 from tailor_ir.dims import AxisTable, Dim, DimPool, Windows
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
-from tailor_ir.weights import can_resample
 
 MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # weights of these sum over positions
 
@@ -35,12 +34,8 @@ class AxisMap:
             full_inputs=tuple(tuple(axis.size for axis in axes) for axes in inputs),
             inputs=tuple(sizes.shape(axes) for axes in inputs),
             outputs=tuple(sizes.shape(axes) for axes in outputs),
-            open_outputs=tuple(tuple(-1 if _has_batch(a) else sizes(a) for a in axes) for axes in outputs),
+            open_outputs=tuple(tuple(-1 if a.batched else sizes(a) for a in axes) for axes in outputs),
         )
-
-
-def _has_batch(axis: ax.Axis) -> bool:
-    return any(isinstance(leaf, ax.Batch) for leaf in axis.leaves)
 
 
 def propagate(
@@ -127,7 +122,7 @@ def _freeze_unmovable(p: Propagation) -> None:
         tensor = p.tensors[name]
         values = tensor.is_floating_point() or tensor.dtype == torch.bool
         mixed = next((node for node in users if _sums_over_positions(node, name, axes)), None)
-        if mixed is not None or not values or not can_resample(axes):
+        if mixed is not None or not values:
             p.freeze(p.dims[name], mixed or users[0], f"'{name}' has one entry for each position")
 
 

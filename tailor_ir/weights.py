@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,25 +10,10 @@ from torch.nn import functional as F
 
 from tailor_ir import axes as ax
 from tailor_ir.graph import Graph, Tensors
-
-if TYPE_CHECKING:
-    from tailor_ir.propagate import AxisMap
+from tailor_ir.propagate import AxisMap
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
 MATRICES_KEPT = 256
-
-
-def can_resample(axes: Sequence[ax.Axis]) -> bool:
-    """Whether every axis that depends on the resolution is a position axis, a product, or a concatenation of such."""
-    return all(_resamplable(axis) for axis in axes)
-
-
-def _resamplable(axis: ax.Axis) -> bool:
-    match axis:
-        case ax.Concat() | ax.Product():
-            return all(_resamplable(part) for part in axis.parts)
-        case _:
-            return True
 
 
 def is_labels(tensor: torch.Tensor) -> bool:
@@ -205,7 +189,7 @@ def _nearest(stored: int, wanted: int, device: torch.device) -> torch.Tensor:
         return F.interpolate(positions, size=wanted, mode="nearest-exact")[0, 0].long().to(device)
 
 
-def importance(graph: Graph, tensors: Tensors, axis_map: "AxisMap", group: int) -> np.ndarray:
+def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) -> np.ndarray:
     """L1 norm of all weights (two dimensions or more) that each channel of a group takes part in."""
     score = np.zeros(axis_map.groups[group])
     for name in graph.parameters:
@@ -219,7 +203,7 @@ def importance(graph: Graph, tensors: Tensors, axis_map: "AxisMap", group: int) 
     return score
 
 
-def sort_channels(graph: Graph, tensors: Tensors, axis_map: "AxisMap", groups: Sequence[int]) -> Tensors:
+def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
     """The same function with the channels of `groups` in falling importance, in every tensor that has them."""
     order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
     result: Tensors = {}
