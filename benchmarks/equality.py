@@ -19,12 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 import tailor_ir
+from tests.ir.invariants import difference
 from tests.ir.networks import FAMILIES, from_timm
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest absolute difference relative to the largest value."""
-    return float((a - b).abs().max() / a.abs().max())
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ def measure(name: str, subnets: int) -> dict[str, Any]:
     import torch
 
     import tailor_ir
+    from tests.ir.invariants import difference
     from tests.ir.networks import perturb
 
     torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def measure(name: str, subnets: int) -> dict[str, Any]:
         }
         with torch.no_grad():
             net.elastic.eval()
-            row["largest"] = _difference(_tensor(model(sample)), _tensor(net.elastic(sample)))
+            row["largest"] = difference(model(sample), net.elastic(sample))
             row |= _compare(net, subnets, Path(folder))
     return row
 
@@ -74,20 +75,13 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _tensor(output: Any) -> Any:
-    return output if not isinstance(output, tuple | list) else output[0]
-
-
-def _difference(a: Any, b: Any) -> float:
-    assert a.shape == b.shape, (a.shape, b.shape)
-    return float((a - b).abs().max() / a.abs().max())
-
-
 def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
     """Largest differences between elastic, built and exported over the smallest and random SubNets."""
     import numpy as np
     import onnxruntime
     import torch
+
+    from tests.ir.invariants import difference
 
     rng = np.random.default_rng(0)
     built, exported = 0.0, 0.0
@@ -96,12 +90,12 @@ def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
     for config in [net.min_config, *(net.space.sample(rng) for _ in range(subnets - 1))]:
         x = torch.randn(net.input_shape(config, 2))
         net.elastic.activate(config)
-        expected = _tensor(net.elastic(x))
-        built = max(built, _difference(expected, _tensor(net.build(config)(x))))
+        expected = net.elastic(x)
+        built = max(built, difference(expected, net.build(config)(x)))
         net.export(config, folder / "subnet.onnx", batch=2)
         session = onnxruntime.InferenceSession(folder / "subnet.onnx", options, providers=["CPUExecutionProvider"])
-        output = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-        exported = max(exported, _difference(expected, output))
+        outputs = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        exported = max(exported, difference(expected, list(map(torch.from_numpy, outputs))))
     return {"built": built, "exported": exported}
 
 

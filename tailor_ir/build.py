@@ -67,7 +67,8 @@ class _Builder:
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)
-        self.graph.output(self.values[self.subnet.outputs[0]])
+        outputs = tuple(self.values[name] for name in self.subnet.outputs)
+        self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
         return fx.GraphModule(self.root, self.graph, "SubNet")
 
     def _name(self, wanted: str) -> str:

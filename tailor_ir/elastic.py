@@ -53,7 +53,7 @@ class Outline(NamedTuple):
     stored: tuple[str, ...]
     weight_calls: tuple[Call, ...]
     calls: tuple[Call, ...]
-    output: str
+    outputs: tuple[str, ...]
 
 
 class Plan(NamedTuple):
@@ -247,15 +247,17 @@ class Elastic(nn.Module):
             if last != call.released:
                 call = call._replace(released=last)
             (calls if wiring.depends_on_input else weight_calls).append(call)
-        return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs[0])
+        return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
+        """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
         values = self._fixed_values()
         values[self.graph.inputs[0]] = x
         _run(self._plan.outline.calls, self._plan.modules, values)
-        return values[self._plan.outline.output]
+        outputs = tuple([values[name] for name in self._plan.outline.outputs])
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:
         """Everything that does not depend on x: cut tensors, and what follows from them alone.

@@ -97,6 +97,19 @@ class _Exporter:
         self.nodes.append(gs.Node("Expand", f"{node.name}/Expand", inputs=[part, target], outputs=[repeated]))
         return repeated
 
+    def outputs(self) -> list[gs.Tensor]:
+        """The SubNet's outputs, each a value of its own: without the blocks between them, two can be the same."""
+        found: dict[str, gs.Tensor] = {}
+        for wanted, name in zip(self.elastic.graph.outputs, self.subnet.outputs, strict=True):
+            source = self.value(name)
+            if name in found or name in self.elastic.graph.inputs:
+                copy = gs.Variable(wanted, source.dtype, source.shape)
+                self.nodes.append(gs.Node("Identity", f"{wanted}/output", inputs=[source], outputs=[copy]))
+                found[wanted] = copy
+            else:
+                found[name] = source
+        return list(found.values())
+
     def nodes_left(self) -> list[Node]:
         """The nodes that compute with the network's input; all others are tensors by now."""
         return [node for node in self.subnet.nodes if not self.tensors.has(node.outputs[0])]
@@ -115,7 +128,7 @@ class _Exporter:
             before = producers.get(norm.inputs[0])
             if before is None or before.op not in ("Conv", "Linear") or len(readers[norm.inputs[0]]) > 1:
                 continue
-            if not self.tensors.has(before.inputs[1]):
+            if norm.inputs[0] in self.subnet.outputs or not self.tensors.has(before.inputs[1]):
                 continue
             self.folded[before.name] = self._folded_weights(before, norm)
             inputs = (*before.inputs[:2], before.inputs[2] if len(before.inputs) > 2 else before.inputs[1])
@@ -145,7 +158,7 @@ def subnet_onnx(
         for node in nodes:
             exporter.add(node)
         inputs = [exporter.value(name) for name in elastic.graph.inputs]
-        outputs = [exporter.value(name) for name in subnet.outputs]
+        outputs = exporter.outputs()
     return to_onnx(exporter.nodes, inputs, outputs, "subnet")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -19,10 +20,21 @@ GRADIENT_TOLERANCE = 1e-3
 NO_GRADIENT = 1e-6  # of the largest: rounding alone, as before a normalisation
 
 
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    assert a.shape == b.shape, (a.shape, b.shape)
-    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
+def outputs_of(answer: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors that a network gives, alone or in tuples, lists and dictionaries."""
+    if isinstance(answer, Mapping):
+        answer = tuple(answer.values())
+    if isinstance(answer, tuple | list):
+        return tuple(tensor for part in answer for tensor in outputs_of(part))
+    return (answer,)
+
+
+def difference(a: Any, b: Any) -> float:
+    """Largest difference relative to the largest value; of several outputs, the worst."""
+    pairs = list(zip(outputs_of(a), outputs_of(b), strict=True))
+    assert all(x.shape == y.shape for x, y in pairs), [(x.shape, y.shape) for x, y in pairs]
+    # not Python's max, which can miss a NaN
+    return float(torch.stack([(x - y).abs().max() / x.abs().max().clamp_min(1e-12) for x, y in pairs]).max())
 
 
 def random_input(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -34,10 +46,10 @@ def random_input(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch
 
 
 def gradients_of(model: nn.Module, x: torch.Tensor, seed: int = 4) -> None:
-    """Backward through a random projection of the output."""
-    y = model(x)
-    weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
-    (y * weight).sum().backward()
+    """Backward through a random projection of the outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    sums = [(y * torch.randn(y.shape, generator=generator)).sum() for y in outputs_of(model(x))]
+    torch.stack(sums).sum().backward()
 
 
 def check_largest(net: tailor_ir.SuperNet, model: nn.Module, sample: torch.Tensor) -> None:
@@ -74,8 +86,8 @@ def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: 
     for fold in (False, True):
         net.export(config, folder / "subnet.onnx", fold_batch_norm=fold, batch=2)
         session = onnxruntime.InferenceSession(folder / "subnet.onnx", providers=["CPUExecutionProvider"])
-        exported = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-        assert difference(expected, torch.from_numpy(exported)) <= EXPORT_TOLERANCE, config
+        exported = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert difference(expected, list(map(torch.from_numpy, exported))) <= EXPORT_TOLERANCE, config
     net.elastic.zero_grad()
     gradients_of(net.elastic, x)
     gradients_of(built, x)

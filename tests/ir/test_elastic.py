@@ -13,15 +13,11 @@ from tailor_ir.axes import Fixed, Product, Sizes, Spatial, Window
 from tailor_ir.lowering import apply_config
 from tailor_ir.weights import make_cut
 from tests.ir.elastic_networks import NETWORKS, compiled, complete, sample_input
+from tests.ir.invariants import difference
 
 TOLERANCE = 1e-5
 BIAS = "relative position bias, looked up and resampled"
 DEPTHWISE = "depthwise convolution, centre of the kernel"
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    return float((a - b).abs().max() / a.abs().max())
 
 
 def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import timm
 import torch
 
 import tailor_ir
+from tests.ir.invariants import difference
 from tests.ir.networks import FAMILIES, from_timm
 
 SUBNETS = 20
@@ -22,11 +23,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, tailor_ir.Sup
     net = tailor_ir.compile(model, sample)
     net.elastic.eval()
     return model, net
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    return float((a - b).abs().max() / a.abs().max())
 
 
 @torch.no_grad()

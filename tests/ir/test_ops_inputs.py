@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tests.ir.invariants import ORIGINAL_TOLERANCE, check_network, difference, operators_of
+from tests.ir.invariants import ORIGINAL_TOLERANCE, check_network, difference, operators_of, outputs_of
 from tests.ir.networks import perturb
 
 TOKENS, LENGTH, WIDTH = 100, 12, 32
@@ -102,6 +102,33 @@ def test_text_encoder(tmp_path: Path) -> None:
         net = check_network(TextEncoder(masked, norm_first).eval(), tokens(), tmp_path)
         assert {v.kind for v in net.space.variables} >= {"depth", "expand_ratio", "heads"}
         assert "Embedding" in operators_of(net)
+
+
+class TwoHeads(nn.Module):
+    """Classes, and beside them what the last stage saw; the second head reads a value that a skipped block gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 1)) for _ in range(3)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+        features = [self.stem(x)]
+        for block in self.blocks:
+            features.append(features[-1] + block(features[-1]))
+        return {"classes": self.head(features[-1].mean((2, 3))), "features": features[-2:]}
+
+
+def test_every_output_is_given(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = perturb(TwoHeads())
+    net = check_network(model, torch.randn(1, 3, 32, 32), tmp_path)
+    kinds = {v.kind for v in net.space.variables}
+    assert kinds >= {"resolution", "depth", "expand_ratio"}  # outputs keep their channels
+    assert len(net.elastic(torch.randn(2, 3, 32, 32))) == len(outputs_of(model(torch.randn(2, 3, 32, 32)))) == 3
 
 
 def test_sound(tmp_path: Path) -> None:
