@@ -40,11 +40,15 @@ def digest_of(*parts: Any) -> str:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: temporary neighbour, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half a file would fill a full disk for good
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

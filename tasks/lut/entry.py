@@ -1,0 +1,183 @@
+"""The records of a look-up table: a device, and one operator that was measured on it; their columns in Parquet."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from tasks.artifacts import digest_of
+from tasks.errors import UserError
+
+State = Literal["ok", "failed"]
+Method = Literal["alone", "in situ"]
+Cache = Literal["warm", "cold"]
+Row = dict[str, Any]
+METHODS: tuple[Method, ...] = ("in situ", "alone")
+"""In order of trust: what was timed inside a network before what was timed by itself."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("feature", pa.string(), nullable=False),
+        pa.field("method", pa.string(), nullable=False),
+        pa.field("settings", pa.string(), nullable=False),
+        pa.field("backend", pa.string(), nullable=False),
+        pa.field("build", pa.string(), nullable=False),
+        pa.field("precision", pa.string(), nullable=False),
+        pa.field("threads", pa.int32(), nullable=False),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("description", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("p50_ms", pa.float64()),
+        pa.field("p90_ms", pa.float64()),
+        pa.field("spread", pa.float64()),
+        pa.field("n", pa.int32(), nullable=False),
+        pa.field("noisy", pa.bool_(), nullable=False),
+        pa.field("cache", pa.string()),
+        pa.field("cost_ms", pa.float64()),
+        pa.field("measured_at", pa.string(), nullable=False),
+    ]
+)
+
+ABSENT: dict[str, Any] = {"method": "alone", "settings": "", "description": "", "cache": None, "cost_ms": None}
+"""Columns that came later, and what a part that was written before them means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKey:
+    """What besides the operator decides a latency: entries of two keys are never mixed.
+
+    `description` is for people (runtime, processor) and tells no devices apart.
+    """
+
+    backend: str
+    build: str
+    precision: str
+    threads: int
+    fingerprint: str
+    description: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """The device's folder in a store."""
+        return f"{self.backend}-{self.precision}-{self.threads}t-{digest_of(self.identity())[:12]}"
+
+    def identity(self) -> dict[str, Any]:
+        """What tells devices apart, as JSON."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One operator on one device. `state` "failed" has a reason and no times; `feature` is its JSON text.
+
+    Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601.
+    `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
+    JSON text ("" when unknown). Entries of two methods or settings are kept apart. `cache`: state of the processor's
+    caches, where it was controlled. `cost_ms`: how long the device was busy with it, where known.
+    ValueError when a time is not a positive number.
+    """
+
+    digest: str
+    operator: str
+    feature: str
+    state: State
+    n: int
+    noisy: bool
+    measured_at: str
+    method: Method = "alone"
+    settings: str = ""
+    reason: str | None = None
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    spread: float | None = None
+    cache: Cache | None = None
+    cost_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"LUT entry of {self.operator} {self.digest}"
+        _one_of(where, "state", self.state, get_args(State))
+        _one_of(where, "method", self.method, get_args(Method))
+        _one_of(where, "cache", self.cache, (None, *get_args(Cache)))
+        if not _is_utc(self.measured_at):
+            raise ValueError(f"{where}: measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00")
+        if self.state == "failed":
+            if not self.reason or self.p50_ms is not None or self.p90_ms is not None:
+                raise ValueError(f"{where}: a failed entry has a reason and no times")
+            return
+        for name, value in (("p50_ms", self.p50_ms), ("p90_ms", self.p90_ms)):
+            if value is None or not math.isfinite(value) or value <= 0:
+                raise ValueError(f"{where}: {name} = {value}; allowed: a number above 0")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What a later entry of the same device has to share to take this one's place."""
+        return self.digest, self.method, self.settings
+
+
+def _one_of(where: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{where}: {name} {value!r}; allowed: {', '.join(map(str, allowed))}")
+
+
+def _is_utc(text: str) -> bool:
+    """In one spelling, so that the order of the texts is the order of the times."""
+    try:
+        return datetime.fromisoformat(text).utcoffset() == timedelta(0) and text.endswith("+00:00")
+    except ValueError:
+        return False
+
+
+def now() -> str:
+    """The `measured_at` of an entry that is made now."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def feature_text(feature: dict[str, Any]) -> str:
+    """The `feature` column: compact JSON."""
+    return _compact(feature)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """The `settings` column: compact JSON."""
+    return _compact(settings)
+
+
+def _compact(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def row_of(device: DeviceKey, entry: Entry) -> Row:
+    """All columns."""
+    return {one.name: getattr(record, one.name) for record in (device, entry) for one in fields(record)}
+
+
+def device_of(row: Row) -> DeviceKey:
+    """The device of a row."""
+    return DeviceKey(**{one.name: row[one.name] for one in fields(DeviceKey)})
+
+
+def entry_of(row: Row) -> Entry:
+    """The operator of a row. ValueError when it says what cannot be."""
+    return Entry(**{one.name: row[one.name] for one in fields(Entry)})
+
+
+def as_schema(table: pa.Table, where: str) -> pa.Table:
+    """A part as read, with all columns of now. UserError when it is no part, or one of a later version."""
+    unknown = [name for name in table.column_names if name not in SCHEMA.names]
+    if unknown:
+        raise UserError(where, f"has columns from a later version: {', '.join(unknown)}", next_step="update autotailor")
+    missing = [name for name in SCHEMA.names if name not in table.column_names and name not in ABSENT]
+    if missing:
+        raise UserError(where, f"is no part of a look-up table (without {', '.join(missing)})")
+    for name in SCHEMA.names:
+        if name not in table.column_names:
+            column = pa.array([ABSENT[name]] * len(table), SCHEMA.field(name).type)
+            table = table.append_column(SCHEMA.field(name), column)
+    return table.select(SCHEMA.names).cast(SCHEMA)

@@ -1,0 +1,67 @@
+"""A store of look-up tables: one folder for each device, shared by networks, runs and processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.errors import UserError
+from tasks.lut import parts
+from tasks.lut.entry import METHODS, DeviceKey, Method, Row, device_of, entry_of
+from tasks.lut.table import Lut
+
+
+@dataclass(frozen=True, slots=True)
+class LutStore:
+    """The look-up tables of all devices below one folder."""
+
+    root: Path
+
+    def open(self, device: DeviceKey, *, methods: Sequence[Method] = METHODS, settings: str | None = None) -> Lut:
+        """The table of a device, to be filled: what is not valid in it counts as not there."""
+        folder = self.root / device.name
+        return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)
+
+    def folders(self) -> tuple[Path, ...]:
+        """Every folder with parts: the root itself (a stage's table is a store of one), then its sub-folders."""
+        inner = [path for path in self.root.iterdir() if path.is_dir()] if self.root.is_dir() else []
+        return tuple(path for path in (self.root, *sorted(inner)) if any(path.glob(parts.PARTS)))
+
+    def rows(self) -> list[Row]:
+        """The latest row of each device, operator, method and settings. UserError when there is no table here."""
+        folders = self.folders()
+        if not folders:
+            next_step = "autotailor profile … fills one; another is named with store=FOLDER"
+            raise UserError(f"LUT store '{self.root}'", "holds no look-up table", next_step=next_step)
+        return parts.latest(row for folder in folders for row in parts.read(folder).rows)
+
+    def compact(self) -> Iterator[tuple[str, int, int]]:
+        """Each folder with one part in the place of many: (its name, parts before, rows left)."""
+        for folder in self.folders():
+            yield folder.name, *parts.compact(folder)
+
+    def merge(self, sources: Sequence["LutStore"]) -> dict[str, int]:
+        """Append what `sources` know and this store does not, or knows from earlier; entries added for each device.
+
+        UserError when a source holds no table or an entry that is not valid; then nothing is added.
+        """
+        found = [row for source in sources for row in source.valid_rows()]
+        own = self.rows() if self.folders() else []
+        known = {id(row) for row in own}
+        news: dict[DeviceKey, list[Row]] = {}
+        for row in parts.latest([*own, *found]):
+            if id(row) not in known:
+                news.setdefault(device_of(row), []).append(row)
+        for device, rows in news.items():
+            parts.write(self.root / device.name, rows)
+        return {device.name: len(rows) for device, rows in news.items()}
+
+    def valid_rows(self) -> list[Row]:
+        """`rows`, each checked. UserError names the first that is not valid."""
+        rows = self.rows()
+        for row in rows:
+            try:
+                entry_of(row)
+            except ValueError as error:
+                next_step = "measure it again on its device, autotailor profile … profile.remeasure=[failed]"
+                raise UserError(f"LUT store '{self.root}'", str(error), next_step=next_step) from error
+        return rows
