@@ -166,6 +166,8 @@ class Elastic(nn.Module):
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._fixed: _Fixed | None = None
         self._codes = codes
+        for others in (0 * codes, self.space.cardinalities // 2):  # most modules of later SubNets are made with these
+            self._plan_of(others)
         self._plan = self._plan_of(codes)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -235,18 +237,20 @@ class Elastic(nn.Module):
         needed = {*outputs, *self.graph.inputs}
         weight_calls: list[Call] = []
         calls: list[Call] = []
+        wirings = self._wirings
         for node in reversed(nodes):
-            wiring = self._wirings[node.name]
+            wiring = wirings[node.name]
             if wiring.call.node is not node:  # it reads what was before a skipped block
                 wiring = self._wire(node)
-            stored.update(wiring.stored)
-            call = wiring.call
-            last = tuple([name for name in wiring.data if name not in needed])
+            call, own, data, depends_on_input = wiring
+            if own:
+                stored.update(own)
+            last = () if needed.issuperset(data) else tuple([name for name in data if name not in needed])
             if last:
                 needed.update(last)
             if last != call.released:
-                call = call._replace(released=last)
-            (calls if wiring.depends_on_input else weight_calls).append(call)
+                call = Call(call.node, call.operands, call.outputs, last)
+            (calls if depends_on_input else weight_calls).append(call)
         return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs)
 
     # -- running -----------------------------------------------------------------------------------------------------
