@@ -1,6 +1,6 @@
 """Every network of a list as a SuperNet: what is elastic, whether SubNets are equal everywhere, time and memory.
 
-    python -m benchmarks.zoo [--subnets 10] [--json FILE] [NETWORK …]
+    python -m benchmarks.zoo [--subnets 10] [--json FILE] [--markdown] [NETWORK …]
 
 Without names, the 60 networks of `benchmarks/zoo.txt`. Networks come from timm with random weights and BatchNorm statistics
 that are all different, at their own input size; each is read in a process of its own. Differences are the largest absolute
@@ -153,11 +153,43 @@ def _show(rows: list[dict[str, Any]]) -> None:
     console.print(summary)
 
 
+def _markdown(rows: list[dict[str, Any]]) -> None:
+    """The tables of benchmarks/README.md."""
+    print("| bar | limit | measured |\n|---|---|---|")
+    for bar in bars(rows):
+        print(f"| {' | '.join(bar)} |")
+    heads = ("network", "resolution", "depths", "widths", "expansions", "kernels", "heads", "largest difference")
+    print(f"\n| {' | '.join(heads)} | smallest MACs | compile and export, s | memory, MiB | why not more |")
+    print("|---" * (len(heads) + 4) + "|")
+    for row in rows:
+        if "error" in row:
+            print(f"| {row['network']} |" + " |" * 10 + f" {row['error']} |")
+            continue
+        widths = row["width_mult"] + row["growth_mult"]
+        counts = (row["depth"], widths, row["expand_ratio"], row["kernel_size"], row["heads"] + row["v_scale"])
+        worst = max(row[key] for key in ("largest", "built", "exported"))
+        measured = (
+            f"{worst:.1e}",
+            f"{row['smallest_macs']:.1%}",
+            f"{row['compile_and_export_s']:.1f}",
+            row["peak_mib"],
+        )
+        cells = (row["network"], "yes" if row["resolution"] else "–", *(n or "–" for n in counts), *measured)
+        print(f"| {' | '.join(map(str, cells))} | {'; '.join(_missing(row))} |")
+
+
+def _missing(row: dict[str, Any]) -> list[str]:
+    """Why a network has no depth or no resolution."""
+    reasons = [] if row["depth"] else ["depth: no block keeps its axes"]
+    return reasons if row["resolution"] else [*reasons, *(d for d in row["dropped"] if d.startswith("resolution"))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK")
     parser.add_argument("--subnets", type=int, default=10)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="print the tables of the README")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -171,7 +203,7 @@ def main() -> None:
         if file:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
-    _show(rows)
+    (_markdown if arguments.markdown else _show)(rows)
 
 
 if __name__ == "__main__":
