@@ -9,8 +9,9 @@ import numpy as np
 from tailor_ir import axes as ax
 from tailor_ir.elastic import Elastic
 from tailor_ir.features import FeatureStep, OperatorFeature, Shape
-from tailor_ir.graph import Node
+from tailor_ir.graph import Graph, Node
 from tailor_ir.lowering import apply_config
+from tailor_ir.ops.kernels import KERNEL_TRANSFORM
 from tailor_ir.space import Choice
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Describer:
     def __init__(self, elastic: Elastic) -> None:
         self.graph, self.axis_map = elastic.graph, elastic.axis_map
         self.regions, self.space = elastic.regions, elastic.space
-        self._parameters = frozenset(self.graph.parameters)
+        self._parameters = _stored_by_subnets(self.graph)
         self._data = self.graph.data_values()
         used = {axis for axes in self.axis_map.axes.values() for axis in axes}
         self.elements = tuple(dict.fromkeys(leaf for axis in used for leaf in elements_of(axis)))
@@ -152,6 +153,13 @@ class Describer:
         values = {n for node in self.graph if node.name in measured.nodes for n in (*node.inputs, *node.outputs) if n}
         axes = {axis for name in values for axis in self.axis_map.axes[name]}
         return {element for axis in axes for element in elements_of(axis)}
+
+
+def _stored_by_subnets(graph: Graph) -> frozenset[str]:
+    """Trainable parameters; of transformed kernels the result, which is all that a SubNet keeps of kernel and matrices."""
+    transforms = [node for node in graph if node.op == KERNEL_TRANSFORM]
+    replaced = {name for node in transforms for name in node.inputs}
+    return frozenset(graph.parameters) - replaced | {name for node in transforms for name in node.outputs}
 
 
 def elements_of(axis: ax.Axis) -> Iterator[ax.Axis]:

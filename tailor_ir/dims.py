@@ -108,6 +108,11 @@ class DimPool:
         """A kernel whose centre can be kept alone."""
         return Dim(size, Form("kernel"))
 
+    def is_kernel(self, dim: Dim) -> bool:
+        """Whether the dimension was made by `kernel`."""
+        form = dim.root.form
+        return form is not None and form.kind == "kernel"
+
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
         """`dim`, which depends on the input, as (outer, inner) positions: numbers of windows, and positions in each."""
         inner = dim.size // outer

@@ -18,6 +18,7 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.features import OperatorFeature
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.importer import import_onnx
+from tailor_ir.kernels import matrices_of, transform_kernels
 from tailor_ir.operators import OperatorTable, OperatorTerm
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
@@ -53,6 +54,11 @@ class SuperNet:
     def min_config(self) -> Config:
         """The smallest SubNet."""
         return self.space.min_config
+
+    @property
+    def kernel_matrices(self) -> tuple[torch.Tensor, ...]:
+        """The parameters of learned kernel transforms, which start as identity; none without `kernel_transform`."""
+        return tuple(self.elastic.tensor(name) for name in matrices_of(self.elastic.graph))
 
     def sort_channels(self) -> None:
         """Put the channels of every elastic group in falling importance (L1), so that SubNets keep the important ones.
@@ -157,13 +163,17 @@ def _choices(axis_map: AxisMap, base: int) -> int:
 
 
 def compile(
-    model: nn.Module | str | Path, example_input: torch.Tensor | None = None, space: Wish | None = None
+    model: nn.Module | str | Path,
+    example_input: torch.Tensor | None = None,
+    space: Wish | None = None,
+    kernel_transform: bool = False,
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
     model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file (an example
     is needed only where the file leaves the input's height or width open).
     space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
+    kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
     if isinstance(model, nn.Module):
@@ -175,6 +185,9 @@ def compile(
         shape = None if example_input is None else tuple(example_input.shape)
         graph, tensors = import_onnx(load_onnx(Path(model)), example_shape=shape)
     graph, tensors = simplify(graph, tensors)
+    if kernel_transform:
+        axis_map, regions = _read(graph, tensors)
+        graph, tensors = transform_kernels(graph, tensors, axis_map, propose(graph, axis_map, regions, space))
     return SuperNet(graph, tensors, space)
 
 

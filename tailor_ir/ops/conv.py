@@ -63,7 +63,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         _by_group(node, p, groups, x[1], weight[0])
         p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
     kernel = tuple(d.size for d in weight[2:])
-    if _can_shrink(node, p, kernel):
+    if _can_shrink(node, p, weight, kernel):
         centre = p.pool.kernel(kernel[0])
         for dim in weight[2:]:
             p.unify(dim, centre, node)
@@ -74,10 +74,11 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((x[0], weight[0], *window_dims(node, p, x[2:], kernel)),)
 
 
-def _can_shrink(node: Node, p: Propagation, kernel: tuple[int, ...]) -> bool:
+def _can_shrink(node: Node, p: Propagation, weight: Dims, kernel: tuple[int, ...]) -> bool:
     """Whether the kernel's centre alone, with less padding, gives the same positions."""
     size, rank = kernel[0], len(kernel)
-    if size % 2 == 0 or size < 5 or set(kernel) != {size} or node.inputs[1] not in p.graph.parameters:
+    known = node.inputs[1] in p.graph.parameters or all(p.pool.is_kernel(dim) for dim in weight[2:])
+    if size % 2 == 0 or size < 5 or set(kernel) != {size} or not known:
         return False
     dilations, pads = node.ints("dilations", (1,) * rank), explicit_pads(node, rank)
     return all(pads[i] >= dilations[i % rank] * (size - 3) // 2 for i in range(2 * rank))

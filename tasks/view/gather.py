@@ -33,6 +33,10 @@ class _Gatherer:
     title: str
 
     @cached_property
+    def _data(self) -> frozenset[str]:
+        return self.net.elastic.graph.data_values()
+
+    @cached_property
     def describer(self) -> Describer:
         return Describer(self.net.elastic)
 
@@ -230,7 +234,8 @@ class _Gatherer:
     def _fixed_result(self, node: Node) -> int:
         """How many channels a convolution or linear map has when no config changes them; 0 when one can, or no such."""
         graph, axes = self.net.elastic.graph, self.net.elastic.axis_map.axes
-        weights = [axes[name] for name in node.inputs if name in graph.parameters and len(axes[name]) > 1]
+        stored = (name for name in node.inputs if name and name not in self._data and name not in graph.constants)
+        weights = [axes[name] for name in stored if len(axes[name]) > 1 and node.outputs[0] in self._data]
         result = axes[node.outputs[0]]
         if not weights or len(weights[0]) > len(result):
             return 0

@@ -1,0 +1,54 @@
+"""Learned transforms of kernels: what comes between a stored kernel and the convolutions that use its centre.
+
+Legend: O output channels, I input channels of a group, K kernel size, k a smaller one, in one, two or three dimensions.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+
+KERNEL_TRANSFORM = "KernelTransform"
+SIZES = "sizes"  # attribute: the sizes that the matrices lead to, descending
+
+
+def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    """The stored kernel keeps its size, as do the matrices; the result's is elastic."""
+    weight = p.of(node.inputs[0])
+    for dim in (*weight[2:], *(dim for name in node.inputs[1:] for dim in p.of(name))):
+        p.unify(dim, p.pool.fixed(dim.size), node)
+    centre = p.pool.kernel(weight[2].size)
+    return ((*weight[:2], *(centre for _ in weight[2:])),)
+
+
+class KernelTransform(nn.Module):
+    """A kernel (O, I, *K) at one of its sizes: step by step its centre, each time multiplied by that step's matrix.
+
+    sizes: of the steps to take, descending; none leaves the kernel as it is. The matrix of a step, (k^n, k^n) for n
+    dimensions, maps positions of the centre to positions of the result. All channels share it.
+    Source: OFA (ICLR 2020) §3.3.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, weight: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:
+        dimensions = range(2, weight.dim())
+        for size, matrix in zip(self.sizes, matrices, strict=False):  # smaller sizes have more
+            first = (weight.shape[-1] - size) // 2
+            for dim in dimensions:
+                weight = weight.narrow(dim, first, size)
+            weight = F.linear(weight.flatten(2), matrix).unflatten(2, [size] * len(dimensions))
+        return weight
+
+
+def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+    full, wanted, sizes = shapes.full_inputs[0][-1], shapes.outputs[0][-1], node.ints(SIZES)
+    assert wanted in (full, *sizes), (node.name, wanted, sizes)
+    return KernelTransform(tuple(size for size in sizes if size >= wanted))
+
+
+OPERATORS = (Operator(names=(KERNEL_TRANSFORM,), axes=_axes, lower=_lower),)
