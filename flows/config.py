@@ -20,11 +20,13 @@ from pydantic import (
 
 from profiling_agents.messages import MeasureSettings, one_line
 from tasks.base import Settings as BaseSettings
+from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings
 from tasks.predict.settings import Settings as PredictSettings
+from tasks.profile import STORE_FOLDER
 from tasks.profile import Settings as ProfileSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
@@ -145,9 +147,10 @@ class CommonConfig(BaseModel):
         return self
 
     def profile_of(self, device: str) -> ProfileSettings:
-        """The profile settings of one device, with what its own profile changes."""
+        """The profile settings of one device, with what its own profile changes, and the store of the tables."""
         measure = self.profile.measure.model_dump() | self.device[device].measure
-        return self.profile.model_copy(update={"measure": MeasureSettings.model_validate(measure)})
+        store = self.profile.store or self.output_dir / STORE_FOLDER
+        return self.profile.model_copy(update={"measure": MeasureSettings.model_validate(measure), "store": store})
 
 
 class AdaptConfig(CommonConfig):
@@ -168,6 +171,7 @@ class RunConfig(CommonConfig):
     space: Space = Field(
         default={}, description="variable name or pattern -> choices, 'auto' or 'frozen'; empty: propose all"
     )
+    compile: CompileSettings = CompileSettings()
     base: BaseSettings = BaseSettings()
     finetune: FinetuneSettings = FinetuneSettings()
 

@@ -57,6 +57,8 @@ class Stage:
     artifacts: tuple[str, ...] = ()
     registered: str | None = None
     """Name in the model registry for the first artifact."""
+    anew: bool = False
+    """Worked also when it is complete; its folder is then replaced."""
 
     def key(self) -> str:
         """Digest of the stage's name, its settings, the content of its inputs and the version of its code."""
@@ -82,7 +84,7 @@ class Run:
     def execute(self, stage: Stage, body: Body) -> Output:
         """The stage's output: from the store when complete there, else by `body` in the partial folder."""
         key = stage.key()
-        folder = self.store.open_stage(stage.name, key)
+        folder = self.store.open_stage(stage.name, key, anew=stage.anew)
         run_id = self.tracker.start_stage(stage.name, key)
         cached = folder.complete
         if not cached:

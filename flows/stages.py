@@ -84,12 +84,15 @@ def compile(run: Run, config: RunConfig, trained: Output | None) -> Output:
     stage = Stage(
         name="compile",
         modules=("tasks.compile",),
-        settings={"space": dict(config.space)},
+        settings={"space": dict(config.space), **config.compile.model_dump(mode="json")},
         inputs=(model_key(config.model), data_key(config.data), *([weights] if weights else [])),
         artifacts=(SUPERNET,),
     )
     return _finish(
-        run.execute(stage, lambda out, _: tasks.compile.run(config.model, config.data, weights, config.space, out))
+        run.execute(
+            stage,
+            lambda out, _: tasks.compile.run(config.compile, config.model, config.data, weights, config.space, out),
+        )
     )
 
 
@@ -133,9 +136,10 @@ def profile(run: Run, config: CommonConfig, device: str, enumerated: Output) -> 
     stage = Stage(
         name=f"profile/{device}",
         modules=("tasks.profile",),
-        settings={"measure": settings.measure.model_dump(mode="json")},
+        settings=settings.model_dump(mode="json", include={"measure", "other_settings"}),
         inputs=(run.devices.fingerprint(device), enumerated.folder / tasks.enumerate.OPERATORS_FILE),
         artifacts=(tasks.profile.LUT_FOLDER,),
+        anew=bool(settings.remeasure),
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:

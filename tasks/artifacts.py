@@ -6,6 +6,7 @@ A stage works in `<store>/<stage>/<key>.partial/`; `publish` renames it to `<sto
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,14 +100,15 @@ def _whole_lines(lines: list[str]) -> Iterable[Any]:
 
 @dataclass(frozen=True, slots=True)
 class StageFolder:
-    """The output folder of one stage under one key."""
+    """The output folder of one stage under one key. `anew`: what is complete is worked again and then replaced."""
 
     final: Path
+    anew: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether an earlier run has published this folder."""
-        return (self.final / RESULT_FILE).exists()
+        """Whether an earlier run has published this folder, and that is good enough."""
+        return not self.anew and (self.final / RESULT_FILE).exists()
 
     @property
     def path(self) -> Path:
@@ -117,7 +119,12 @@ class StageFolder:
         """Write result.json and rename the partial folder to its final name."""
         partial = self.path
         write_json(partial / RESULT_FILE, result)
+        replaced = self.final.with_name(self.final.name + ".old")
+        if self.final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            self.final.rename(replaced)
         partial.rename(self.final)
+        shutil.rmtree(replaced, ignore_errors=True)
         return self.final
 
     def result(self) -> dict[str, Any]:
@@ -132,9 +139,9 @@ class Store:
 
     root: Path
 
-    def open_stage(self, stage: str, key: str) -> StageFolder:
+    def open_stage(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
         """The folder of `stage` under `key`; made when absent. UserError when the root cannot be written."""
-        folder = StageFolder(self.root / stage / key)
+        folder = StageFolder(self.root / stage / key, anew)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             if not os.access(folder.path, os.W_OK):

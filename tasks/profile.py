@@ -1,15 +1,14 @@
 """Stage "profile": measure every unique operator once on one device, into its look-up table.
 
-What is already in the table is not measured again, so a killed run goes on. While the device measures one
-batch, the next is made and converted to the format that the device takes.
+The table is part of a store that networks and runs share. What is already in it is not measured again, for whichever
+network it was measured, so a killed run goes on; the stage's own folder gets a copy of this network's entries. While
+the device measures one batch, the next is made and converted to the format that the device takes.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,21 +17,31 @@ from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import Capabilities, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature
 from tasks.ahead import ahead
+from tasks.artifacts import read_json, write_json
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.enumerate import read_operators
 from tasks.jobs import ncnn_job, onnx_job
-from tasks.lut import DeviceKey, Entry, Lut, feature_text
+from tasks.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now, settings_text
 from tasks.progress import Bar, Progress
 
 LUT_FOLDER = "lut"
+STORE_FOLDER = "luts"
+REMEASURE_FILE = "remeasure.json"
 
 
 class Settings(BaseModel):
-    """How operators are measured and how often the table is written."""
+    """How operators are measured, where the table is and how often it is written.
+
+    `store`: folder of the tables that networks and runs share; None: one of the stage's own. `remeasure`: what is
+    measured again though it is known. `other_settings`: entries that were measured with another `measure` count too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
+    store: Path | None = None
+    remeasure: tuple[Literal["noisy", "failed", "all"], ...] = ()
+    other_settings: bool = False
     batch_operators: int = Field(default=100, ge=1, le=200)
     flush_s: float = Field(default=2.0, gt=0)
     conversion_wall_s: float = Field(default=120.0, gt=0)
@@ -43,6 +52,18 @@ class Settings(BaseModel):
         """What one conversion may use."""
         return Limits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
+    @property
+    def measured_with(self) -> str:
+        """The `settings` of the entries that are measured with these."""
+        return settings_text(self.measure.model_dump(mode="json"))
+
+    def measures(self, entry: Entry | None, since: str = "") -> bool:
+        """Whether an operator with this entry is measured; `since`: not if that was done since then (UTC, ISO 8601)."""
+        if entry is None:
+            return True
+        wanted = {"all": True, "noisy": entry.noisy, "failed": entry.state == "failed"}
+        return any(wanted[kind] for kind in self.remeasure) and (not since or entry.measured_at < since)
+
 
 def device_key(capabilities: Capabilities) -> DeviceKey:
     """What the entries of this device are filed under."""
@@ -52,32 +73,51 @@ def device_key(capabilities: Capabilities) -> DeviceKey:
         precision=capabilities.precision,
         threads=capabilities.threads,
         fingerprint=capabilities.fingerprint,
+        description=f"{capabilities.backend} {capabilities.version}, {capabilities.cpu_model}",
     )
+
+
+def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> Lut:
+    """What is known of this device's operators under these settings."""
+    measured_with = None if settings.other_settings else settings.measured_with
+    return LutStore(store).open(device_key(capabilities), methods=("alone",), settings=measured_with)
 
 
 def run(
     settings: Settings, operators_folder: Path, client: AgentClient, out_folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Fill `out_folder/lut` with every operator of `operators_folder`; returns the summary.
+    """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
-    The caller holds the lease. An operator that fails is an entry with its reason. AgentError when the device
-    is gone; call again.
+    Returns the summary. The caller holds the lease. An operator that fails is an entry with its reason. AgentError when
+    the device is gone; call again.
     """
     operators = read_operators(operators_folder)
     capabilities = client.capabilities()
-    lut = Lut.open(out_folder / LUT_FOLDER, device_key(capabilities))
-    todo = {digest: operators[digest] for digest in lut.missing(operators)}
+    lut = open_table(settings, settings.store or out_folder / STORE_FOLDER, capabilities)
+    since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
+    todo = {digest: one for digest, one in operators.items() if settings.measures(lut.get(digest), since)}
     start = time.perf_counter()
     with progress.bar("profile", total=len(operators), done=len(operators) - len(todo)) as bar:
         fill(settings, lut, todo, capabilities, client, bar)
     wall_s = time.perf_counter() - start
+    own = lut.snapshot(out_folder / LUT_FOLDER, operators)
+    own.require(operators.values())
     return {
         "device": capabilities.model_dump(mode="json"),
+        "store": str(lut.folder),
+        "known": len(operators) - len(todo),
         "measured_now": len(todo),
         "wall_s": round(wall_s, 3),
         "operators_per_s": round(len(todo) / wall_s, 2) if todo else None,
-        "lut": lut.summary(),
+        "lut": own.summary(),
     }
+
+
+def _since(file: Path) -> str:
+    """When measuring again began in this folder: a killed run does not begin anew."""
+    if not file.exists():
+        write_json(file, {"since": now()})
+    return str(read_json(file)["since"])
 
 
 def fill(
@@ -95,9 +135,13 @@ def fill(
             _batches(list(operators.values()), settings.batch_operators),
             lambda batch: _jobs(batch, "ncnn" in capabilities.formats, settings.limits),
         ):
-            measurements = client.measure(jobs, settings.measure) if jobs else iter(())
-            for measurement in chain(failures, measurements):
-                writer.add(_entry(operators[measurement.key], measurement))
+            for failure in failures:
+                writer.add(_entry(operators[failure.key], failure, settings.measured_with))
+                bar.advance()
+            last_s = time.perf_counter()
+            for measurement in client.measure(jobs, settings.measure) if jobs else ():
+                cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
+                writer.add(_entry(operators[measurement.key], measurement, settings.measured_with, cost_ms))
                 bar.advance()
     finally:
         writer.flush()
@@ -123,12 +167,14 @@ class _Writer:
         self._last_s = time.monotonic()
 
 
-def _entry(feature: OperatorFeature, measurement: Measurement) -> Entry:
+def _entry(feature: OperatorFeature, measurement: Measurement, settings: str, cost_ms: float | None = None) -> Entry:
     return Entry(
         digest=feature.digest,
         operator=feature.operator,
         feature=feature_text(feature.to_json()),
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        settings=settings,
+        cost_ms=cost_ms,
+        measured_at=now(),
         **measurement.model_dump(include={"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy"}),
     )
 

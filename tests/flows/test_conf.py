@@ -1,5 +1,6 @@
 """The shipped configs: complete, equal to the defaults in code, and every option valid."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,8 +137,15 @@ def test_a_list_takes_the_place_of_a_presets_range() -> None:
 def test_a_device_changes_single_measure_settings() -> None:
     config = validate(RunConfig, compose_config("config", ["device.ncnn.measure.time_cap_ms=99"]))
     assert config.profile_of("ncnn").measure.time_cap_ms == 99
-    assert config.profile_of("onnxruntime") == config.profile
+    assert config.profile_of("onnxruntime").measure == config.profile.measure
     assert config.profile_of("ncnn").measure.warmup_ms == config.profile.measure.warmup_ms
+
+
+def test_look_up_tables_are_in_the_output_folder_unless_a_store_is_named() -> None:
+    config = validate(RunConfig, compose_config("config", ["output_dir=runs/a"]))
+    assert config.profile_of("ncnn").store == Path("runs/a/luts")
+    config = validate(RunConfig, compose_config("config", ["output_dir=runs/a", "profile.store=boards"]))
+    assert config.profile_of("ncnn").store == Path("boards")
 
 
 def test_adapt_has_no_training_settings() -> None:

@@ -65,7 +65,7 @@ def _finished(output: Path, stage: str) -> dict[Path, int]:
 
 def _measured(output: Path) -> int:
     """Operators whose measurement is on disk."""
-    parts = [*output.glob("stages/profile/onnxruntime/*/lut/*.parquet")]
+    parts = [*output.glob("luts/*/part-*.parquet")]
     return sum(pq.read_metadata(part).num_rows for part in parts)
 
 

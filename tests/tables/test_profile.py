@@ -17,7 +17,7 @@ import tailor_ir
 from profiling_agents.client import AgentError, MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
-from tasks.lut import Lut
+from tasks.lut import Lut, LutStore
 from tasks.progress import Silent
 
 QUICK = profile.Settings(measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1), flush_s=0.05)
@@ -59,7 +59,7 @@ def test_every_operator_is_measured_once(operators, device, tmp_path):
     first = profile.run(QUICK, operators, device, tmp_path, Silent())
     listed = enumeration.read_operators(operators)
     assert first["measured_now"] == first["lut"]["ok"] == len(listed), first["lut"]["failures"]
-    parts = {path: path.read_bytes() for path in (tmp_path / profile.LUT_FOLDER).iterdir()}
+    parts = {path: path.read_bytes() for path in tmp_path.rglob("part-*.parquet")}
     lut = Lut.open(tmp_path / profile.LUT_FOLDER, profile.device_key(device.capabilities()))
     for digest, feature in listed.items():
         entry = lut.get(digest)
@@ -68,7 +68,8 @@ def test_every_operator_is_measured_once(operators, device, tmp_path):
         assert tailor_ir.OperatorFeature.from_json(json.loads(entry.feature)) == feature
     again = profile.run(QUICK, operators, device, tmp_path, Silent())
     assert again["measured_now"] == 0
-    assert {path: path.read_bytes() for path in (tmp_path / profile.LUT_FOLDER).iterdir()} == parts
+    assert (again["known"], again["lut"]) == (len(listed), first["lut"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("part-*.parquet")} == parts
 
 
 def test_larger_convolutions_take_longer(operators, device, tmp_path):
@@ -132,30 +133,31 @@ def test_what_was_measured_before_the_agent_died_is_kept(operators, tmp_path):
 
 
 def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators, tmp_path):
+    settings = profile.Settings(measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05)
     script = """
         import sys
         from pathlib import Path
-        from profiling_agents.client import local_agent, MeasureSettings
+        from profiling_agents.client import local_agent
         from tasks import profile
         from tasks.progress import Silent
-        settings = profile.Settings(measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05)
+        settings = profile.Settings.model_validate_json(sys.argv[3])
         with local_agent(backend="onnxruntime") as client, client.lease():
             profile.run(settings, Path(sys.argv[1]), client, Path(sys.argv[2]), Silent())
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(operators), str(tmp_path)]
-    folder = tmp_path / profile.LUT_FOLDER
+    command = [sys.executable, "-c", textwrap.dedent(script), str(operators), str(tmp_path), settings.model_dump_json()]
+    folder = tmp_path / profile.STORE_FOLDER
     with subprocess.Popen(command) as child:
         until = time.monotonic() + 60
-        while len(list(folder.glob("part-*"))) < 3 and time.monotonic() < until:
+        while len(list(folder.rglob("part-*"))) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
-    before = {path: path.read_bytes() for path in folder.glob("part-*")}
+    before = {path: path.read_bytes() for path in folder.rglob("part-*")}
     total = len(enumeration.read_operators(operators))
     with local_agent(backend="onnxruntime") as client, client.lease():
-        known = len(Lut.open(folder, profile.device_key(client.capabilities())).entries())
+        known = len(LutStore(folder).open(profile.device_key(client.capabilities())).entries())
         assert 3 <= known < total
-        result = profile.run(QUICK, operators, client, tmp_path, Silent())
+        result = profile.run(settings, operators, client, tmp_path, Silent())
     assert result["measured_now"] == total - known
     assert result["lut"]["ok"] == total
     assert all(path.read_bytes() == content for path, content in before.items())

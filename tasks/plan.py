@@ -1,0 +1,67 @@
+"""A dry run of stage "profile": what one device knows already, what it would measure, and how long that takes it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from profiling_agents.messages import Capabilities, MeasureSettings
+from tasks.enumerate import read_operators
+from tasks.lut import Entry, Lut
+from tasks.profile import STORE_FOLDER, Settings, open_table
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long a device is busy with one operator [ms]: means of what was timed, by operator type; else a guess."""
+
+    by_operator: dict[str, float]
+    overall: float | None
+    guess: float
+
+    @classmethod
+    def of(cls, lut: Lut, settings: MeasureSettings) -> "Costs":
+        """From the entries of a table that know their cost, and from the settings for a device without any."""
+        timed = [entry for entry in lut.entries() if entry.cost_ms is not None]
+        by_operator = {name: _mean(entry for entry in timed if entry.operator == name) for name in _names(timed)}
+        return cls(by_operator, _mean(timed) if timed else None, settings.warmup_ms + settings.time_cap_ms)
+
+    def ms(self, operator: str) -> float:
+        """What one operator of this type is expected to cost."""
+        fallback = self.guess if self.overall is None else self.overall
+        return self.by_operator.get(operator, fallback)
+
+
+def plan(settings: Settings, operators_folder: Path, capabilities: Capabilities) -> dict[str, Any]:
+    """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
+
+    `estimated_s`: device time [s], from what measuring cost this device before under the same settings, else from the
+    settings (warm-up and time cap); conversion and upload are not in it.
+    """
+    operators = read_operators(operators_folder)
+    lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)
+    known = [entry for digest in operators if (entry := lut.get(digest))]
+    todo = [feature.operator for digest, feature in operators.items() if settings.measures(lut.get(digest))]
+    costs = Costs.of(lut, settings.measure)
+    return {
+        "description": lut.device.description,
+        "store": str(lut.folder),
+        "operators": len(operators),
+        "known": len(known),
+        "known_noisy": sum(entry.noisy for entry in known),
+        "known_failed": sum(entry.state == "failed" for entry in known),
+        "to_measure": len(todo),
+        "to_measure_by_operator": dict(Counter(todo).most_common()),
+        "estimated_s": round(sum(map(costs.ms, todo)) / 1e3, 3),
+        "estimated_from": "settings" if costs.overall is None else "earlier measurements",
+    }
+
+
+def _names(entries: Iterable[Entry]) -> set[str]:
+    return {entry.operator for entry in entries}
+
+
+def _mean(entries: Iterable[Entry]) -> float:
+    return fmean(entry.cost_ms for entry in entries if entry.cost_ms is not None)
