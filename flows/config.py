@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from profiling_agents.messages import MeasureSettings, one_line
+from profiling_agents.messages import MeasureSettings, Precision, one_line
 from tasks.base import Settings as BaseSettings
 from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
@@ -89,6 +89,7 @@ class DeviceProfile(BaseModel):
 
     backend: Literal["ncnn", "onnxruntime"]
     threads: int = Field(default=1, ge=1, le=256)
+    precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
     agent: str | None = Field(
         default=None, pattern=r"^https?://[^\s/]+/?$", description="http(s)://host:port; null: start one here"
     )

@@ -39,7 +39,7 @@ class Devices:
     def capabilities(self, name: str) -> Capabilities:
         """What the device says of itself; UserError when it is not what its profile says."""
         found, profile = self.client(name).capabilities(), self.profiles[name]
-        for field in ("backend", "threads"):
+        for field in ("backend", "threads", "precision"):
             wanted, got = getattr(profile, field), getattr(found, field)
             if wanted != got:
                 hint = f"set device.{name}.{field}={got} or start the agent with {wanted}"
@@ -76,7 +76,8 @@ class Devices:
         if profile.agent:
             client = AgentClient(profile.agent, _token(name, profile), ca_file=profile.ca_file)
             return self._agents.enter_context(client)
-        return self._agents.enter_context(local_agent(backend=profile.backend, threads=profile.threads))
+        options = ("--precision", profile.precision)
+        return self._agents.enter_context(local_agent(profile.backend, profile.threads, options=options))
 
 
 def _token(name: str, profile: DeviceProfile) -> str:

@@ -6,13 +6,13 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.child import TOKEN_VARIABLE
 from profiling_agents.limits import Limits
 from profiling_agents.machine import memory_mib
-from profiling_agents.messages import AgentError
+from profiling_agents.messages import AgentError, Precision
 
 MIN_TOKEN_LENGTH = 16
 MIN_MEMORY_LIMIT_MIB = 256
@@ -24,6 +24,7 @@ to a file that only you can read (its name is printed).
 
 examples:
   autotailor agent --backend ncnn
+  autotailor agent --backend ncnn --precision bf16
   autotailor agent --backend onnxruntime --threads 4 --cores 4,5,6,7 --port 8766 --token-file token
   autotailor agent --backend ncnn --host 192.168.1.20 --tls-cert cert.pem --tls-key key.pem --token-file token
 """
@@ -83,6 +84,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     runtime = parser.add_argument_group("runtime")
     runtime.add_argument("--backend", required=True, choices=sorted(BACKENDS), help="inference runtime")
     runtime.add_argument("--threads", type=_positive, default=1, help="threads of the runtime (default 1)")
+    runtime.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        default="fp32",
+        help="what the runtime stores and computes in; refused where it cannot (default fp32)",
+    )
     runtime.add_argument(
         "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
     )
@@ -151,6 +158,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "autotailor agent") -> i
             ServerOptions(
                 backend=arguments.backend,
                 threads=arguments.threads,
+                precision=arguments.precision,
                 cores=arguments.cores,
                 host=arguments.host,
                 port=arguments.port,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Format = Literal["onnx", "ncnn"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Dimension = Annotated[int, Field(ge=1, lt=2**31)]
@@ -44,13 +45,18 @@ class ErrorBody(Message):
 
 
 class RuntimeInfo(Message):
-    """The inference runtime as its own process reports it. `build`: hash of the library that runs."""
+    """The inference runtime as its own process reports it. `build`: hash of the library that runs.
+
+    `precisions`: what was found to compute here, by a probe; `arithmetic`: what fp16 products are added up in.
+    """
 
     backend: str
     version: str
     build: str
     formats: tuple[Format, ...]
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
+    precisions: tuple[Precision, ...] = ("fp32",)
+    arithmetic: Precision | None = None
 
 
 class Capabilities(RuntimeInfo):

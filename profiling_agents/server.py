@@ -23,7 +23,7 @@ from profiling_agents import machine
 from profiling_agents.cores import Claim, claim
 from profiling_agents.limits import Limits
 from profiling_agents.local import READY
-from profiling_agents.messages import MIB, AgentError, Capabilities, RuntimeInfo
+from profiling_agents.messages import MIB, AgentError, Capabilities, Precision, RuntimeInfo
 from profiling_agents.runner import Runner
 from profiling_agents.service import Agent, create_app
 from profiling_agents.store import ModelFiles
@@ -44,6 +44,7 @@ class ServerOptions:
 
     backend: str
     threads: int
+    precision: Precision
     cores: tuple[int, ...] | None
     host: str
     port: int
@@ -70,6 +71,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
     settings = WorkerSettings(
         backend=options.backend,
         threads=options.threads,
+        precision=options.precision,
         cores=claimed.cores,
         limits=options.limits,
         max_payload_bytes=MAX_TENSORS_MIB * MIB,

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from pydantic import Field
 
 from profiling_agents import frames
 from profiling_agents.backends import open_backend
-from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError
+from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
 from profiling_agents.limits import Limits, allow_cpu, confine
 from profiling_agents.machine import frequency_mhz, pin
 from profiling_agents.measure import measure
@@ -23,7 +22,6 @@ from profiling_agents.messages import (
     ChildReply,
     ChildRequest,
     MeasureSettings,
-    Message,
     Timing,
 )
 
@@ -31,11 +29,9 @@ FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
 
 
-class WorkerSettings(Message):
+class WorkerSettings(RuntimeOptions):
     """How the service starts its child (one JSON argument)."""
 
-    backend: str
-    threads: int = Field(ge=1)
     cores: tuple[int, ...]
     limits: Limits
     max_payload_bytes: int
@@ -49,7 +45,7 @@ def main(argument: str) -> int:
     pin(settings.cores)
     confine(settings.limits)
     try:
-        backend = open_backend(settings.backend, settings.threads)
+        backend = open_backend(settings)
         _send(replies, ChildReply(runtime=backend.describe()))
     except AgentError as error:
         _send(replies, ChildReply(reason=str(error)))

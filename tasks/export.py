@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
 from profiling_agents.client import AgentClient, AgentError, ModelJob, local_agent
-from profiling_agents.messages import Format, MeasureSettings
+from profiling_agents.messages import Format, MeasureSettings, Precision
 from tailor_ir import SuperNet
 from tasks.artifacts import append_line, read_json, read_lines, write_bytes, write_json
 from tasks.baseline import measure_baseline
@@ -38,13 +38,27 @@ Config = Mapping[str, Any]
 Row = dict[str, Any]
 
 
+class Tolerance(BaseModel):
+    """Largest difference over the largest torch output, by the precision that the runtime computes in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fp32: float = Field(1e-4, gt=0)
+    bf16: float = Field(2e-2, gt=0)
+    fp16: float = Field(2e-2, gt=0)
+
+    def of(self, precision: Precision) -> float:
+        """The tolerance of one precision."""
+        return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16}[precision]
+
+
 class Settings(BaseModel):
-    """How exported files are checked and measured. Tolerance: largest difference by largest torch output."""
+    """How exported files are checked and measured."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     check_images: int = Field(4, ge=1, le=1000)
-    tolerance: float = Field(1e-4, gt=0)
+    tolerance: Tolerance = Tolerance()
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
     conversion_wall_s: float = Field(120.0, gt=0)
     conversion_memory_mib: int = Field(8192, ge=512)
@@ -171,14 +185,18 @@ class Exporter:
         except AgentError as error:
             return {"state": "failed", "reason": str(error)}
         difference = float(np.abs(got - expected).max() / np.abs(expected).max())
+        runtime = client.capabilities()
+        tolerance = self.settings.tolerance.of(runtime.precision)
         checked = {
             "relative_difference": difference if math.isfinite(difference) else None,
+            "tolerance": tolerance,
             "images": len(inputs),
             "on_device": client is self.client,
-            "runtime": client.capabilities().backend,
+            "runtime": runtime.backend,
+            "precision": runtime.precision,
         }
-        if not difference <= self.settings.tolerance:
-            reason = f"outputs differ from torch by {difference:.3g}; allowed: {self.settings.tolerance:g}"
+        if not difference <= tolerance:
+            reason = f"outputs differ from torch by {difference:.3g}; allowed in {runtime.precision}: {tolerance:g}"
             return {"state": "failed", "reason": reason, **checked}
         suffixes = (".onnx",) if job.format == "onnx" else (".ncnn.param", ".ncnn.bin")
         paths = [self.out / f"{job.key}{suffix}" for suffix in suffixes]

@@ -2,31 +2,32 @@
 
 from collections.abc import Callable
 
-from profiling_agents.backends.base import Backend
+from profiling_agents.backends.base import Backend, RuntimeOptions
 from profiling_agents.messages import AgentError
 
 
-def _ncnn(threads: int) -> Backend:
+def _ncnn(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.ncnn import NcnnBackend
 
-    return NcnnBackend(threads)
+    return NcnnBackend(options)
 
 
-def _onnxruntime(threads: int) -> Backend:
+def _onnxruntime(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.onnxruntime import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(threads)
+    return OnnxRuntimeBackend(options)
 
 
-BACKENDS: dict[str, Callable[[int], Backend]] = {"ncnn": _ncnn, "onnxruntime": _onnxruntime}
+BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {"ncnn": _ncnn, "onnxruntime": _onnxruntime}
 """Makers by name; a runtime is imported only when it is chosen."""
 
 
-def open_backend(name: str, threads: int) -> Backend:
-    """The backend of this name; AgentError for an unknown name or a runtime that is not installed."""
+def open_backend(options: RuntimeOptions) -> Backend:
+    """The backend of this name; AgentError for an unknown name, an option it has not, a runtime that is not there."""
+    name = options.backend
     if name not in BACKENDS:
         raise AgentError(f"backend: got '{name}'; allowed: {', '.join(sorted(BACKENDS))}")
     try:
-        return BACKENDS[name](threads)
+        return BACKENDS[name](options)
     except ImportError as error:
         raise AgentError(f"backend '{name}': {error}; install the Python package '{name}' on the device") from error

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from pydantic import Field
 
-from profiling_agents.messages import Format, JobMessage, RuntimeInfo, Shape
+from profiling_agents.messages import AgentError, Format, JobMessage, Message, Precision, RuntimeInfo, Shape
 
 
 class ModelError(Exception):
@@ -16,6 +17,22 @@ class ModelError(Exception):
 
 class ModelMemoryError(ModelError):
     """A model that needs more memory than it may have."""
+
+
+class RuntimeOptions(Message):
+    """What an agent decides about its runtime when it starts."""
+
+    backend: str
+    threads: int = Field(ge=1)
+    precision: Precision = "fp32"
+
+
+def require_fp32(options: RuntimeOptions) -> None:
+    """AgentError for a precision that a backend without options of its own cannot set."""
+    if options.precision != "fp32":
+        raise AgentError(
+            f"--precision: got {options.precision}; backend '{options.backend}' runs models as they are: fp32"
+        )
 
 
 class Model(Protocol):

@@ -1,4 +1,4 @@
-"""ncnn on the CPU in fp32, from (param, bin) files.
+"""ncnn on the CPU, from (param, bin) files.
 
 ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used
 one returns its cached output), with pooled allocators as benchncnn does.
@@ -13,11 +13,13 @@ import numpy as np
 from profiling_agents.backends.base import (
     ModelError,
     ModelMemoryError,
+    RuntimeOptions,
     check_inputs,
     library_hash,
     restore_shape,
 )
-from profiling_agents.messages import Format, JobMessage, RuntimeInfo, Shape
+from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
+from profiling_agents.messages import AgentError, Format, JobMessage, Precision, RuntimeInfo, Shape
 
 OUT_OF_MEMORY = -100
 """What ncnn's layers return when an allocation failed."""
@@ -26,22 +28,36 @@ MAX_AXES = 4
 
 
 class NcnnBackend:
-    """fp32 ncnn with a fixed number of threads."""
+    """ncnn in one precision with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("ncnn",)
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, options: RuntimeOptions) -> None:
+        self._threads = options.threads
+        self._precision = options.precision
+        self._found = probe()
+        if self._precision not in self._found.precisions:
+            raise AgentError(
+                f"--precision: got {self._precision}, which ncnn {ncnn.__version__} does not compute in on this "
+                f"processor (a convolution gives the very outputs of fp32); allowed: {', '.join(self._found.precisions)}"
+            )
 
     def describe(self) -> RuntimeInfo:
-        """Version, and the hash of the extension module that holds the runtime."""
-        build = library_hash(Path(ncnn.ncnn.__file__))
-        return RuntimeInfo(backend="ncnn", version=ncnn.__version__, build=build, formats=self.formats)
+        """Version, precision, and the hash of the extension module that holds the runtime."""
+        return RuntimeInfo(
+            backend="ncnn",
+            version=ncnn.__version__,
+            build=library_hash(Path(ncnn.ncnn.__file__)),
+            formats=self.formats,
+            precision=self._precision,
+            precisions=self._found.precisions,
+            arithmetic=self._found.arithmetic if self._precision == "fp16" else None,
+        )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnModel":
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
         without_batch = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
-        model = NcnnModel(job, without_batch, self._threads)
+        model = NcnnModel(job, without_batch, self._threads, self._precision)
         model.load(*files)
         return model
 
@@ -49,7 +65,7 @@ class NcnnBackend:
 class NcnnModel:
     """One ncnn.Net and its allocators, which must outlive it."""
 
-    def __init__(self, job: JobMessage, shapes: Sequence[Shape], threads: int) -> None:
+    def __init__(self, job: JobMessage, shapes: Sequence[Shape], threads: int, precision: Precision) -> None:
         self._job = job
         self._shapes = shapes
         self._blobs = ncnn.UnlockedPoolAllocator()
@@ -58,8 +74,7 @@ class NcnnModel:
         options = self._net.opt
         options.num_threads = threads
         options.use_vulkan_compute = False
-        options.use_fp16_packed = options.use_fp16_storage = options.use_fp16_arithmetic = False
-        options.use_bf16_packed = options.use_bf16_storage = False
+        set_precision(options, OPTIONS[precision])
         options.blob_allocator = self._blobs
         options.workspace_allocator = self._workspace
 

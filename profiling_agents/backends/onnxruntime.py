@@ -13,8 +13,10 @@ import onnxruntime
 from profiling_agents.backends.base import (
     ModelError,
     ModelMemoryError,
+    RuntimeOptions,
     check_inputs,
     library_hash,
+    require_fp32,
     restore_shape,
 )
 from profiling_agents.messages import Format, JobMessage, RuntimeInfo
@@ -37,8 +39,9 @@ class OnnxRuntimeBackend:
 
     formats: tuple[Format, ...] = ("onnx",)
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, options: RuntimeOptions) -> None:
+        require_fp32(options)
+        self._threads = options.threads
         onnxruntime.set_default_logger_severity(3)
 
     def describe(self) -> RuntimeInfo:

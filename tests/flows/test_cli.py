@@ -147,6 +147,31 @@ def test_a_profile_that_is_not_the_agents_is_one_line(capsys: pytest.CaptureFixt
     assert "threads" in line
 
 
+def test_a_precision_that_the_agent_has_not_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _line(
+        capsys, "run", "device=[onnxruntime]", "device.onnxruntime.precision=bf16", f"output_dir={tmp_path / 'out'}"
+    )
+    assert "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32" in line
+
+
+def test_a_remote_agent_of_another_precision_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from profiling_agents.client import local_agent
+
+    with local_agent(backend="ncnn") as client:
+        token = client._transport._http.headers["Authorization"].removeprefix("Bearer ")
+        (tmp_path / "token").write_text(token)
+        line = _line(
+            capsys,
+            "run",
+            "device=[remote]",
+            f"device.remote.agent={client.url}",
+            f"device.remote.token_file={tmp_path / 'token'}",
+            "device.remote.precision=bf16",
+            f"output_dir={tmp_path / 'out'}",
+        )
+    assert line.startswith("device.remote.precision: profile says bf16, agent has fp32")
+
+
 @pytest.mark.slow
 def test_an_unknown_network_is_one_line_and_leaves_no_stage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = _line(capsys, "compile", "model.name=resnet26x", f"output_dir={tmp_path / 'out'}")

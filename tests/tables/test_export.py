@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tailor_ir
-from profiling_agents.client import MeasureSettings
+from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
 from tasks.data import DataSettings, load_splits
 from tasks.evaluate import EvaluationData, statistics_of
@@ -106,7 +106,7 @@ def test_finished_subnets_are_not_exported_again(exported, supernet, search, dat
 
 
 def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, search, data, device, tmp_path):
-    strict = QUICK.model_copy(update={"tolerance": 1e-12})
+    strict = QUICK.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
     result = export.run(strict, supernet, search, data, device, tmp_path, Silent())
     for card in result["subnets"]:
         for file in card["files"].values():
@@ -114,3 +114,22 @@ def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, searc
             assert "outputs differ from torch by" in file["reason"]
     assert not [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.ncnn.*")]
     assert not any(row["files_ok"] for row in result["winners"])
+
+
+def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(supernet, search, data, tmp_path):
+    wide = QUICK.model_copy(update={"tolerance": export.Tolerance(bf16=0.2)})  # torch in bf16 differs by 0.09 here
+    folders = tmp_path / "wide", tmp_path / "strict"
+    for folder in folders:
+        folder.mkdir()
+    with local_agent("ncnn", options=["--precision", "bf16"]) as client, client.lease():
+        kept, refused = (
+            export.run(settings, supernet, search, data, client, out, Silent())
+            for settings, out in ((wide, folders[0]), (QUICK, folders[1]))
+        )
+    for card in kept["subnets"]:
+        assert (card["files"]["ncnn"]["precision"], card["files"]["onnx"]["precision"]) == ("bf16", "fp32")
+        assert card["files"]["ncnn"]["state"] == card["files"]["onnx"]["state"] == "ok"
+        assert 1e-3 < card["files"]["ncnn"]["relative_difference"] <= 0.2
+        assert card["files"]["onnx"]["relative_difference"] <= 1e-4
+    assert "allowed in bf16: 0.02" in refused["subnets"][0]["files"]["ncnn"]["reason"]
+    assert refused["subnets"][0]["files"]["onnx"]["state"] == "ok"

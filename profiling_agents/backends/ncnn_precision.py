@@ -1,0 +1,78 @@
+"""Which precisions ncnn really computes in on this processor, found by running small layers in each.
+
+ncnn takes every option everywhere and ignores what its layers for the processor lack: on x86 a convolution asked for
+fp16 gives the very bits of fp32. A mode counts as there when a convolution's outputs differ from fp32 by rounding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import ncnn
+import numpy as np
+
+from profiling_agents.messages import Precision
+
+OPTIONS: Mapping[Precision, tuple[str, ...]] = {
+    "fp32": (),
+    "bf16": ("use_bf16_packed", "use_bf16_storage"),
+    "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
+}
+"""The options of ncnn that make each precision; all others are off."""
+
+ARITHMETIC_OPTION = "use_fp16_arithmetic"
+CHANNELS, SIZE = 16, 8
+LARGEST_ROUNDING = 0.05
+"""Relative to the largest output; more than that is another computation, not rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`precisions`: fp32 first. `arithmetic`: what fp16's products are added up in, None without fp16."""
+
+    precisions: tuple[Precision, ...]
+    arithmetic: Precision | None
+
+
+def set_precision(options: "ncnn.Option", enabled: tuple[str, ...]) -> None:
+    """Turn on the options of one precision and off those of the others."""
+    for name in {name for names in OPTIONS.values() for name in names}:
+        setattr(options, name, name in enabled)
+
+
+@cache
+def probe() -> Found:
+    """Run one convolution in every mode and compare it with fp32; takes milliseconds."""
+    reference = _convolution(OPTIONS["fp32"])
+    outputs = {precision: _convolution(names) for precision, names in OPTIONS.items()}
+    rounded = tuple(precision for precision, output in outputs.items() if _is_rounded(output, reference))
+    arithmetic: Precision | None = None
+    if "fp16" in rounded:
+        storage = tuple(name for name in OPTIONS["fp16"] if name != ARITHMETIC_OPTION)
+        arithmetic = "fp32" if np.array_equal(_convolution(storage), outputs["fp16"]) else "fp16"
+    return Found(("fp32", *rounded), arithmetic)
+
+
+def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
+    difference = float(np.abs(output - reference).max() / np.abs(reference).max())
+    return 0.0 < difference <= LARGEST_ROUNDING
+
+
+def _convolution(enabled: tuple[str, ...]) -> np.ndarray:
+    """A 3x3 convolution of fixed random weights on a fixed random input, in fp32 outside."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32)
+    x_CHW = rng.standard_normal((CHANNELS, SIZE, SIZE), dtype=np.float32)
+    layer = f"Convolution conv 1 1 in0 out0 0={CHANNELS} 1=3 4=1 5=0 6={weights.size}"
+    net = ncnn.Net()
+    net.opt.num_threads = 1
+    net.opt.use_vulkan_compute = False
+    set_precision(net.opt, enabled)
+    net.load_param_mem(f"7767517\n2 2\nInput in0 0 1 in0\n{layer}\n")
+    content = bytes(4) + weights.tobytes()
+    net.load_model_mem(content)
+    extractor = net.create_extractor()
+    extractor.input("in0", ncnn.Mat(x_CHW).clone())
+    status, mat = extractor.extract("out0")
+    assert status == 0
+    return np.array(mat)

@@ -1,0 +1,57 @@
+"""Precision is part of a device: what is asked for is what computes, or the agent does not start."""
+
+from collections.abc import Iterator
+
+import agent_models as models
+import numpy as np
+import pytest
+
+from profiling_agents.client import AgentClient, AgentError, local_agent
+
+ROUNDING = 2e-2
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp16"])
+def low(request: pytest.FixtureRequest, ncnn_agent: AgentClient) -> Iterator[AgentClient]:
+    """An ncnn agent in each lower precision that this processor has."""
+    if request.param not in ncnn_agent.capabilities().precisions:
+        pytest.skip(f"no {request.param} on this processor")
+    with local_agent("ncnn", options=["--precision", request.param]) as client:
+        assert client.capabilities().precision == request.param
+        yield client
+
+
+def test_outputs_are_those_of_fp32_but_for_rounding(low: AgentClient, ncnn_agent: AgentClient) -> None:
+    job = models.convolution("ncnn", "conv", channels_in=16, channels_out=32, size=16, seed=3)
+    x = np.random.default_rng(1).standard_normal((1, 16, 16, 16), dtype=np.float32)
+    (got,), (exact,) = low.run(job, [x]), ncnn_agent.run(job, [x])
+    difference = np.abs(got - exact).max() / np.abs(exact).max()
+    assert 1e-5 < difference < ROUNDING
+    (result,) = low.measure([job])
+    assert result.state == "ok"
+
+
+def test_precision_is_part_of_the_fingerprint(low: AgentClient, ncnn_agent: AgentClient) -> None:
+    assert low.capabilities().precisions == ncnn_agent.capabilities().precisions
+    assert low.capabilities().fingerprint != ncnn_agent.capabilities().fingerprint
+
+
+def test_a_precision_that_the_processor_has_not_is_refused_and_never_fp32(ncnn_agent: AgentClient) -> None:
+    found = ncnn_agent.capabilities()
+    assert found.precision == found.precisions[0] == "fp32"
+    missing = {"bf16", "fp16"}.difference(found.precisions)
+    for precision in missing:
+        allowed = ", ".join(found.precisions)
+        line = (
+            rf"--precision: got {precision}, which ncnn .* does not compute in on this processor.*allowed: {allowed}$"
+        )
+        with pytest.raises(AgentError, match=line), local_agent("ncnn", options=["--precision", precision]):
+            pass
+    if found.machine == "x86_64":
+        assert "fp16" in missing
+
+
+def test_onnxruntime_runs_models_as_they_are() -> None:
+    line = "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32"
+    with pytest.raises(AgentError, match=line), local_agent("onnxruntime", options=["--precision", "bf16"]):
+        pass
