@@ -7,9 +7,10 @@ with local_agent(backend="ncnn") as client, client.lease():
 
 import contextlib
 import hashlib
+import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +27,18 @@ from profiling_agents.messages import (
     Capabilities,
     Format,
     JobMessage,
-    LeaseGranted,
+    JobProgress,
+    JobsQueued,
+    JobsRequest,
     LeaseRequest,
     Measurement,
-    MeasureRequest,
     MeasureSettings,
     RunRequest,
     RunResult,
     Shape,
     one_line,
 )
-from profiling_agents.transport import LostError, MissingFilesError, Transport
+from profiling_agents.transport import READ_TIMEOUT_S, LostError, MissingFilesError, Retries, Transport
 
 __all__ = [
     "AgentBusyError",
@@ -51,6 +53,15 @@ __all__ = [
 BATCH_JOBS = 16
 BATCH_BYTES = 64 << 20
 LEASE_TTL_S = 30.0
+SILENCE_S = 20.0
+"""A stream of results that brings nothing for so long, not even the agent's empty lines, is lost."""
+SHORT_TIMEOUT_S = 5.0
+LOCAL_PATIENCE_S = 2.0
+"""An agent on this machine that does not answer for so long has ended and will not come back."""
+
+
+class ModelTooLargeError(AgentError):
+    """The agent does not take models of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +96,15 @@ class ModelJob:
 
 
 class AgentClient:
-    """One agent, by address and token. `ca_file`: certificate (PEM) that https is checked against."""
+    """One agent, by address and token. `ca_file`: certificate (PEM) that https is checked against.
 
-    def __init__(self, url: str, token: str, *, ca_file: Path | None = None) -> None:
+    While it holds the lease it tries for `patience_s` [s] to get a lost connection back; None: as long as the lease
+    lasts. What was measured meanwhile is then fetched, nothing is measured twice.
+    """
+
+    def __init__(self, url: str, token: str, *, ca_file: Path | None = None, patience_s: float | None = None) -> None:
         self._transport = Transport(url, token, ca_file=ca_file)
+        self._patience_s = patience_s
         self._capabilities: Capabilities | None = None
         self._lease: str | None = None
         self._uploaded: set[str] = set()
@@ -124,6 +140,7 @@ class AgentClient:
         if self._lease is not None:
             raise AgentError(f"agent {self.url}: this client already holds the lease")
         self._lease = self._acquire(ttl_s, wait_s)
+        self._transport.patience_s = ttl_s if self._patience_s is None else self._patience_s
         self._uploaded.clear()
         ended = threading.Event()
         renewal = threading.Thread(target=self._renew, args=(self._lease, ttl_s / 3, ended), daemon=True)
@@ -132,19 +149,62 @@ class AgentClient:
             yield
         finally:
             ended.set()
+            self._transport.patience_s = 0.0
             renewal.join()
             # A lease that cannot be given back (agent gone, expired) ends by itself.
             with contextlib.suppress(AgentError):
-                self._transport.request("DELETE", "/v1/lease", headers=self._headers())
+                self._send("DELETE", "/v1/lease", timeout_s=SHORT_TIMEOUT_S)
             self._lease = None
 
     def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
-        """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet."""
+        """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet.
+
+        What was not measured when the caller leaves is dropped. Models travel while nothing is timed.
+        """
         settings = settings or MeasureSettings()
         with self._leased():
             batch_bytes = min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)
             for batch in _batches(jobs, batch_bytes):
                 yield from self._measure_batch(batch, settings)
+
+    def submit(self, jobs: Sequence[ModelJob], settings: MeasureSettings | None = None) -> range:
+        """Queue jobs on the leased device and return their numbers; `results` fetches, the lease's end drops them.
+
+        AgentError when one is too large or the queue stays full; those before it are queued.
+        """
+        queued: list[range] = []
+        for batch in _batches(jobs, min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)):
+            for job in batch:
+                self._refuse_large(job)
+            queued.append(self._queue([(job, job.message()) for job in batch], settings or MeasureSettings()))
+        return range(queued[0].start, queued[-1].stop) if queued else range(0)
+
+    def results(self, numbers: range) -> Generator[Measurement, None, None]:
+        """Results of submitted jobs, in order, as they come; results of jobs before them are forgotten.
+
+        A lost connection is made anew, and results go on where it broke.
+        """
+        retries = Retries(self._transport)
+        number = numbers.start
+        while number < numbers.stop:
+            try:
+                for measurement in self._stream(number):
+                    retries.reset()
+                    number += 1
+                    yield measurement
+                    if number == numbers.stop:
+                        return
+                raise LostError(f"the stream ended before result {number}")
+            except LostError as error:
+                retries.wait(error)
+
+    def progress(self, number: int) -> JobProgress:
+        """Where a submitted job is, and how much of the queue is done."""
+        return JobProgress.model_validate_json(self._send("GET", f"/v1/jobs/{number}"))
+
+    def cancel(self, number: int) -> JobProgress:
+        """Stop a submitted job; its result is a failure that says so. One that is done stays."""
+        return JobProgress.model_validate_json(self._send("DELETE", f"/v1/jobs/{number}"))
 
     def run(self, job: ModelJob, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs of the device's runtime for these inputs. AgentError with the reason when it fails."""
@@ -153,12 +213,13 @@ class AgentClient:
         body = frames.pack(header, frames.to_bytes(inputs))
         with self._leased():
             self._upload(job, message)
+            timeout_s = 2 * self.capabilities().wall_limit_s + 60.0
             try:
-                answer = self._transport.request("POST", "/v1/run", content=body, headers=self._headers())
+                answer = self._send("POST", "/v1/run", body, timeout_s=timeout_s)
             except MissingFilesError as missing:
                 self._uploaded.difference_update(missing.digests)
                 self._upload(job, message)
-                answer = self._transport.request("POST", "/v1/run", content=body, headers=self._headers())
+                answer = self._send("POST", "/v1/run", body, timeout_s=timeout_s)
         result_header, payload = frames.unpack(answer, len(answer))
         result = RunResult.model_validate_json(result_header)
         if result.reason is not None:
@@ -168,6 +229,9 @@ class AgentClient:
     def _headers(self) -> dict[str, str]:
         return {} if self._lease is None else {"Lease": self._lease}
 
+    def _send(self, method: str, path: str, content: bytes = b"", *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+        return self._transport.request(method, path, content=content, headers=self._headers(), timeout_s=timeout_s)
+
     @contextmanager
     def _leased(self) -> Iterator[None]:
         with contextlib.nullcontext() if self._lease is not None else self.lease():
@@ -175,11 +239,11 @@ class AgentClient:
 
     def _acquire(self, ttl_s: float, wait_s: float) -> str:
         until = time.monotonic() + wait_s
-        content = LeaseRequest(ttl_s=ttl_s).model_dump_json().encode()
+        request = LeaseRequest(lease=secrets.token_hex(16), ttl_s=ttl_s)
         while True:
             try:
-                granted = self._transport.request("POST", "/v1/lease", content=content)
-                return LeaseGranted.model_validate_json(granted).lease
+                self._transport.request("POST", "/v1/lease", content=request.model_dump_json().encode())
+                return request.lease
             except AgentBusyError:
                 if time.monotonic() >= until:
                     raise
@@ -189,59 +253,68 @@ class AgentClient:
         """Renew until the lease ends. A lost lease shows in the next call, which the agent refuses."""
         while not ended.wait(every_s):
             try:
-                self._transport.request("PUT", "/v1/lease", headers={"Lease": lease})
+                self._transport.request("PUT", "/v1/lease", headers={"Lease": lease}, timeout_s=SHORT_TIMEOUT_S)
             except AgentError:
                 return
 
     def _measure_batch(self, batch: list[ModelJob], settings: MeasureSettings) -> Iterator[Measurement]:
-        """One result for each job; after a lost connection the rest of the batch is sent again."""
-        fitting = []
-        limit_mib = self.capabilities().max_model_mib
-        for job in batch:
-            if max(map(len, job.files)) <= limit_mib * MIB:
-                fitting.append((job, job.message()))
-            else:
-                yield Measurement.failed(job.key, f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
-        attempts = 0
-        while fitting:
-            done = 0
+        too_large: dict[int, str] = {}
+        fitting: list[tuple[ModelJob, JobMessage]] = []
+        for index, job in enumerate(batch):
             try:
-                for measurement in self._stream(fitting, settings):
-                    done += 1
-                    yield measurement
-                return
+                self._refuse_large(job)
+                fitting.append((job, job.message()))
+            except ModelTooLargeError as error:
+                too_large[index] = str(error)
+        results = self.results(self._queue(fitting, settings) if fitting else range(0))
+        complete = False
+        try:
+            for index, job in enumerate(batch):
+                yield Measurement.failed(job.key, too_large[index]) if index in too_large else next(results)
+            complete = True
+        finally:
+            results.close()
+            if not complete:
+                self._drop()
+
+    def _refuse_large(self, job: ModelJob) -> None:
+        limit_mib = self.capabilities().max_model_mib
+        if max(map(len, job.files)) > limit_mib * MIB:
+            raise ModelTooLargeError(f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
+
+    def _queue(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> range:
+        """Upload and submit one batch, queued once however often it is sent; the numbers of its jobs."""
+        jobs = tuple(message for _, message in batch)
+        request = JobsRequest(batch=secrets.token_hex(16), jobs=jobs, settings=settings).model_dump_json().encode()
+        retries = Retries(self._transport)
+        while True:
+            for job, message in batch:
+                self._upload(job, message)
+            try:
+                queued = JobsQueued.model_validate_json(self._send("POST", "/v1/jobs", request))
+                return range(queued.first, queued.next)
             except MissingFilesError as missing:
                 self._uploaded.difference_update(missing.digests)
-                lost: Exception = missing
-            except LostError as error:
-                lost = error
-            fitting = fitting[done:]
-            attempts = attempts + 1 if done == 0 else 1
-            self._transport.pause(attempts, lost)
+                retries.wait(missing)
 
-    def _stream(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> Iterator[Measurement]:
-        for job, message in batch:
-            self._upload(job, message)
-        request = MeasureRequest(jobs=tuple(message for _, message in batch), settings=settings)
-        timeout_s = 2 * self.capabilities().wall_limit_s + 60.0
-        received = 0
-        with self._transport.lines(
-            "/v1/measure",
-            content=request.model_dump_json().encode(),
-            headers=self._headers(),
-            timeout_s=timeout_s,
-        ) as lines:
+    def _stream(self, first: int) -> Iterator[Measurement]:
+        """Results from `first` on, until the agent has no more or the connection is lost."""
+        with self._transport.lines(f"/v1/results/{first}", headers=self._headers(), timeout_s=SILENCE_S) as lines:
             for line in lines:
-                received += 1
                 yield Measurement.model_validate_json(line)
-        if received != len(batch):
-            raise LostError(f"the stream ended after {received} of {len(batch)} results")
+
+    def _drop(self) -> None:
+        """Forget all submitted jobs. A device that is gone has forgotten them, or will when the lease ends."""
+        patience_s, self._transport.patience_s = self._transport.patience_s, 0.0
+        with contextlib.suppress(AgentError):
+            self._send("DELETE", "/v1/jobs", timeout_s=SHORT_TIMEOUT_S)
+        self._transport.patience_s = patience_s
 
     def _upload(self, job: ModelJob, message: JobMessage) -> None:
         """Send the files that this lease has not sent yet."""
         for content, digest in zip(job.files, message.files, strict=True):
             if digest not in self._uploaded:
-                self._transport.request("POST", "/v1/models", content=content, headers=self._headers())
+                self._send("POST", "/v1/models", content)
                 self._uploaded.add(digest)
 
 
@@ -273,6 +346,6 @@ def local_agent(
     """
     with (
         start_local_agent(backend, threads, cores, options) as (url, token),
-        AgentClient(url, token) as client,
+        AgentClient(url, token, patience_s=LOCAL_PATIENCE_S) as client,
     ):
         yield client

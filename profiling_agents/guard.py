@@ -6,6 +6,7 @@ In order: protocol, header count, Host, Origin, token, queue, body size. What pa
 import asyncio
 import hmac
 import ipaddress
+import math
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -22,11 +23,11 @@ MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
 
 
-def refusal(status: int, line: str) -> JSONResponse:
+def refusal(status: int, line: str, *, retry_after_s: float = 1.0) -> JSONResponse:
     """A refusal of one line."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 429:
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(math.ceil(retry_after_s))
     return JSONResponse(ErrorBody(error=" ".join(line.split())).model_dump(), status, headers)
 
 

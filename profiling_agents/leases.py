@@ -1,7 +1,6 @@
 """The lock on the device: one client at a time, for a time that it renews."""
 
 import hmac
-import secrets
 import time
 from collections.abc import Callable
 
@@ -28,18 +27,19 @@ class Leases:
         """Seconds until the device is free by itself."""
         return max(0.0, self._expires_at - self._clock()) if self._holder is not None else 0.0
 
-    def acquire(self, ttl_s: float) -> str:
-        """A new lease; LeaseError while another one holds."""
-        if self.remaining_s > 0:
-            raise LeaseError(f"the device is leased by another client; free in at most {self.remaining_s:.1f} s", 423)
-        self._holder = secrets.token_hex(16)
+    def acquire(self, lease: str, ttl_s: float) -> bool:
+        """Whether this lease is new (asking again renews it); LeaseError while another one holds."""
+        remaining_s = self.remaining_s
+        if remaining_s > 0 and not self._holds(lease):
+            raise LeaseError(f"the device is leased by another client; free in at most {remaining_s:.1f} s", 423)
+        self._holder = lease
         self._ttl_s = ttl_s
         self._expires_at = self._clock() + ttl_s
-        return self._holder
+        return remaining_s <= 0
 
     def renew(self, lease: str) -> float:
         """Start its time anew; returns it [s]. LeaseError unless the lease is the holder's."""
-        if self.remaining_s <= 0 or not hmac.compare_digest((self._holder or "").encode(), lease.encode()):
+        if self.remaining_s <= 0 or not self._holds(lease):
             raise LeaseError("no valid lease: it was never granted or has expired; ask for a new one", 409)
         self._expires_at = self._clock() + self._ttl_s
         return self._ttl_s
@@ -48,3 +48,6 @@ class Leases:
         """Free the device; LeaseError when the lease is not the holder's."""
         self.renew(lease)
         self._holder = None
+
+    def _holds(self, lease: str) -> bool:
+        return self._holder is not None and hmac.compare_digest(self._holder.encode(), lease.encode())

@@ -11,6 +11,7 @@ Format = Literal["onnx", "ncnn"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Dimension = Annotated[int, Field(ge=1, lt=2**31)]
 Shape = Annotated[tuple[Dimension, ...], Field(max_length=8)]
 
@@ -83,15 +84,19 @@ class Capabilities(RuntimeInfo):
 
 
 class LeaseRequest(Message):
-    """Ask for the device, alone, for `ttl_s` seconds; renew before they pass."""
+    """Ask for the device, alone, for `ttl_s` seconds; renew before they pass.
 
+    `lease`: random, made by the client, so that asking again after a lost answer is the same request.
+    """
+
+    lease: Nonce
     ttl_s: float = Field(default=30.0, ge=0.2, le=600.0)
 
 
 class LeaseGranted(Message):
     """The device is yours for `expires_in_s`, unless renewed. `lease` goes into the `Lease` header."""
 
-    lease: str
+    lease: Nonce
     expires_in_s: float
 
 
@@ -149,11 +154,37 @@ class JobMessage(Message):
         return self
 
 
-class MeasureRequest(Message):
-    """A batch of models, measured one after the other; results stream back as they come."""
+class JobsRequest(Message):
+    """Models to be measured one after the other.
 
+    Jobs of a lease are numbered from 0 in the order of submission. `batch`: random, made by the client, so that
+    sending the last batch again after a lost answer queues nothing twice.
+    """
+
+    batch: Nonce
     jobs: tuple[JobMessage, ...] = Field(min_length=1, max_length=MAX_JOBS_PER_BATCH)
     settings: MeasureSettings = MeasureSettings()
+
+
+class JobsQueued(Message):
+    """The jobs of a batch have the numbers from `first` up to and without `next`."""
+
+    first: int
+    next: int
+
+
+class JobProgress(Message):
+    """One job and the queue around it. `position`: jobs in front of it (0: running, next, or done).
+
+    `done` and `total` count all jobs of the lease; `rest_s` [s] estimates when the last one is done (None: unknown).
+    """
+
+    number: int
+    state: Literal["queued", "running", "done"]
+    position: int
+    done: int
+    total: int
+    rest_s: float | None
 
 
 class Timing(Message):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ from profiling_agents.service import Agent, create_app
 from profiling_agents.store import ModelFiles
 from profiling_agents.worker import WorkerSettings
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_CONNECTIONS = 64
 MAX_HEADER_BYTES = 32 << 10
 STORE_FACTOR = 4
@@ -80,15 +80,28 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
     try:
         capabilities = _capabilities(options, claimed, await runner.start())
         models = ModelFiles(folder, STORE_FACTOR * options.max_model_mib * MIB)
-        server = _http_server(options, Agent(capabilities, runner, models), token)
+        agent = Agent(capabilities, runner, models)
+        server = _http_server(options, agent, token)
         listener.listen(MAX_CONNECTIONS)
         if options.stop_with_stdin:
             threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
         scheme = "https" if options.tls_cert else "http"
         print(f"{READY}{scheme}://{_netloc(listener)}", flush=True)
-        await server.serve(sockets=[listener])
+        await _serve_and_work(server, listener, agent)
     finally:
         await runner.close()
+
+
+async def _serve_and_work(server: uvicorn.Server, listener: socket.socket, agent: Agent) -> None:
+    """Serve until stopped, with the queue at work beside it; a fault of the queue ends both."""
+    work = asyncio.create_task(agent.jobs.work())
+    work.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
 
 
 def _http_server(options: ServerOptions, agent: Agent, token: str) -> uvicorn.Server:

@@ -1,8 +1,9 @@
-"""The device-side HTTP service: capabilities, lease, models, measure, run; all behind the guard."""
+"""The device-side HTTP service: capabilities, lease, models, jobs and their results, run; all behind the guard."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -13,129 +14,180 @@ from starlette.routing import Route
 
 from profiling_agents import frames
 from profiling_agents.guard import Guard, refusal
+from profiling_agents.job_queue import BenchError, JobQueue, NumberError, QueueFullError
 from profiling_agents.leases import LeaseError, Leases
 from profiling_agents.messages import (
     MIB,
     AgentError,
     Capabilities,
     ErrorBody,
+    JobsRequest,
     LeaseGranted,
     LeaseRequest,
-    Measurement,
-    MeasureRequest,
     Message,
     RunRequest,
     one_line,
 )
 from profiling_agents.runner import Runner
-from profiling_agents.store import ModelFiles
+from profiling_agents.store import ModelFiles, StoreFullError
 
 LEASE_HEADER = "lease"
 RUN_TYPE = "application/octet-stream"
 STREAM_TYPE = "application/x-ndjson"
+MAX_DIGITS = 15
 
 
-@dataclass(frozen=True)
+Handler = Callable[["Agent", Request], Awaitable[Response]]
+
+
 class Agent:
-    """State of the service. `bench` serialises the use of the child process."""
+    """State of the service: one device, its lease, and what the lease's holder queued."""
 
-    capabilities: Capabilities
-    runner: Runner
-    models: ModelFiles
-    leases: Leases = field(default_factory=Leases)
-    bench: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, capabilities: Capabilities, runner: Runner, models: ModelFiles) -> None:
+        self.capabilities = capabilities
+        self.jobs = JobQueue(runner, models)
+        self._runner = runner
+        self._models = models
+        self._leases = Leases()
+        self._expiry: asyncio.Task[None] | None = None
 
     async def show(self, request: Request) -> Response:
         """GET capabilities."""
         return _json(self.capabilities)
 
     async def acquire(self, request: Request) -> Response:
-        """POST lease: exclusive use, with an empty model store."""
-        wish = LeaseRequest.model_validate_json(await request.body() or b"{}")
-        lease = self.leases.acquire(wish.ttl_s)
-        self.models.clear()
-        return _json(LeaseGranted(lease=lease, expires_in_s=wish.ttl_s))
+        """POST lease: exclusive use, with an empty queue and an empty model store."""
+        wish = LeaseRequest.model_validate_json(await request.body())
+        if self._leases.acquire(wish.lease, wish.ttl_s):
+            self._clear()
+            self._expiry = asyncio.create_task(self._expire())
+        return _json(LeaseGranted(lease=wish.lease, expires_in_s=wish.ttl_s))
 
     async def renew(self, request: Request) -> Response:
         """PUT lease."""
-        lease = request.headers.get(LEASE_HEADER, "")
-        return _json(LeaseGranted(lease=lease, expires_in_s=self.leases.renew(lease)))
+        return _json(LeaseGranted(lease=_lease_of(request), expires_in_s=self._leases.renew(_lease_of(request))))
 
     async def release(self, request: Request) -> Response:
-        """DELETE lease."""
-        self.leases.release(request.headers.get(LEASE_HEADER, ""))
-        self.models.clear()
+        """DELETE lease: what is queued is dropped, what runs is stopped."""
+        self._leases.release(_lease_of(request))
+        self._clear()
         return Response(status_code=204)
 
     async def upload(self, request: Request) -> Response:
         """POST models: raw bytes, answered with their digest."""
-        self._leased(request)
-        return _json(await self.models.receive(request.stream()), 201)
+        self._leases.renew(_lease_of(request))
+        return _json(await self._models.receive(request.stream()), 201)
 
-    async def measure(self, request: Request) -> Response:
-        """POST measure: a batch of jobs; one JSON line for each as it is done."""
-        lease = self._leased(request)
-        batch = MeasureRequest.model_validate_json(await request.body())
-        missing = self.models.missing(tuple(digest for job in batch.jobs for digest in job.files))
+    async def submit(self, request: Request) -> Response:
+        """POST jobs: a batch into the queue."""
+        self._leases.renew(_lease_of(request))
+        batch = JobsRequest.model_validate_json(await request.body())
+        missing = self._models.missing(digest for job in batch.jobs for digest in job.files)
         if missing:
             return _missing(missing)
-        return StreamingResponse(self._measure(batch, lease), media_type=STREAM_TYPE)
+        return _json(self.jobs.submit(batch), 202)
+
+    async def drop(self, request: Request) -> Response:
+        """DELETE jobs: forget all that wait and all results."""
+        self._leases.renew(_lease_of(request))
+        return _json(self.jobs.drop())
+
+    async def progress(self, request: Request) -> Response:
+        """GET jobs/N."""
+        self._leases.renew(_lease_of(request))
+        return _json(self.jobs.progress(_number_of(request)))
+
+    async def cancel(self, request: Request) -> Response:
+        """DELETE jobs/N: it fails as cancelled, the others go on."""
+        self._leases.renew(_lease_of(request))
+        self.jobs.cancel(_number_of(request))
+        return _json(self.jobs.progress(_number_of(request)))
+
+    async def results(self, request: Request) -> Response:
+        """GET results/N: one JSON line for each job from N on, in order, as it is done; empty lines keep it alive."""
+        self._leases.renew(_lease_of(request))
+        return StreamingResponse(self.jobs.results(_number_of(request)), media_type=STREAM_TYPE)
 
     async def run(self, request: Request) -> Response:
         """POST run: a frame of job and inputs; answered with a frame of outputs."""
-        self._leased(request)
-        async with self.bench:
+        self._leases.renew(_lease_of(request))
+        async with self.jobs.bench:
             max_bytes = self.capabilities.max_tensors_mib * MIB
             header, payload = frames.unpack(await request.body(), max_bytes)
             message = RunRequest.model_validate_json(header)
-            missing = self.models.missing(message.job.files)
+            missing = self._models.missing(message.job.files)
             if missing:
                 return _missing(missing)
-            result, outputs = await self.runner.run(message, bytes(payload))
+            result, outputs = await self._runner.run(message, bytes(payload))
         return Response(frames.pack(result.model_dump_json().encode(), outputs), media_type=RUN_TYPE)
 
-    async def _measure(self, batch: MeasureRequest, lease: str) -> AsyncIterator[bytes]:
-        async with self.bench:
-            for job in batch.jobs:
-                try:
-                    self.leases.renew(lease)
-                    result = await self.runner.measure(job, batch.settings)
-                except (LeaseError, AgentError) as error:
-                    result = Measurement.failed(job.key, str(error))
-                yield result.model_dump_json().encode() + b"\n"
+    def _clear(self) -> None:
+        """The end of a lease: nothing of its holder stays."""
+        if self._expiry is not None and self._expiry is not asyncio.current_task():
+            self._expiry.cancel()
+        self._expiry = None
+        self.jobs.clear()
+        self._models.clear()
 
-    def _leased(self, request: Request) -> str:
-        """The caller's lease, renewed; LeaseError without one."""
-        lease = request.headers.get(LEASE_HEADER, "")
-        self.leases.renew(lease)
-        return lease
+    async def _expire(self) -> None:
+        """Clear when the lease has run out, however often it is renewed before."""
+        while (remaining_s := self._leases.remaining_s) > 0:
+            await asyncio.sleep(remaining_s)
+        self._clear()
+
+
+ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/capabilities": {"GET": Agent.show},
+    "/v1/lease": {"POST": Agent.acquire, "PUT": Agent.renew, "DELETE": Agent.release},
+    "/v1/models": {"POST": Agent.upload},
+    "/v1/jobs": {"POST": Agent.submit, "DELETE": Agent.drop},
+    "/v1/jobs/{number}": {"GET": Agent.progress, "DELETE": Agent.cancel},
+    "/v1/results/{number}": {"GET": Agent.results},
+    "/v1/run": {"POST": Agent.run},
+}
+"""All there is, by path and method."""
+
+
+REFUSALS: dict[Any, Callable[[Request, Any], Response]] = {
+    HTTPException: lambda _, error: refusal(error.status_code, error.detail),
+    ValidationError: lambda _, error: refusal(422, one_line(error)),
+    LeaseError: lambda _, error: refusal(error.status, str(error)),
+    NumberError: lambda _, error: refusal(error.status, str(error)),
+    QueueFullError: lambda _, error: refusal(429, str(error), retry_after_s=error.retry_after_s),
+    StoreFullError: lambda _, error: refusal(429 if error.wait else 507, str(error)),
+    BenchError: lambda _, error: refusal(503, str(error)),
+    AgentError: lambda _, error: refusal(400, str(error)),
+    Exception: lambda _, error: refusal(500, f"the agent failed: {type(error).__name__}"),
+}
+"""Every error that a handler may raise, as one line."""
 
 
 def create_app(agent: Agent, *, token: str, hosts: frozenset[str], any_address: bool) -> Guard:
     """The ASGI application: the routes behind the guard, without generated documentation."""
     routes = [
-        Route("/v1/capabilities", agent.show, methods=["GET"]),
-        Route("/v1/lease", agent.acquire, methods=["POST"]),
-        Route("/v1/lease", agent.renew, methods=["PUT"]),
-        Route("/v1/lease", agent.release, methods=["DELETE"]),
-        Route("/v1/models", agent.upload, methods=["POST"]),
-        Route("/v1/measure", agent.measure, methods=["POST"]),
-        Route("/v1/run", agent.run, methods=["POST"]),
+        Route(path, partial(handler, agent), methods=[method])
+        for path, handlers in ROUTES.items()
+        for method, handler in handlers.items()
     ]
-    handlers = {
-        HTTPException: lambda _, error: refusal(error.status_code, error.detail),
-        ValidationError: lambda _, error: refusal(422, one_line(error)),
-        LeaseError: lambda _, error: refusal(error.status, str(error)),
-        AgentError: lambda _, error: refusal(400, str(error)),
-        Exception: lambda _, error: refusal(500, f"the agent failed: {type(error).__name__}"),
-    }
     body_bytes = {
         "/v1/models": agent.capabilities.max_model_mib * MIB,
         "/v1/run": agent.capabilities.max_tensors_mib * MIB + frames.MAX_HEADER_BYTES,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=REFUSALS)
     app.router.redirect_slashes = False
     return Guard(app, token=token, hosts=hosts, any_address=any_address, body_bytes=body_bytes)
+
+
+def _lease_of(request: Request) -> str:
+    return request.headers.get(LEASE_HEADER, "")
+
+
+def _number_of(request: Request) -> int:
+    """The job number in the path."""
+    text = request.path_params["number"]
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
+        raise NumberError("job number: not a whole number; allowed: those of this lease's jobs", 404)
+    return int(text)
 
 
 def _json(message: Message, status: int = 200) -> JSONResponse:

@@ -1,58 +1,115 @@
 """Uploaded models: files in the agent's private folder, named by the digest that it computes itself."""
 
+import errno
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from profiling_agents.messages import ModelStored
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class StoreFullError(Exception):
+    """No room for another model. `wait`: there will be, when queued jobs are done. One line."""
+
+    def __init__(self, line: str, *, wait: bool) -> None:
+        super().__init__(line)
+        self.wait = wait
+
+
+@dataclass(slots=True)
+class _Stored:
+    size: int
+    holders: int = 0
+
 
 class ModelFiles:
-    """At most `max_bytes` of models; the ones unused for longest go first."""
+    """At most `max_bytes` of models; those unused for longest go first, those that queued jobs need stay."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._sizes: dict[str, int] = {}
+        self._files: dict[str, _Stored] = {}
+        self._bytes = 0
 
     async def receive(self, chunks: AsyncIterator[bytes]) -> ModelStored:
-        """Stream chunks to a file and name it by content. The size of one upload is capped by the caller."""
+        """Stream chunks to a file and name it by content; StoreFullError when it does not fit.
+
+        The size of one upload is capped by the caller.
+        """
         digest = hashlib.sha256()
         size = 0
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as stream:
-            temporary = Path(stream.name)
-            try:
+        temporary: Path | None = None
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False, buffering=0) as stream:
+                temporary = Path(stream.name)
                 async for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
-            except BaseException:
+            self._make_room(size, digest.hexdigest())
+        except BaseException as error:
+            if temporary is not None:
                 temporary.unlink()
-                raise
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                raise self._disk_full(error) from error
+            raise
         name = digest.hexdigest()
         temporary.replace(self._folder / name)
-        self._sizes.pop(name, None)
-        self._sizes[name] = size
-        self._evict()
+        if name not in self._files:
+            self._files[name] = _Stored(size)
+            self._bytes += size
         return ModelStored(sha256=name, size=size)
 
-    def missing(self, digests: tuple[str, ...]) -> tuple[str, ...]:
+    def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Which of the digests are not stored; the others count as used now."""
+        wanted = tuple(dict.fromkeys(digests))
+        for digest in wanted:
+            if digest in self._files:
+                self._files[digest] = self._files.pop(digest)
+        return tuple(digest for digest in wanted if digest not in self._files)
+
+    def hold(self, digests: Iterable[str]) -> None:
+        """Keep these stored files until they are released as often."""
         for digest in digests:
-            if digest in self._sizes:
-                self._sizes[digest] = self._sizes.pop(digest)
-        return tuple(digest for digest in dict.fromkeys(digests) if digest not in self._sizes)
+            self._files[digest].holders += 1
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Undo one `hold`."""
+        for digest in digests:
+            self._files[digest].holders -= 1
 
     def clear(self) -> None:
         """Remove all models."""
-        while self._sizes:
-            self._remove(next(iter(self._sizes)))
+        for digest in tuple(self._files):
+            self._remove(digest)
 
-    def _evict(self) -> None:
-        while len(self._sizes) > 1 and sum(self._sizes.values()) > self._max_bytes:
-            self._remove(next(iter(self._sizes)))
+    def _make_room(self, size: int, digest: str) -> None:
+        """Remove the oldest files that nobody holds until `size` more bytes fit."""
+        if digest in self._files:
+            return
+        for old in self._free():
+            if self._bytes + size <= self._max_bytes:
+                return
+            self._remove(old)
+        if self._bytes + size > self._max_bytes:
+            line = f"the model store is full: queued jobs hold {self._bytes} of {self._max_bytes} bytes"
+            raise StoreFullError(line, wait=True)
+
+    def _disk_full(self, error: OSError) -> StoreFullError:
+        """Give back what nobody needs; whether it is worth to wait."""
+        free = self._free()
+        for digest in free:
+            self._remove(digest)
+        line = f"the disk of the device is full ({error.strerror}); free some space in its temporary folder"
+        return StoreFullError(line, wait=bool(free or self._files))
+
+    def _free(self) -> tuple[str, ...]:
+        return tuple(digest for digest, stored in self._files.items() if not stored.holders)
 
     def _remove(self, digest: str) -> None:
-        del self._sizes[digest]
+        self._bytes -= self._files.pop(digest).size
         (self._folder / digest).unlink(missing_ok=True)

@@ -3,10 +3,9 @@
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -17,8 +16,9 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 2.0
 
-Answer = TypeVar("Answer")
+DISK_FULL = 507
 
 
 class MissingFilesError(Exception):
@@ -30,14 +30,23 @@ class MissingFilesError(Exception):
 
 
 class LostError(Exception):
-    """The connection failed, or the agent asked to try again; another attempt may succeed."""
+    """The connection failed, or the agent asked to try again (`reached`); another attempt may succeed."""
+
+    def __init__(self, line: str, *, reached: bool = False, retry_after_s: float = 0.0) -> None:
+        super().__init__(line)
+        self.reached = reached
+        self.retry_after_s = retry_after_s
 
 
 class Transport:
-    """Requests to one agent. Thread-safe."""
+    """Requests to one agent. Thread-safe.
+
+    `patience_s`: for so long a lost connection is tried again, and ATTEMPTS times at least.
+    """
 
     def __init__(self, url: str, token: str, *, ca_file: Path | None = None) -> None:
         self.url = url.rstrip("/")
+        self.patience_s = 0.0
         verify = _trusted(ca_file)
         try:
             self._http = httpx.Client(
@@ -55,51 +64,43 @@ class Transport:
         self._http.close()
 
     def request(
-        self, method: str, path: str, *, content: bytes = b"", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
     ) -> bytes:
         """Body of the answer. AgentError when refused, or when all attempts failed."""
-
-        def attempt() -> bytes:
-            with self._failures():
-                response = self._http.request(method, path, content=content, headers=dict(headers or {}))
-            self._check(response)
-            return response.content
-
-        return self.retried(attempt)
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        retries = Retries(self)
+        while True:
+            try:
+                with self._failures():
+                    response = self._http.request(
+                        method, path, content=content, headers=dict(headers or {}), timeout=timeout
+                    )
+                self._check(response)
+                return response.content
+            except LostError as error:
+                retries.wait(error)
 
     @contextmanager
-    def lines(
-        self, path: str, *, content: bytes, headers: Mapping[str, str], timeout_s: float
-    ) -> Iterator[Iterator[str]]:
-        """Lines of a streamed answer as they come. LostError when the connection breaks; not retried here."""
+    def lines(self, path: str, *, headers: Mapping[str, str], timeout_s: float) -> Iterator[Iterator[str]]:
+        """Lines of a streamed answer as they come, without the empty ones that keep it alive.
+
+        LostError when the connection breaks or brings nothing for `timeout_s`; not retried here.
+        """
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with (
             self._failures(),
-            self._http.stream("POST", path, content=content, headers=dict(headers), timeout=timeout) as response,
+            self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response,
         ):
             if not response.is_success:
                 response.read()
             self._check(response)
-            yield response.iter_lines()
-
-    def retried(self, attempt: Callable[[], Answer]) -> Answer:
-        """`attempt()`, again with growing pauses while it is lost; then AgentError."""
-        failures = 0
-        while True:
-            try:
-                return attempt()
-            except LostError as error:
-                failures += 1
-                self.pause(failures, error)
-
-    def pause(self, failures: int, error: Exception) -> None:
-        """Wait before the next attempt, longer after each failure; AgentError when there were enough."""
-        if failures >= ATTEMPTS:
-            raise AgentError(
-                f"agent {self.url}: not reachable ({error}) after {failures} attempts; "
-                "is it running, and is the address right?"
-            ) from error
-        time.sleep(FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0))
+            yield (line for line in response.iter_lines() if line)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -120,11 +121,45 @@ class Transport:
             refusal = ErrorBody(error=f"answered {response.status_code}; is it an AutoTailor agent?")
         if refusal.missing:
             raise MissingFilesError(refusal.missing)
-        if response.status_code == 429 or response.status_code >= 500:
-            raise LostError(refusal.error)
+        if response.status_code == 429 or (response.status_code >= 500 and response.status_code != DISK_FULL):
+            after = response.headers.get("retry-after", "")
+            raise LostError(refusal.error, reached=True, retry_after_s=float(after) if after.isdigit() else 0.0)
         if response.status_code == 423:
             raise AgentBusyError(f"agent {self.url}: {refusal.error}")
         raise AgentError(f"agent {self.url}: {refusal.error}")
+
+
+class Retries:
+    """The attempts at one thing: waits between them, longer after each failure, until there were enough."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._failures = 0
+        self._since_s = 0.0
+
+    def reset(self) -> None:
+        """Something succeeded: count anew."""
+        self._failures = 0
+
+    def wait(self, error: Exception) -> None:
+        """Wait before the next attempt; AgentError when there were enough."""
+        if self._failures == 0:
+            self._since_s = time.monotonic()
+        self._failures += 1
+        waited_s = time.monotonic() - self._since_s
+        lost = error if isinstance(error, LostError) else LostError(str(error), reached=True)
+        if self._failures >= ATTEMPTS and waited_s >= self._transport.patience_s:
+            raise AgentError(self._last_word(lost)) from error
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
+        time.sleep(max(pause_s, lost.retry_after_s))
+
+    def _last_word(self, error: LostError) -> str:
+        if error.reached:
+            return f"agent {self._transport.url}: {error}; asked {self._failures} times"
+        return (
+            f"agent {self._transport.url}: not reachable ({error}) after {self._failures} attempts; "
+            "is it running, and is the address right?"
+        )
 
 
 def _trusted(ca_file: Path | None) -> ssl.SSLContext:

@@ -10,17 +10,32 @@ import httpx
 import psutil
 import pytest
 
+from profiling_agents import service
 from profiling_agents.guard import MAX_REQUESTS
-from profiling_agents.messages import JobMessage, MeasureRequest
+from profiling_agents.messages import JobMessage, JobsRequest
 
 ROUTES = {
     "/v1/capabilities": {"GET", "HEAD"},
     "/v1/lease": {"POST", "PUT", "DELETE"},
     "/v1/models": {"POST"},
-    "/v1/measure": {"POST"},
+    "/v1/jobs": {"POST", "DELETE"},
+    "/v1/jobs/0": {"GET", "HEAD", "DELETE"},
+    "/v1/results/0": {"GET", "HEAD"},
     "/v1/run": {"POST"},
 }
-ABSENT = ("/", "/docs", "/redoc", "/openapi.json", "/v1", "/v1/lease/", "/v1/capabilities.json", "//v1/run")
+ABSENT = (
+    "/v1/measure",
+    "/v1/jobs/0/",
+    "/v1/results",
+    "/",
+    "/docs",
+    "/redoc",
+    "/openapi.json",
+    "/v1",
+    "/v1/lease/",
+    "/v1/capabilities.json",
+    "//v1/run",
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECTED")
 MIB = 1 << 20
 
@@ -46,7 +61,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def lease(http: httpx.Client) -> Iterator[dict[str, str]]:
-    granted = http.post("/v1/lease", json={"ttl_s": 30})
+    granted = http.post("/v1/lease", json={"lease": "ab" * 16, "ttl_s": 30})
     assert granted.status_code == 200
     header = {"Lease": granted.json()["lease"]}
     yield header
@@ -67,6 +82,8 @@ def test_no_route_and_no_method_answers_without_a_token(anonymous: httpx.Client,
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_forgotten_verbs_are_refused_with_a_token_too(http: httpx.Client, path: str) -> None:
+    with_numbers = {route.replace("{number}", "0"): set(handlers) for route, handlers in service.ROUTES.items()}
+    assert with_numbers == {route: methods - {"HEAD"} for route, methods in ROUTES.items()}
     for method in set(METHODS) - ROUTES[path]:
         assert http.request(method, path).status_code == 405
 
@@ -132,7 +149,7 @@ def test_a_body_past_the_cap_is_refused_and_memory_stays_flat(
     assert "1048576 bytes" in error_of(declared)
     chunked = http.post("/v1/models", content=endless(), headers=lease)
     assert chunked.status_code == 413
-    assert http.post("/v1/measure", content=bytes(2 * MIB), headers=lease).status_code == 413
+    assert http.post("/v1/jobs", content=bytes(2 * MIB), headers=lease).status_code == 413
     assert http.post("/v1/models", content=bytes(MIB), headers=lease).status_code == 201
     assert agent.memory_info().rss - before < 16 * MIB
 
@@ -161,7 +178,7 @@ def test_too_many_requests_at_once_are_refused_and_then_served_again(http: httpx
 
 
 def test_work_needs_a_lease(http: httpx.Client) -> None:
-    for path in ("/v1/models", "/v1/measure", "/v1/run"):
+    for path in ("/v1/models", "/v1/jobs", "/v1/run"):
         for headers in ({}, {"Lease": "f" * 32}):
             response = http.post(path, content=b"x", headers=headers)
             assert response.status_code == 409
@@ -171,15 +188,15 @@ def test_work_needs_a_lease(http: httpx.Client) -> None:
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "A" * 64, "a" * 63, "", "token"])
 def test_no_name_from_the_wire_touches_a_path(http: httpx.Client, lease: dict[str, str], name: str) -> None:
     job = models.convolution("ncnn", "conv").message().model_dump(mode="json") | {"files": [name, name]}
-    response = http.post("/v1/measure", json={"jobs": [job]}, headers=lease)
+    response = http.post("/v1/jobs", json={"batch": "0" * 32, "jobs": [job]}, headers=lease)
     assert response.status_code == 422
     assert error_of(response).startswith("jobs.0.files.0: ")
 
 
 def test_digests_that_were_not_uploaded_are_named(http: httpx.Client, lease: dict[str, str]) -> None:
     job: JobMessage = models.convolution("ncnn", "conv").message()
-    content = MeasureRequest(jobs=(job,)).model_dump_json()
-    response = http.post("/v1/measure", content=content, headers=lease)
+    content = JobsRequest(batch="0" * 32, jobs=(job,)).model_dump_json()
+    response = http.post("/v1/jobs", content=content, headers=lease)
     assert response.status_code == 404
     assert tuple(response.json()["missing"]) == job.files
 
@@ -187,9 +204,9 @@ def test_digests_that_were_not_uploaded_are_named(http: httpx.Client, lease: dic
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
-        ("/v1/measure", b"not json", 422),
-        ("/v1/measure", b'{"jobs": [], "more": 1}', 422),
-        ("/v1/measure", b'{"jobs": ' + b"[" * 100_000, 422),
+        ("/v1/jobs", b"not json", 422),
+        ("/v1/jobs", b'{"jobs": [], "more": 1}', 422),
+        ("/v1/jobs", b'{"jobs": ' + b"[" * 100_000, 422),
         ("/v1/run", b"short", 400),
         ("/v1/run", b"\xff" * 64, 400),
         ("/v1/run", b"\0" * 12, 422),
@@ -204,5 +221,19 @@ def test_malformed_messages_get_one_line(
 
 
 def test_a_lease_request_with_unknown_fields_is_refused(http: httpx.Client) -> None:
-    assert http.post("/v1/lease", json={"ttl_s": 5, "force": True}).status_code == 422
-    assert http.post("/v1/lease", json={"ttl_s": 1e9}).status_code == 422
+    assert http.post("/v1/lease", json={"lease": "0" * 32, "ttl_s": 5, "force": True}).status_code == 422
+    assert http.post("/v1/lease", json={"lease": "0" * 32, "ttl_s": 1e9}).status_code == 422
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1e3", "9" * 16, "%2e%2e", "\u0663"])
+def test_job_numbers_that_are_none_are_refused(http: httpx.Client, lease: dict[str, str], number: str) -> None:
+    for method, path in (("GET", "/v1/jobs"), ("DELETE", "/v1/jobs"), ("GET", "/v1/results")):
+        response = http.request(method, f"{path}/{number}", headers=lease)
+        assert response.status_code == 404
+        assert error_of(response)
+
+
+def test_results_that_were_never_submitted_are_refused(http: httpx.Client, lease: dict[str, str]) -> None:
+    response = http.get("/v1/results/3", headers=lease)
+    assert response.status_code == 409
+    assert "results from number 3: those from 0 to 0 can be had" in error_of(response)

@@ -128,17 +128,19 @@ def test_payloads_of_another_size_than_their_headers_are_refused() -> None:
 def test_a_lease_excludes_expires_and_is_renewed() -> None:
     now = 0.0
     leases = Leases(clock=lambda: now)
-    first = leases.acquire(10.0)
+    first, second = "1" * 32, "2" * 32
+    assert leases.acquire(first, 10.0)
     with pytest.raises(LeaseError, match=r"leased by another client; free in at most 10\.0 s"):
-        leases.acquire(10.0)
+        leases.acquire(second, 10.0)
     now = 9.0
     assert leases.renew(first) == 10.0
     now = 18.0
     assert leases.remaining_s == 1.0
-    now = 19.0
+    assert not leases.acquire(first, 10.0)
+    now = 28.0
     with pytest.raises(LeaseError, match="no valid lease"):
         leases.renew(first)
-    second = leases.acquire(10.0)
+    assert leases.acquire(second, 10.0)
     with pytest.raises(LeaseError, match="no valid lease"):
         leases.release(first)
     leases.release(second)

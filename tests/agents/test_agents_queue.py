@@ -1,0 +1,171 @@
+"""The queue of a real agent: progress, cancelling, back-pressure, reconnecting, the end of a lease."""
+
+import secrets
+import time
+from collections.abc import Iterator
+
+import agent_models as models
+import agent_processes as processes
+import psutil
+import pytest
+
+from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
+from profiling_agents.job_queue import MAX_JOBS
+from profiling_agents.messages import JobsQueued, JobsRequest
+
+MIB = 1 << 20
+SLOW = MeasureSettings(time_cap_ms=300.0, confidence=1e-6)
+QUICK = MeasureSettings(
+    time_cap_ms=1.0, warmup_ms=0.0, min_blocks=1, samples_per_block=3, min_samples=3, sample_us=10, spread_limit=1e9
+)
+
+
+@pytest.fixture
+def leased(ncnn_agent: AgentClient) -> Iterator[AgentClient]:
+    with ncnn_agent.lease():
+        yield ncnn_agent
+
+
+def jobs(count: int, backend: str = "ncnn") -> list[ModelJob]:
+    return [models.convolution(backend, f"{index}") for index in range(count)]
+
+
+def process_of(client: AgentClient) -> psutil.Process:
+    """The service of an agent that this process started."""
+    port = client.url.rpartition(":")[2]
+    for one in psutil.Process().children():
+        if "profiling_agents" in one.cmdline() and port in {str(c.laddr.port) for c in one.net_connections()}:
+            return one
+    raise AssertionError(f"no agent listens on port {port}")
+
+
+def test_submitted_jobs_are_measured_without_anybody_waiting_for_them(leased: AgentClient) -> None:
+    numbers = leased.submit(jobs(5))
+    assert processes.soon(lambda: leased.progress(numbers[-1]).state == "done")
+    results = list(leased.results(numbers))
+    assert [(result.key, result.state) for result in results] == [(f"{index}", "ok") for index in range(5)]
+
+
+def test_progress_tells_position_counts_and_the_rest(leased: AgentClient) -> None:
+    numbers = leased.submit(jobs(4), SLOW)
+    assert processes.soon(lambda: leased.progress(numbers[0]).state == "running")
+    last = leased.progress(numbers[-1])
+    assert (last.state, last.position, last.total - last.done, last.rest_s) == ("queued", 3, 4, None)
+    assert processes.soon(lambda: leased.progress(numbers[1]).state == "done")
+    later = leased.progress(numbers[-1])
+    assert later.position <= 1
+    assert later.rest_s is not None
+    assert 0.2 < later.rest_s < 4.0
+
+
+def test_a_cancelled_job_says_so_and_the_others_are_measured(leased: AgentClient) -> None:
+    endless, *others = [models.endless("ncnn", "endless"), *jobs(3)]
+    numbers = leased.submit([endless, *others])
+    leased.cancel(numbers[2])
+    assert processes.soon(lambda: leased.progress(numbers[0]).state == "running")
+    start_s = time.monotonic()
+    leased.cancel(numbers[0])
+    results = list(leased.results(numbers))
+    assert time.monotonic() - start_s < 10
+    assert [result.state for result in results] == ["failed", "ok", "failed", "ok"]
+    assert {result.reason for result in results if result.state == "failed"} == {"cancelled by the client"}
+    assert leased.cancel(numbers[1]).state == "done"
+
+
+def test_results_are_there_for_whoever_reads_again_from_where_it_stopped(leased: AgentClient) -> None:
+    numbers = leased.submit(jobs(6))
+    stream = leased.results(numbers)
+    before = [next(stream), next(stream)]
+    stream.close()
+    again = list(leased.results(numbers[1:]))
+    assert [result.key for result in again] == ["1", "2", "3", "4", "5"]
+    assert again[0] == before[1]
+    with pytest.raises(AgentError, match="results from number 0: those from 1 to 6 can be had"):
+        list(leased.results(numbers))
+
+
+def test_a_batch_that_is_sent_twice_is_queued_once(leased: AgentClient) -> None:
+    (job,) = jobs(1)
+    leased._upload(job, job.message())
+    request = JobsRequest(batch=secrets.token_hex(16), jobs=(job.message(),)).model_dump_json().encode()
+    first, second = (JobsQueued.model_validate_json(leased._send("POST", "/v1/jobs", request)) for _ in range(2))
+    assert first == second == JobsQueued(first=0, next=1)
+
+
+def test_time_outs_start_when_the_device_starts_on_a_job() -> None:
+    with local_agent("ncnn", options=["--wall-limit-s", "1"]) as client, client.lease():
+        numbers = client.submit(jobs(8), SLOW)
+        start_s = time.monotonic()
+        results = list(client.results(numbers))
+        assert time.monotonic() - start_s > 2.0
+    assert {result.state for result in results} == {"ok"}
+
+
+def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: AgentClient) -> None:
+    lease = ncnn_agent._acquire(0.5, 0.0)
+    ncnn_agent._lease = lease
+    try:
+        ncnn_agent._uploaded.clear()
+        ncnn_agent.submit([models.endless("ncnn", "endless"), *jobs(3)])
+        (worker,) = process_of(ncnn_agent).children()
+        assert processes.soon(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 5.0)
+        with pytest.raises(AgentError, match="no valid lease"):
+            ncnn_agent.progress(0)
+    finally:
+        ncnn_agent._lease = None
+    with ncnn_agent.lease():
+        with pytest.raises(AgentError, match="job 0: not in the queue"):
+            ncnn_agent.progress(0)
+        assert [result.key for result in ncnn_agent.measure(jobs(2))] == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_a_queue_of_ten_thousand_keeps_memory_flat_and_loses_nothing() -> None:
+    count = 10_000
+    with local_agent("ncnn") as client, client.lease():
+        service = process_of(client)
+        list(client.measure(jobs(20)))
+        before = service.memory_info().rss
+        endless = client.submit([models.endless("ncnn", "endless")])
+        (job,) = jobs(1)
+        message = job.message()
+        client._upload(job, message)
+        numbers = range(endless.stop, endless.stop)
+        while len(numbers) < count:
+            part = tuple(
+                message.model_copy(update={"key": f"{index}"}) for index in range(len(numbers), len(numbers) + 200)
+            )
+            request = JobsRequest(batch=secrets.token_hex(16), jobs=part, settings=QUICK)
+            queued = JobsQueued.model_validate_json(
+                client._send("POST", "/v1/jobs", request.model_dump_json().encode())
+            )
+            numbers = range(numbers.start, queued.next)
+        assert client.progress(numbers[-1]).position == count
+        full = service.memory_info().rss - before
+        client.cancel(endless.start)
+        results = client.results(numbers)
+        keys = [next(results).key for _ in range(count)]
+        after = service.memory_info().rss - before
+    assert keys == [f"{index}" for index in range(count)]
+    assert full < 24 * MIB, full / MIB
+    assert after < 24 * MIB, after / MIB
+
+
+def test_a_full_queue_says_so_and_takes_more_when_results_are_fetched() -> None:
+    with local_agent("ncnn") as client, client.lease():
+        (job,) = jobs(1)
+        client._upload(job, job.message())
+
+        def submit() -> JobsQueued:
+            request = JobsRequest(batch=secrets.token_hex(16), jobs=(job.message(),) * 200, settings=QUICK)
+            answer = client._send("POST", "/v1/jobs", request.model_dump_json().encode())
+            return JobsQueued.model_validate_json(answer)
+
+        client.submit([models.endless("ncnn", "endless")])
+        for _ in range(MAX_JOBS // 200 - 1):
+            submit()
+        client._transport.patience_s = 0.0
+        with pytest.raises(AgentError, match=rf"the queue is full: {MAX_JOBS - 199} jobs wait, .*; asked 4 times"):
+            submit()
+        client._drop()
+        assert submit().first > 0
