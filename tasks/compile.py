@@ -5,13 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 import tailor_ir
 from tasks.data import DataSettings, load
 from tasks.models import ModelSettings, create, load_weights
 
 
+class Settings(BaseModel):
+    """How the SuperNet is made, apart from its space."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    kernel_transform: bool = False
+    """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
+
+
 def run(
+    settings: Settings,
     model: ModelSettings,
     data: DataSettings,
     weights: Path | None,
@@ -35,7 +46,7 @@ def run(
             load_weights(network, weights)
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
-    net = tailor_ir.compile(network, example_BCHW, space or None)
+    net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
     net.sort_channels()
     net.save(folder / "supernet")
     return {

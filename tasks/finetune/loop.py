@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -29,12 +29,17 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_pe
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def make_optimiser(module: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW or SGD with Nesterov momentum; no weight decay on vectors (biases, normalisation)."""
+def make_optimiser(
+    module: nn.Module, settings: TrainSettings, undecayed: Sequence[torch.Tensor] = ()
+) -> torch.optim.Optimizer:
+    """AdamW or SGD with Nesterov momentum; no weight decay on vectors (biases, normalisation) and on `undecayed`."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    spared = set(undecayed)
+    assert spared <= set(parameters), "another device has other parameters"
+    decayed = [p.ndim > 1 and p not in spared for p in parameters]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p, d in zip(parameters, decayed, strict=True) if d], "weight_decay": settings.weight_decay},
+        {"params": [p for p, d in zip(parameters, decayed, strict=True) if not d], "weight_decay": 0.0},
     ]
     if settings.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=0.9, nesterov=True, fused=True)
@@ -72,7 +77,7 @@ class Trainer:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.dtype = getattr(torch, self.settings.precision)
         network.module.to(device, self.dtype).train()
-        self.optimiser = make_optimiser(network.module, self.settings)
+        self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
         self.step = checkpoint.finished_steps(job.checkpoint)
         if self.step:
             checkpoint.load_model(job.checkpoint, network.module)

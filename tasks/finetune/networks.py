@@ -1,8 +1,9 @@
 """What is trained: a plain network is a SuperNet with one SubNet, itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 import tailor_ir
@@ -16,6 +17,10 @@ class Network(Protocol):
     """A module whose forward pass is that of the SubNet activated last."""
 
     module: nn.Module
+
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """The matrices that weight decay is not for; asked for once the module is on its device."""
+        ...
 
     def roles(self, step: int) -> list[Role]:
         """The SubNets that `step` trains, the teacher first."""
@@ -33,6 +38,10 @@ class Plain:
         self.module = module
         self._size = size
 
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """None: every matrix decays."""
+        return ()
+
     def roles(self, step: int) -> list[Role]:
         """Itself."""
         return [Role("network", {}, False)]
@@ -49,6 +58,11 @@ class Elastic:
         self.module = net.elastic
         self._net = net
         self.roles = draw
+
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """Those of kernel transforms: decay would pull them from the identity, and all smaller kernels with them, to zero."""
+        matrices: Sequence[torch.Tensor] = self._net.kernel_matrices
+        return matrices
 
     def activate(self, role: Role) -> tuple[int, int]:
         """Activate the role's SubNet."""

@@ -26,7 +26,9 @@ RTOL = 1e-6
 def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained small network."""
     folder = tmp_path_factory.mktemp("compiled")
-    counts = compile_stage.run(MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder)
+    counts = compile_stage.run(
+        compile_stage.Settings(), MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder
+    )
     assert counts["distinct"] <= counts["codes"]
     assert counts["modifications"] > counts["variables"] > 5
     return folder / "supernet"

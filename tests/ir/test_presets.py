@@ -148,3 +148,15 @@ def test_a_preset_counts_what_the_table_counts(preset: str) -> None:
 @pytest.mark.parametrize("preset", TABLE)
 def test_a_preset_drops_no_choice(preset: str) -> None:
     assert _compiled(preset).space.dropped == ()
+
+
+def test_a_preset_of_once_for_all_takes_learned_transforms_of_its_kernels() -> None:
+    config = validate(RunConfig, compose_config("config", ["+preset=mobilenetv3", "compile.kernel_transform=true"]))
+    network = create(config.model, CLASSES, config.data.channels, config.data.resolution)
+    assert isinstance(network, torch.nn.Module)
+    example_BCHW = torch.zeros(1, config.data.channels, config.data.resolution, config.data.resolution)
+    transform = config.compile.kernel_transform
+    net = tailor_ir.compile(network.eval(), example_BCHW, config.space, kernel_transform=transform)
+    assert net.space == _compiled("mobilenetv3").space
+    assert [tuple(matrix.shape) for matrix in net.kernel_matrices] == [(25, 25), (9, 9)] * 20
+    assert net.unique_operators().keys() == _compiled("mobilenetv3").unique_operators().keys()
