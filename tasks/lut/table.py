@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tailor_ir import OperatorFeature
 from tasks.errors import UserError
 from tasks.lut import parts
 from tasks.lut.entry import METHODS, DeviceKey, Entry, Method, Row, device_of, entry_of, row_of
+
+if TYPE_CHECKING:  # tables are also looked at where no network is: without loading torch
+    from tailor_ir import OperatorFeature
 
 MEASURE = "measure it again: autotailor profile … profile.remeasure=[failed]"
 SNAPSHOT = "part-0.parquet"
@@ -104,7 +106,7 @@ class Lut:
         """Those without an entry; an operator that failed has one."""
         return (digest for digest in digests if self.get(digest) is None)
 
-    def require(self, features: Iterable[OperatorFeature]) -> None:
+    def require(self, features: "Iterable[OperatorFeature]") -> None:
         """UserError when an operator has no entry: it names the operators, and what makes the table complete."""
         missing = [feature for feature in features if self.get(feature.digest) is None]
         if not missing:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import signal
 import subprocess
 import sys
@@ -9,28 +10,12 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+from lut_entries import DEVICE, LATE, entry, failed
+from pyarrow import parquet
 
+import tailor_ir
 from tasks.errors import UserError
-from tasks.lut import DeviceKey, Entry, Lut
-
-DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
-
-
-def entry(digest: str, **changes) -> Entry:
-    values = {"operator": "Conv", "feature": "{}", "state": "ok", "p50_ms": 0.5, "p90_ms": 0.6, "spread": 0.1}
-    values |= {"n": 20, "noisy": False, "measured_at": "2026-01-01T00:00:00+00:00"}
-    return Entry(digest=digest, **(values | changes))
-
-
-def failed(digest: str) -> Entry:
-    return entry(
-        digest,
-        state="failed",
-        reason="ncnn has no layer for 'aten::det'",
-        p50_ms=None,
-        p90_ms=None,
-        spread=None,
-    )
+from tasks.lut import Lut
 
 
 def test_entries_are_read_back_as_written(tmp_path):
@@ -77,6 +62,142 @@ def test_entries_of_another_build_or_device_are_not_mixed(tmp_path):
         Lut.open(tmp_path)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_entry_that_was_measured_last_counts_whichever_was_written_last(tmp_path, order):
+    measured = [entry("a", p50_ms=1.0), failed("a", measured_at=LATE)]
+    lut = Lut.open(tmp_path, DEVICE)
+    for index in order:
+        lut.append([measured[index]])
+    assert lut.get("a") == Lut.open(tmp_path).get("a") == measured[1]
+
+
+@pytest.mark.parametrize(
+    "moment", ["yesterday", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00", "2026-01-01T00:00:00Z"]
+)
+def test_a_time_that_cannot_be_ordered_is_refused(moment):
+    with pytest.raises(ValueError, match=r"measured_at = .*allowed: UTC in ISO 8601"):
+        entry("a", measured_at=moment)
+
+
+def test_ways_of_measuring_and_settings_are_kept_apart(tmp_path):
+    alone, inside = entry("a", p50_ms=1.0, measured_at=LATE), entry("a", p50_ms=2.0, method="in situ")
+    longer = entry("a", p50_ms=3.0, settings='{"time_cap_ms":99}')
+    only_alone = entry("b")
+    Lut.open(tmp_path, DEVICE).append([alone, inside, longer, only_alone])
+    assert set(Lut.open(tmp_path).entries()) == {inside, only_alone}
+    assert set(Lut.open(tmp_path, methods=["alone"]).entries()) == {alone, only_alone}
+    assert Lut.open(tmp_path, methods=["alone", "in situ"]).get("a") == alone
+    assert Lut.open(tmp_path, settings=longer.settings).entries() == (longer,)
+    assert list(Lut.open(tmp_path, methods=["in situ"]).missing("ab")) == ["b"]
+
+
+def test_a_failure_inside_a_network_leaves_what_was_measured_alone(tmp_path):
+    Lut.open(tmp_path, DEVICE).append([entry("a"), failed("a", method="in situ"), failed("b", method="in situ")])
+    lut = Lut.open(tmp_path)
+    assert lut.get("a") == entry("a")
+    assert lut.get("b") == failed("b", method="in situ")
+
+
+def damage(folder, **values) -> None:
+    """Overwrite columns of the only part."""
+    (part,) = folder.iterdir()
+    table = parquet.read_table(part)
+    rows = [row | values for row in table.to_pylist()]
+    parquet.write_table(table.from_pylist(rows, schema=table.schema), part)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_time_that_is_none_is_one_line_with_the_entry_and_what_measures_it(tmp_path, value):
+    Lut.open(tmp_path, DEVICE).append([entry("a"), entry("b")])
+    damage(tmp_path, p50_ms=value)
+    line = (
+        r"LUT '.*': LUT entry of Conv a: p50_ms = .*; allowed: a number above 0 \(and 1 more\); .*autotailor profile … "
+    )
+    with pytest.raises(UserError, match=line) as caught:
+        Lut.open(tmp_path)
+    assert "\n" not in str(caught.value)
+    lut = Lut.open(tmp_path, DEVICE, leave_out_invalid=True)
+    assert (list(lut.missing("ab")), len(lut.invalid)) == (["a", "b"], 2)
+    lut.append([entry("a", measured_at=LATE), entry("b", measured_at=LATE)])
+    assert len(Lut.open(tmp_path).entries()) == 2
+
+
+def test_missing_operators_are_named_with_what_measures_them(tmp_path, supernet):
+    features = list(tailor_ir.load(supernet).unique_operators())
+    lut = Lut.open(tmp_path, DEVICE)
+    with pytest.raises(
+        UserError,
+        match=rf"has no entry for .*{features[0].digest}.* and {len(features) - 3} more; autotailor profile … ",
+    ):
+        lut.require(features)
+    lut.append([entry(feature.digest) for feature in features[1:]])
+    with pytest.raises(UserError, match=rf"has no entry for {features[0].operator} {features[0].digest}; "):
+        lut.require(features)
+    lut.append([failed(features[0].digest)])
+    lut.require(features)
+
+
+def test_a_table_of_another_build_says_what_differs(tmp_path, supernet):
+    feature = next(iter(tailor_ir.load(supernet).unique_operators()))
+    Lut.open(tmp_path, DEVICE).append([entry(feature.digest)])
+    lut = Lut.open(tmp_path, replace(DEVICE, build="def", description="newer"))
+    line = r"was measured on another device \(build abc, here def\); autotailor profile … with this device"
+    with pytest.raises(UserError, match=line):
+        lut.require([feature])
+
+
+def test_a_snapshot_has_the_wanted_operators_only_and_equal_entries_make_equal_files(tmp_path):
+    lut = Lut.open(tmp_path / "one", DEVICE)
+    lut.append([entry("c"), entry("a"), entry("b", method="in situ")])
+    lut.append([entry("a", p50_ms=0.7, measured_at=LATE)])
+    snapshot = lut.snapshot(tmp_path / "copy", ["a", "b", "d"])
+    assert set(snapshot.entries()) == {entry("a", p50_ms=0.7, measured_at=LATE), entry("b", method="in situ")}
+    other = Lut.open(tmp_path / "two", DEVICE)
+    other.append(snapshot.entries())
+    other.snapshot(tmp_path / "again", ["b", "a"])
+    (copy,), (again,) = (list((tmp_path / name).iterdir()) for name in ("copy", "again"))
+    assert (copy.name, copy.read_bytes()) == (again.name, again.read_bytes())
+
+
+def test_a_part_from_before_a_column_existed_is_read(tmp_path):
+    Lut.open(tmp_path, DEVICE).append([entry("a")])
+    (part,) = tmp_path.iterdir()
+    older = ["method", "settings", "description", "cache", "cost_ms"]
+    parquet.write_table(parquet.read_table(part).drop_columns(older), part)
+    assert Lut.open(tmp_path).entries() == (entry("a"),)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda table: table.append_column("phase", table["digest"]), "columns from a later version: phase; update"),
+        (lambda table: table.drop_columns(["p50_ms"]), r"is no part of a look-up table \(without p50_ms\)"),
+    ],
+)
+def test_a_part_of_another_version_is_refused_by_name(tmp_path, change, line):
+    Lut.open(tmp_path, DEVICE).append([entry("a")])
+    (part,) = tmp_path.iterdir()
+    parquet.write_table(change(parquet.read_table(part)), part)
+    with pytest.raises(UserError, match=f"{part.name}.*{line}"):
+        Lut.open(tmp_path)
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
+    """A limit on the size of files stands for the disk: the same error on the same call."""
+    lut = Lut.open(tmp_path, DEVICE)
+    lut.append([entry("a")])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot be written \(File too large\); make room"):
+            lut.append([entry("b")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert list(lut.missing("ab")) == ["b"]
+
+
 def test_a_damaged_part_is_named(tmp_path):
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
@@ -99,7 +220,7 @@ def test_a_killed_writer_leaves_only_whole_parts(tmp_path):
         import sys
         from pathlib import Path
         sys.path[:0] = sys.argv[2:]
-        from test_lut import DEVICE, entry
+        from lut_entries import DEVICE, entry
         from tasks.lut import Lut
         lut = Lut.open(Path(sys.argv[1]), DEVICE)
         for number in range(100_000):
