@@ -11,10 +11,13 @@ from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops.kernels import KERNEL_TRANSFORM, SIZES
 from tailor_ir.propagate import AxisMap
+from tailor_ir.regions import Regions, inner_of
 from tailor_ir.space import Space
 
 
-def transform_kernels(graph: Graph, tensors: Tensors, axis_map: AxisMap, space: Space) -> tuple[Graph, Tensors]:
+def transform_kernels(
+    graph: Graph, tensors: Tensors, axis_map: AxisMap, regions: Regions, space: Space
+) -> tuple[Graph, Tensors]:
     """The same network with a node between each elastic kernel and its readers, and a matrix for each step of its sizes.
 
     Matrices start as identity, so every SubNet computes what it does without them. They are ordinary parameters:
@@ -23,7 +26,7 @@ def transform_kernels(graph: Graph, tensors: Tensors, axis_map: AxisMap, space: 
     """
     sizes = _kernel_sizes(graph, axis_map, space)
     if not sizes:
-        raise SpaceError(_why_none(graph, axis_map))
+        raise SpaceError(_why_none(axis_map, regions))
     nodes: list[Node] = []
     shapes, tensors = dict(graph.shapes), dict(tensors)
     matrices: list[str] = []
@@ -76,13 +79,14 @@ def _transform(weight: str, sizes: tuple[int, ...], reader: Node) -> Node:
     )
 
 
-def _why_none(graph: Graph, axis_map: AxisMap) -> str:
-    if any(isinstance(axis, Kernel) for name in graph.parameters for axis in axis_map.axes[name]):
+def _why_none(axis_map: AxisMap, regions: Regions) -> str:
+    blocks = [block for stage in regions.stages for block in stage.blocks]
+    if any(inner_of(block, axis_map, regions.carriers).kernels for block in blocks):
         return (
             "kernel_transform: the space leaves every kernel as it is; allowed: with a kernel_size variable; "
             "name one in the space ('*.kernel_size': 'auto'), or leave kernel_transform out"
         )
     return (
-        "kernel_transform: no kernel of this network can be elastic; allowed: with kernels of odd size from 5, the same "
-        "in every direction, padded so that their centre gives the same positions; leave kernel_transform out"
+        "kernel_transform: no block of this network has a kernel that can be elastic; allowed: kernels of odd size from 5, "
+        "the same in every direction, padded so that their centre gives the same positions; leave kernel_transform out"
     )

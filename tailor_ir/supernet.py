@@ -187,7 +187,8 @@ def compile(
     graph, tensors = simplify(graph, tensors)
     if kernel_transform:
         axis_map, regions = _read(graph, tensors)
-        graph, tensors = transform_kernels(graph, tensors, axis_map, propose(graph, axis_map, regions, space))
+        proposed = propose(graph, axis_map, regions, space)
+        graph, tensors = transform_kernels(graph, tensors, axis_map, regions, proposed)
     return SuperNet(graph, tensors, space)
 
 
