@@ -7,14 +7,14 @@ describes every different row of sizes once, and blocks that are alike share tem
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 
-from tailor_ir.axes import Axis, Sizes, groups_of, spatial_in
+from tailor_ir.axes import Axis, Sizes
 from tailor_ir.clusters import find_clusters
 from tailor_ir.elastic import Elastic
 from tailor_ir.features import OperatorFeature
+from tailor_ir.grids import Grids, SkippedBy
 from tailor_ir.space import Config, Space
 from tailor_ir.templates import Context, Row, Template
 
@@ -90,7 +90,7 @@ class _Term:
 
     variables: tuple[int, ...]
     numbers: np.ndarray
-    depth: tuple[int, np.ndarray] | None  # variable, and for each of its choices whether the cluster is skipped
+    depth: SkippedBy | None
 
 
 class OperatorTable:
@@ -109,7 +109,7 @@ class OperatorTable:
             template = Template(context, cluster)
             self.templates.append((known.setdefault(template.key, template), template.axes))
         self._blocks = [self._block_of.get(cluster[0].name) for cluster in clusters]
-        self._tables = _group_tables(self.space)
+        self._grids = Grids(self.space)
 
     # -- one SubNet --------------------------------------------------------------------------------------------------
 
@@ -150,14 +150,11 @@ class OperatorTable:
         numbers_of: dict[OperatorFeature, int] = {}
         witnesses: dict[OperatorFeature, tuple[tuple[int, ...], Choices]] = {}
         filled: dict[tuple[int, bytes], np.ndarray] = {}
-        grids: dict[tuple[int, ...], Sizes] = {}
         terms = []
         for (template, axes), block in zip(self.templates, self._blocks, strict=True):
-            variables = self._variables(axes)
-            shape = tuple(len(self.space.variables[v].choices) for v in variables)
-            if variables not in grids:
-                grids[variables] = self._grid(variables)
-            rows = _rows(axes, grids[variables], shape)
+            variables = self._grids.variables(axes)
+            shape = self._grids.shape(variables)
+            rows = self._grids.rows(axes, variables)
             key = id(template), rows.tobytes()
             if key not in filled:
                 numbers = np.empty(len(rows), np.int32)
@@ -173,66 +170,5 @@ class OperatorTable:
                             witnesses[feature] = variables, tuple(int(i) for i in np.unravel_index(at, shape))
                     numbers[at] = number
                 filled[key] = numbers
-            terms.append(_Term(variables, filled[key].reshape(shape), self._skipped(block)))
+            terms.append(_Term(variables, filled[key].reshape(shape), self._grids.skipped_by(block)))
         return terms, witnesses
-
-    def _variables(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """The variables that sizes depend on."""
-        found = {v for group in groups_of(axes) if group in self._tables for v in self._tables[group][0]}
-        if self.space.resolution is not None and spatial_in(axes):
-            found.add(self.space.resolution)
-        return tuple(sorted(found))
-
-    def _grid(self, variables: tuple[int, ...]) -> Sizes:
-        """Sizes of axes as arrays with one axis for each variable."""
-        groups = {g: _spread(*table, variables) for g, table in self._tables.items() if set(table[0]) <= set(variables)}
-        spatial: Sequence[int | np.ndarray] = self.space.base_spatial
-        if self.space.resolution in variables:
-            choices = self.space.variables[self.space.resolution].choices
-            side = _spread((self.space.resolution,), np.asarray(choices, np.int64), variables)
-            spatial = (side,) * len(spatial)
-        # arithmetic on arrays is that on numbers
-        return Sizes(groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=1)
-
-    def _skipped(self, block: int | None) -> tuple[int, np.ndarray] | None:
-        for depth in self.space.depths:
-            if block in depth.blocks:
-                left = len(depth.blocks) - depth.blocks.index(block)  # blocks from this one to the end
-                choices = self.space.variables[depth.variable].choices
-                return depth.variable, np.asarray([-int(choice) >= left for choice in choices])
-        return None
-
-
-_Table = tuple[tuple[int, ...], np.ndarray]  # variables, and sizes with one axis for each
-
-
-def _group_tables(space: Space) -> dict[int, _Table]:
-    """Channel group -> the variables that its size depends on, and its sizes; as `Space.group_sizes`."""
-    tables: dict[int, _Table] = {}
-    for width in space.widths:
-        if width.group is not None and width.variable is not None:
-            tables[width.group] = (width.variable,), np.asarray(width.sizes, np.int64)
-    for e in space.expansions:
-        for group, sizes in zip(e.groups, e.sizes, strict=True):
-            table = np.asarray(sizes, np.int64)
-            if e.reference.variable is None:
-                tables[group] = (e.variable,), table[0]
-            else:
-                tables[group] = (e.reference.variable, e.variable), table
-    return tables
-
-
-def _spread(own: tuple[int, ...], table: np.ndarray, variables: tuple[int, ...]) -> np.ndarray:
-    """A table over its own variables as one that broadcasts over `variables`, which ascend."""
-    order = sorted(range(len(own)), key=lambda axis: own[axis])
-    ascending = iter(table.transpose(order).shape)
-    shape = [next(ascending) if variable in own else 1 for variable in variables]
-    return table.transpose(order).reshape(shape)
-
-
-def _rows(axes: Sequence[Axis], sizes: Sizes, shape: tuple[int, ...]) -> np.ndarray:
-    """(product of `shape`, axes): the size of every axis for every combination of choices."""
-    rows = np.empty((*shape, len(axes)), np.int64)
-    for position, axis in enumerate(axes):
-        rows[..., position] = sizes(axis)
-    return rows.reshape(-1, len(axes))
