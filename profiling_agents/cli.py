@@ -4,15 +4,18 @@ import argparse
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.child import TOKEN_VARIABLE
 from profiling_agents.limits import Limits
 from profiling_agents.machine import memory_mib
 from profiling_agents.messages import AgentError, Precision
+
+if TYPE_CHECKING:
+    from profiling_agents.network import Network
 
 MIN_TOKEN_LENGTH = 16
 MIN_MEMORY_LIMIT_MIB = 256
@@ -26,7 +29,14 @@ examples:
   autotailor agent --backend ncnn
   autotailor agent --backend ncnn --precision bf16
   autotailor agent --backend onnxruntime --threads 4 --cores 4,5,6,7 --port 8766 --token-file token
+  autotailor agent --backend ncnn --pull https://desk:8764 --token-file token --ca-file cert.pem
   autotailor agent --backend ncnn --host 192.168.1.20 --tls-cert cert.pem --tls-key key.pem --token-file token
+"""
+
+
+RELAY_EPILOG = """\
+example, on a machine that the device and the clients can dial:
+  autotailor relay --host 192.168.1.10 --tls-cert cert.pem --tls-key key.pem --token-file token
 """
 
 
@@ -73,6 +83,53 @@ def _cores(text: str) -> tuple[int, ...]:
 _cores.__name__ = "comma-separated list of core numbers"
 
 
+def _add_network(parser: argparse.ArgumentParser, port: int) -> argparse._ArgumentGroup:
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    network.add_argument("--port", type=_port, default=port, help=f"port; 0 takes any free one (default {port})")
+    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
+    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
+    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
+    network.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients reach this service; may be repeated",
+    )
+    network.add_argument(
+        "--insecure-bind",
+        action="store_true",
+        help="leave this machine without TLS: the token and the models cross the network "
+        "unencrypted, and whoever reads them there can use the agent to run models on its device",
+    )
+    network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
+    network.add_argument(
+        "--silence-limit-s",
+        type=_positive,
+        default=0,
+        metavar="S",
+        help="with --stop-with-stdin: stop, too, when it brings nothing for so long",
+    )
+    return network
+
+
+def _network(arguments: argparse.Namespace) -> "Network":
+    from profiling_agents.network import Network
+
+    return Network(
+        host=arguments.host,
+        port=arguments.port,
+        token=read_token(arguments.token_file),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        insecure_bind=arguments.insecure_bind,
+        allowed_hosts=tuple(arguments.allowed_host),
+        stop_with_stdin=arguments.stop_with_stdin,
+        silence_limit_s=arguments.silence_limit_s,
+    )
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     memory_limit_mib = max(MIN_MEMORY_LIMIT_MIB, min(MAX_MEMORY_LIMIT_MIB, memory_mib() // 2))
     parser = _Parser(
@@ -93,24 +150,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     runtime.add_argument(
         "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
     )
-    network = parser.add_argument_group("network")
-    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
-    network.add_argument("--port", type=_port, default=8765, help="port; 0 takes any free one (default 8765)")
-    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
-    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
-    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
+    network = _add_network(parser, port=8765)
     network.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further name by which clients reach this agent; may be repeated",
+        "--pull",
+        metavar="URL",
+        help="listen to nobody and fetch work from this 'autotailor relay', for devices that cannot be dialled",
     )
     network.add_argument(
-        "--insecure-bind",
-        action="store_true",
-        help="bind a non-loopback address without TLS: the token and the models cross the network "
-        "unencrypted, and whoever reads them there can use this agent to run models on this device",
+        "--ca-file", type=Path, metavar="F", help="certificate (PEM) that the relay is checked against"
     )
     limits = parser.add_argument_group("limits for each model (its process is killed beyond them)")
     limits.add_argument(
@@ -122,7 +169,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     limits.add_argument("--cpu-limit-s", type=_positive, default=120, help="CPU time (default 120)")
     limits.add_argument("--wall-limit-s", type=_positive, default=60, help="wall-clock time (default 60)")
     limits.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
-    parser.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
     return parser
 
 
@@ -147,38 +193,65 @@ def read_token(path: Path | None) -> str | None:
 
 def main(argv: Sequence[str] | None = None, prog: str = "autotailor agent") -> int:
     """Serve until stopped. Returns 0, or 2 after one line on stderr."""
+    return _run(_parser(prog), argv, _serve_agent)
+
+
+def relay(argv: Sequence[str] | None = None, prog: str = "autotailor relay") -> int:
+    """Serve as the relay of a pulling agent until stopped. Returns 0, or 2 after one line on stderr."""
+    return _run(_relay_parser(prog), argv, _serve_relay)
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, serve: Callable[..., None]) -> int:
     try:
-        arguments = _parser(prog).parse_args(argv)
+        arguments = parser.parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
-    from profiling_agents.server import ServerOptions, serve
-
     try:
-        serve(
-            ServerOptions(
-                backend=arguments.backend,
-                threads=arguments.threads,
-                precision=arguments.precision,
-                cores=arguments.cores,
-                host=arguments.host,
-                port=arguments.port,
-                token=read_token(arguments.token_file),
-                tls_cert=arguments.tls_cert,
-                tls_key=arguments.tls_key,
-                insecure_bind=arguments.insecure_bind,
-                allowed_hosts=tuple(arguments.allowed_host),
-                limits=Limits(
-                    memory_mib=arguments.memory_limit_mib,
-                    cpu_s=arguments.cpu_limit_s,
-                    wall_s=arguments.wall_limit_s,
-                ),
-                max_model_mib=arguments.max_model_mib,
-                stop_with_stdin=arguments.stop_with_stdin,
-            )
-        )
+        serve(arguments)
     except AgentError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _serve_relay(arguments: argparse.Namespace) -> None:
+    from profiling_agents.relay import serve_relay
+
+    serve_relay(_network(arguments), arguments.max_model_mib)
+
+
+def _relay_parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Where clients meet one agent that cannot be dialled: it pulls their requests "
+        "(autotailor agent --pull URL). Both show the relay's token.",
+        epilog=RELAY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_network(parser, port=8764)
+    parser.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
+    return parser
+
+
+def _serve_agent(arguments: argparse.Namespace) -> None:
+    from profiling_agents.server import ServerOptions, serve
+
+    serve(
+        ServerOptions(
+            backend=arguments.backend,
+            threads=arguments.threads,
+            precision=arguments.precision,
+            cores=arguments.cores,
+            network=_network(arguments),
+            pull=arguments.pull,
+            ca_file=arguments.ca_file,
+            limits=Limits(
+                memory_mib=arguments.memory_limit_mib,
+                cpu_s=arguments.cpu_limit_s,
+                wall_s=arguments.wall_limit_s,
+            ),
+            max_model_mib=arguments.max_model_mib,
+        )
+    )

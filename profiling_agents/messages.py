@@ -18,6 +18,8 @@ Shape = Annotated[tuple[Dimension, ...], Field(max_length=8)]
 MIB = 1 << 20
 FILES_OF_FORMAT: dict[str, int] = {"onnx": 1, "ncnn": 2}
 MAX_JOBS_PER_BATCH = 256
+MAX_TENSORS_MIB = 256
+"""Inputs or outputs of one run."""
 TENSOR_TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool")
 
 
@@ -253,6 +255,23 @@ class RunResult(Message):
 
     tensors: tuple[TensorHeader, ...] = ()
     reason: str | None = None
+
+
+class Pulled(Message):
+    """Header of what an agent pulls from its relay: one request of a client, whose body follows."""
+
+    request: Nonce
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: Annotated[str, Field(pattern=r"^/v1/[a-z]+(/[0-9]{1,15})?$")]
+    lease: Annotated[str, Field(max_length=256, pattern=r"^[\x20-\x7e]*$")] = ""
+
+
+class Answered(Message):
+    """Header of an answer that an agent sends to its relay; the body follows."""
+
+    status: int = Field(ge=200, le=599)
+    content_type: Annotated[str, Field(max_length=256, pattern=r"^[\x20-\x7e]*$")] = ""
+    retry_after: Annotated[str, Field(pattern=r"^[0-9]{0,6}$")] = ""
 
 
 class ChildRequest(Message):

@@ -1,41 +1,39 @@
 """One running agent: claims cores, binds, starts the child, serves until a signal or its parent's end."""
 
 import asyncio
-import ipaddress
 import os
 import platform
-import shutil
-import signal
 import socket
-import ssl
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
-import uvicorn
-
-from profiling_agents import machine
+from profiling_agents import frames, machine
 from profiling_agents.cores import Claim, claim
 from profiling_agents.limits import Limits
 from profiling_agents.local import READY
-from profiling_agents.messages import MIB, AgentError, Capabilities, Precision, RuntimeInfo
+from profiling_agents.messages import MAX_TENSORS_MIB, MIB, Capabilities, Precision, RuntimeInfo
+from profiling_agents.network import (
+    MAX_CONNECTIONS,
+    Network,
+    address,
+    bound,
+    check_bind,
+    check_relay,
+    http_server,
+    new_token,
+    private_folder,
+    serve_with,
+)
+from profiling_agents.puller import Local, Puller
 from profiling_agents.runner import Runner
 from profiling_agents.service import Agent, create_app
 from profiling_agents.store import ModelFiles
 from profiling_agents.worker import WorkerSettings
 
 PROTOCOL = 2
-MAX_CONNECTIONS = 64
-MAX_HEADER_BYTES = 32 << 10
 STORE_FACTOR = 4
 """The model store holds so many models of the largest size."""
-MAX_TENSORS_MIB = 256
-SHUTDOWN_S = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +44,24 @@ class ServerOptions:
     threads: int
     precision: Precision
     cores: tuple[int, ...] | None
-    host: str
-    port: int
-    token: str | None
-    tls_cert: Path | None
-    tls_key: Path | None
-    insecure_bind: bool
-    allowed_hosts: tuple[str, ...]
+    network: Network
+    pull: str | None
+    ca_file: Path | None
     limits: Limits
     max_model_mib: int
-    stop_with_stdin: bool
 
 
 def serve(options: ServerOptions) -> None:
     """Run until stopped; AgentError when it cannot start."""
-    _check_bind(options)
-    with _private_folder() as folder, _bound(options.host, options.port) as listener:
+    network = options.network
+    check_bind(network)
+    if options.pull is not None:
+        check_relay(options.pull, network)
+        # The relay is the only way in: the service itself is reached by nobody who has not read this process.
+        network = replace(network, port=0, token=os.urandom(32).hex())
+    with private_folder() as folder, bound(network.host, network.port) as listener:
         claimed = claim(options.threads, options.cores)
-        token = options.token or _new_token(folder)
+        token = network.token or new_token(folder)
         asyncio.run(_serve(options, folder, listener, claimed, token))
 
 
@@ -81,54 +79,24 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
         capabilities = _capabilities(options, claimed, await runner.start())
         models = ModelFiles(folder, STORE_FACTOR * options.max_model_mib * MIB)
         agent = Agent(capabilities, runner, models)
-        server = _http_server(options, agent, token)
+        body_bytes = {
+            "/v1/models": options.max_model_mib * MIB,
+            "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
+        }
+        server = http_server(options.network, create_app(agent), token, body_bytes)
         listener.listen(MAX_CONNECTIONS)
-        if options.stop_with_stdin:
-            threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
-        scheme = "https" if options.tls_cert else "http"
-        print(f"{READY}{scheme}://{_netloc(listener)}", flush=True)
-        await _serve_and_work(server, listener, agent)
+        url = address(options.network, listener)
+        pulling = []
+        if options.pull is not None:
+            assert options.network.token is not None
+            puller = Puller(options.pull, options.network.token, options.ca_file, Local(url, token))
+            await puller.connect()
+            pulling.append(puller.work())
+            url = options.pull
+        print(f"{READY}{url}", flush=True)
+        await serve_with(server, listener, options.network, agent.jobs.work(), *pulling)
     finally:
         await runner.close()
-
-
-async def _serve_and_work(server: uvicorn.Server, listener: socket.socket, agent: Agent) -> None:
-    """Serve until stopped, with the queue at work beside it; a fault of the queue ends both."""
-    work = asyncio.create_task(agent.jobs.work())
-    work.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
-
-
-def _http_server(options: ServerOptions, agent: Agent, token: str) -> uvicorn.Server:
-    any_address = options.host in ("", "0.0.0.0", "::")
-    own = ("127.0.0.1", "localhost", "::1") if any_address or _is_loopback(options.host) else ()
-    hosts = frozenset(name.lower() for name in (*own, options.host, *options.allowed_hosts) if name)
-    app = create_app(agent, token=token, hosts=hosts, any_address=any_address)
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
-    )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise AgentError(f"--tls-cert '{options.tls_cert}': cannot be used with its key ({error})") from error
-    return uvicorn.Server(config)
 
 
 def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) -> Capabilities:
@@ -157,77 +125,3 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
             "fingerprint": machine.fingerprint(runtime, cores, options.threads, pinned),
         }
     )
-
-
-def _check_bind(options: ServerOptions) -> None:
-    """Refuse to leave this machine without a token of the user's and TLS, unless told to."""
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise AgentError("--tls-cert and --tls-key: one without the other; give both")
-    if _is_loopback(options.host) or options.insecure_bind:
-        return
-    if options.tls_cert is None or options.token is None:
-        raise AgentError(
-            f"--host {options.host}: not a loopback address; it takes --tls-cert, --tls-key and a token "
-            "(--token-file), or --insecure-bind (see --help for what that means)"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-@contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound, not yet listening socket; AgentError for an occupied port or an address that is not here."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns off Nagle's delay (40 ms a request) only when it is.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise AgentError(
-                f"--host {host} --port {port}: {error.strerror or error}; choose another with --port (0: any free one)"
-            ) from error
-        yield listener
-
-
-def _netloc(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A 0700 folder for models, log and token; gone when the agent ends, also by SIGTERM."""
-    previous = signal.signal(signal.SIGTERM, _exit)
-    folder = Path(tempfile.mkdtemp(prefix="autotailor-agent-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
-def _new_token(folder: Path) -> str:
-    """A random token, written to a 0600 file whose name is printed."""
-    token = os.urandom(32).hex()
-    path = folder / "token"
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(token + "\n")
-    print(f"agent token: {path}", flush=True)
-    return token
-
-
-def _stop_with_stdin(server: uvicorn.Server) -> None:
-    """Stop when stdin closes: the parent is gone, however it went."""
-    while sys.stdin.buffer.read(4096):
-        continue
-    server.should_exit = True

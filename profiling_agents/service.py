@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from profiling_agents import frames
-from profiling_agents.guard import Guard, refusal
+from profiling_agents.guard import refusal
 from profiling_agents.job_queue import BenchError, JobQueue, NumberError, QueueFullError
 from profiling_agents.leases import LeaseError, Leases
 from profiling_agents.messages import (
@@ -65,22 +65,22 @@ class Agent:
 
     async def renew(self, request: Request) -> Response:
         """PUT lease."""
-        return _json(LeaseGranted(lease=_lease_of(request), expires_in_s=self._leases.renew(_lease_of(request))))
+        return _json(LeaseGranted(lease=lease_of(request), expires_in_s=self._leases.renew(lease_of(request))))
 
     async def release(self, request: Request) -> Response:
         """DELETE lease: what is queued is dropped, what runs is stopped."""
-        self._leases.release(_lease_of(request))
+        self._leases.release(lease_of(request))
         self._clear()
         return Response(status_code=204)
 
     async def upload(self, request: Request) -> Response:
         """POST models: raw bytes, answered with their digest."""
-        self._leases.renew(_lease_of(request))
+        self._leases.renew(lease_of(request))
         return _json(await self._models.receive(request.stream()), 201)
 
     async def submit(self, request: Request) -> Response:
         """POST jobs: a batch into the queue."""
-        self._leases.renew(_lease_of(request))
+        self._leases.renew(lease_of(request))
         batch = JobsRequest.model_validate_json(await request.body())
         missing = self._models.missing(digest for job in batch.jobs for digest in job.files)
         if missing:
@@ -89,28 +89,28 @@ class Agent:
 
     async def drop(self, request: Request) -> Response:
         """DELETE jobs: forget all that wait and all results."""
-        self._leases.renew(_lease_of(request))
+        self._leases.renew(lease_of(request))
         return _json(self.jobs.drop())
 
     async def progress(self, request: Request) -> Response:
         """GET jobs/N."""
-        self._leases.renew(_lease_of(request))
-        return _json(self.jobs.progress(_number_of(request)))
+        self._leases.renew(lease_of(request))
+        return _json(self.jobs.progress(number_of(request)))
 
     async def cancel(self, request: Request) -> Response:
         """DELETE jobs/N: it fails as cancelled, the others go on."""
-        self._leases.renew(_lease_of(request))
-        self.jobs.cancel(_number_of(request))
-        return _json(self.jobs.progress(_number_of(request)))
+        self._leases.renew(lease_of(request))
+        self.jobs.cancel(number_of(request))
+        return _json(self.jobs.progress(number_of(request)))
 
     async def results(self, request: Request) -> Response:
         """GET results/N: one JSON line for each job from N on, in order, as it is done; empty lines keep it alive."""
-        self._leases.renew(_lease_of(request))
-        return StreamingResponse(self.jobs.results(_number_of(request)), media_type=STREAM_TYPE)
+        self._leases.renew(lease_of(request))
+        return StreamingResponse(self.jobs.results(number_of(request)), media_type=STREAM_TYPE)
 
     async def run(self, request: Request) -> Response:
         """POST run: a frame of job and inputs; answered with a frame of outputs."""
-        self._leases.renew(_lease_of(request))
+        self._leases.renew(lease_of(request))
         async with self.jobs.bench:
             max_bytes = self.capabilities.max_tensors_mib * MIB
             header, payload = frames.unpack(await request.body(), max_bytes)
@@ -162,27 +162,23 @@ REFUSALS: dict[Any, Callable[[Request, Any], Response]] = {
 """Every error that a handler may raise, as one line."""
 
 
-def create_app(agent: Agent, *, token: str, hosts: frozenset[str], any_address: bool) -> Guard:
-    """The ASGI application: the routes behind the guard, without generated documentation."""
+def create_app(agent: Agent) -> Starlette:
+    """The ASGI application that goes behind the guard, without generated documentation."""
     routes = [
         Route(path, partial(handler, agent), methods=[method])
         for path, handlers in ROUTES.items()
         for method, handler in handlers.items()
     ]
-    body_bytes = {
-        "/v1/models": agent.capabilities.max_model_mib * MIB,
-        "/v1/run": agent.capabilities.max_tensors_mib * MIB + frames.MAX_HEADER_BYTES,
-    }
     app = Starlette(routes=routes, exception_handlers=REFUSALS)
     app.router.redirect_slashes = False
-    return Guard(app, token=token, hosts=hosts, any_address=any_address, body_bytes=body_bytes)
+    return app
 
 
-def _lease_of(request: Request) -> str:
+def lease_of(request: Request) -> str:
     return request.headers.get(LEASE_HEADER, "")
 
 
-def _number_of(request: Request) -> int:
+def number_of(request: Request) -> int:
     """The job number in the path."""
     text = request.path_params["number"]
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from documents import DOCUMENTS, Command, commands, write_files
 
+import profiling_agents.relay
 import profiling_agents.server
 import tailor_ir
 from flows.arguments import parse
@@ -16,6 +17,7 @@ from flows.cli import main
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
+from profiling_agents.network import Network, check_bind, check_relay
 from tasks.models import create
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
@@ -41,8 +43,8 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     if "--help" in command.words:
         assert main(command.words) == 0
-    elif command.words[0] == "agent":
-        assert_agent_would_start(command.words, monkeypatch)
+    elif command.words[0] in ("agent", "relay"):
+        assert_service_would_start(command.words, monkeypatch)
     else:
         for config in configs_of(command.words):
             if isinstance(config, RunConfig):
@@ -59,19 +61,26 @@ def assert_network_takes_the_space(config: RunConfig) -> None:
         assert net.space.distinct > 1
 
 
-def assert_agent_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's own command line takes it, up to the point where it would bind and serve."""
+def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service's own command line takes it, up to the point where it would bind and serve."""
     if "--token-file" in words:
         file = Path(words[words.index("--token-file") + 1])
         file.write_text(TOKEN)
         file.chmod(0o600)
     started: list[Any] = []
 
-    def remember(options: profiling_agents.server.ServerOptions) -> None:
-        profiling_agents.server._check_bind(options)
+    def remember_agent(options: profiling_agents.server.ServerOptions) -> None:
+        check_bind(options.network)
+        if options.pull:
+            check_relay(options.pull, options.network)
         started.append(options)
 
-    monkeypatch.setattr(profiling_agents.server, "serve", remember)
+    def remember_relay(network: Network, max_model_mib: int) -> None:
+        check_bind(network)
+        started.append(network)
+
+    monkeypatch.setattr(profiling_agents.server, "serve", remember_agent)
+    monkeypatch.setattr(profiling_agents.relay, "serve_relay", remember_relay)
     monkeypatch.delitem(os.environ, "AUTOTAILOR_AGENT_TOKEN", raising=False)
     assert main(words) == 0
     assert len(started) == 1
