@@ -279,7 +279,7 @@ class AgentClient:
 
     def _refuse_large(self, job: ModelJob) -> None:
         limit_mib = self.capabilities().max_model_mib
-        if max(map(len, job.files)) > limit_mib * MIB:
+        if max(map(len, job.files), default=0) > limit_mib * MIB:
             raise ModelTooLargeError(f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
 
     def _queue(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> range:

@@ -16,7 +16,7 @@ Dimension = Annotated[int, Field(ge=1, lt=2**31)]
 Shape = Annotated[tuple[Dimension, ...], Field(max_length=8)]
 
 MIB = 1 << 20
-FILES_OF_FORMAT: dict[str, int] = {"onnx": 1, "ncnn": 2}
+FILES_OF_FORMAT: dict[str, tuple[int, ...]] = {"onnx": (1,), "ncnn": (1, 2)}
 MAX_JOBS_PER_BATCH = 256
 MAX_TENSORS_MIB = 256
 """Inputs or outputs of one run."""
@@ -115,7 +115,7 @@ class MeasureSettings(Message):
     Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
     stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
     included; `min_samples` come first). A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once
-    more, then flagged noisy.
+    more, then flagged noisy. `layers_ms` above 0: then the runtime's layers are timed inside the model for so long.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)
@@ -128,13 +128,15 @@ class MeasureSettings(Message):
     time_cap_ms: float = Field(default=30.0, ge=1.0, le=600_000.0)
     confidence: float = Field(default=0.02, gt=0.0, le=1.0)
     spread_limit: float = Field(default=0.25, gt=0.0)
+    layers_ms: float = Field(default=0.0, ge=0.0, le=600_000.0)
     seed: int = Field(default=0, ge=0)
 
 
 class JobMessage(Message):
     """One model to run: digests of its uploaded files, and its inputs and outputs by name.
 
-    ncnn: files (param, bin). `output_shapes` restores shapes that the runtime does not keep.
+    ncnn: files (param, bin), or (param,) with zeros for all weights: then it can be timed, not run for its outputs.
+    `output_shapes` restores shapes that the runtime does not keep.
     """
 
     key: Name
@@ -147,8 +149,8 @@ class JobMessage(Message):
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
-        if len(self.files) != FILES_OF_FORMAT[self.format]:
-            raise ValueError(f"{self.format} takes {FILES_OF_FORMAT[self.format]} file(s), got {len(self.files)}")
+        if len(self.files) not in (allowed := FILES_OF_FORMAT[self.format]):
+            raise ValueError(f"{self.format} takes {' or '.join(map(str, allowed))} file(s), got {len(self.files)}")
         if len(self.input_shapes) != len(self.input_names):
             raise ValueError(f"{len(self.input_names)} input names but {len(self.input_shapes)} input shapes")
         if self.output_shapes is not None and len(self.output_shapes) != len(self.output_names):
@@ -189,6 +191,18 @@ class JobProgress(Message):
     rest_s: float | None
 
 
+class LayerTiming(Message):
+    """One layer that the runtime executed inside a model: its own name and kind for it, and the blobs it wrote.
+
+    `time_ms`: interquartile mean over the runs; 0 is below the resolution of the runtime's clock.
+    """
+
+    name: str = Field(max_length=1024)
+    kind: str = Field(max_length=256)
+    outputs: tuple[str, ...] = ()
+    time_ms: float = Field(ge=0.0)
+
+
 class Timing(Message):
     """Statistics of one timing: p50, p90 over `n` samples [ms per run], each the mean of `repeats` runs."""
 
@@ -198,6 +212,7 @@ class Timing(Message):
     n: int = Field(ge=1)
     repeats: int = Field(ge=1)
     noisy: bool
+    layers: tuple[LayerTiming, ...] = ()
 
 
 class Measurement(Message):
@@ -215,6 +230,7 @@ class Measurement(Message):
     n: int = 0
     repeats: int = 0
     noisy: bool = False
+    layers: tuple[LayerTiming, ...] = ()
 
     @model_validator(mode="after")
     def _state_agrees(self) -> Self:

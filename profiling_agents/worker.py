@@ -94,16 +94,18 @@ def _answer(
 
 
 def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Timing:
-    repeat = model.repeater(model.random_inputs(np.random.default_rng(settings.seed)))
+    inputs = model.random_inputs(np.random.default_rng(settings.seed))
+    repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)
     before_mhz = [frequency_mhz(core) for core in cores]
     timing = measure(repeat, settings)
+    layers = model.layers(inputs, settings.layers_ms) if settings.layers_ms else []
     after_mhz = [frequency_mhz(core) for core in cores]
     throttled = any(
         before is not None and after is not None and after < before * (1 - FREQUENCY_DROP)
         for before, after in zip(before_mhz, after_mhz, strict=True)
     )
-    return timing.model_copy(update={"noisy": timing.noisy or throttled})
+    return timing.model_copy(update={"noisy": timing.noisy or throttled, "layers": tuple(layers)})
 
 
 if __name__ == "__main__":

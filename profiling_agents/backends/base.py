@@ -8,7 +8,18 @@ from typing import Protocol
 import numpy as np
 from pydantic import Field
 
-from profiling_agents.messages import AgentError, Format, JobMessage, Message, Precision, RuntimeInfo, Shape
+from profiling_agents.messages import (
+    AgentError,
+    Format,
+    JobMessage,
+    LayerTiming,
+    Message,
+    Precision,
+    RuntimeInfo,
+    Shape,
+)
+
+LEAST_RUNS = 5  # with layers timed
 
 
 class ModelError(Exception):
@@ -50,6 +61,13 @@ class Model(Protocol):
         """Outputs in the order of the job's names."""
         ...
 
+    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+        """Each layer timed inside the model, in the order of execution, over runs that last about so long together.
+
+        ModelError when the runtime has no means for that.
+        """
+        ...
+
     def close(self) -> None:
         """Free the model."""
         ...
@@ -67,6 +85,14 @@ class Backend(Protocol):
     def load(self, files: Sequence[Path], job: JobMessage) -> Model:
         """Load a model from its stored files; ModelError when the runtime refuses it."""
         ...
+
+
+def interquartile_mean(samples: np.ndarray) -> np.ndarray:
+    """Means over the middle half of the runs (runs, layers): as robust as the median, finer than a coarse clock."""
+    ordered = np.sort(samples, axis=0)
+    quarter = len(ordered) // 4
+    middle: np.ndarray = ordered[quarter : len(ordered) - quarter].mean(axis=0)
+    return middle
 
 
 def library_hash(path: Path) -> str:

@@ -4,6 +4,7 @@ ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a n
 one returns its cached output), with pooled allocators as benchncnn does.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,20 +12,23 @@ import ncnn
 import numpy as np
 
 from profiling_agents.backends.base import (
+    LEAST_RUNS,
     ModelError,
     ModelMemoryError,
     RuntimeOptions,
     check_inputs,
+    interquartile_mean,
     library_hash,
     restore_shape,
 )
 from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
-from profiling_agents.messages import AgentError, Format, JobMessage, Precision, RuntimeInfo, Shape
+from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, Precision, RuntimeInfo, Shape
 
 OUT_OF_MEMORY = -100
 """What ncnn's layers return when an allocation failed."""
 
 MAX_AXES = 4
+AS_IT_IS = 1  # extract a blob without converting it
 
 
 class NcnnBackend:
@@ -77,12 +81,14 @@ class NcnnModel:
         set_precision(options, OPTIONS[precision])
         options.blob_allocator = self._blobs
         options.workspace_allocator = self._workspace
+        self._has_weights = True
 
-    def load(self, param: Path, weights: Path) -> None:
-        """Read the two files and check the blob names."""
+    def load(self, param: Path, weights: Path | None = None) -> None:
+        """Read the files and check the blob names; without weights all of them are zeros."""
         if self._net.load_param(str(param)) != 0:
             raise ModelError("ncnn cannot read the param file")
-        if self._net.load_model(str(weights)) != 0:
+        self._has_weights = weights is not None
+        if self._net.load_model(ncnn.DataReaderFromEmpty() if weights is None else str(weights)) != 0:
             raise ModelError("ncnn cannot load the weights")
         known = {blob.name for blob in self._net.blobs()}
         missing = [name for name in (*self._job.input_names, *self._job.output_names) if name not in known]
@@ -95,10 +101,10 @@ class NcnnModel:
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs all outputs n times from fresh extractors."""
-        self.run(inputs)
         feeds = self._feeds(inputs)
         outputs = self._job.output_names
         net = self._net
+        self._extract_all(feeds)
 
         def repeat(runs: int) -> None:
             for _ in range(runs):
@@ -110,10 +116,49 @@ class NcnnModel:
 
         return repeat
 
+    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+        """Blob after blob from one extractor: each call runs just the layer that is missing.
+
+        Blobs stay as they are (packed, 16 bits); an extractor that keeps them all uses more memory than a run.
+        """
+        feeds = self._feeds(inputs)
+        blobs = [blob.name for blob in self._net.blobs()]
+        layers = [layer for layer in self._net.layers() if layer.tops and layer.type != "Input"]
+        tops = [blobs[layer.tops[0]] for layer in layers]
+        rows: list[list[int]] = []
+        until = time.perf_counter() + duration_ms * 1e-3
+        while len(rows) < LEAST_RUNS or time.perf_counter() < until:
+            extractor = self._net.create_extractor()
+            extractor.set_light_mode(False)
+            for name, mat in feeds:
+                _check(extractor.input(name, mat), f"input '{name}'")
+            row = []
+            for top in tops:
+                start = time.perf_counter_ns()
+                status, _ = extractor.extract(top, AS_IT_IS)
+                row.append(time.perf_counter_ns() - start)
+                _check(status, f"blob '{top}'")
+            rows.append(row)
+        times_ms = interquartile_mean(np.array(rows) * 1e-6)
+        return [
+            LayerTiming(
+                name=layer.name,
+                kind=layer.type,
+                outputs=tuple(blobs[top] for top in layer.tops),
+                time_ms=float(time_ms),
+            )
+            for layer, time_ms in zip(layers, times_ms, strict=True)
+        ]
+
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """fp32 outputs with the batch axis put back, or in the job's output shapes."""
+        if not self._has_weights:
+            raise ModelError("the job has no weights, so that it can be timed, but not run for its outputs")
+        return self._extract_all(self._feeds(inputs))
+
+    def _extract_all(self, feeds: Sequence[tuple[str, ncnn.Mat]]) -> list[np.ndarray]:
         extractor = self._net.create_extractor()
-        for name, mat in self._feeds(inputs):
+        for name, mat in feeds:
             _check(extractor.input(name, mat), f"input '{name}'")
         return [self._extract(extractor, index) for index in range(len(self._job.output_names))]
 

@@ -3,23 +3,29 @@
 Models are parsed from bytes and may hold no external data: no path of the device is ever opened for them.
 """
 
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 
 from profiling_agents.backends.base import (
+    LEAST_RUNS,
     ModelError,
     ModelMemoryError,
     RuntimeOptions,
     check_inputs,
+    interquartile_mean,
     library_hash,
     require_fp32,
     restore_shape,
 )
-from profiling_agents.messages import Format, JobMessage, RuntimeInfo
+from profiling_agents.messages import Format, JobMessage, LayerTiming, RuntimeInfo
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -31,6 +37,9 @@ TYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
+NODE_EVENT = "_kernel_time"
+PROFILE_PREFIX = "profile"  # in the child's private folder
+MOST_EVENTS = 4000  # keep a profile below the largest file that the child may write
 OUT_OF_MEMORY = ("bad_alloc", "failed to allocate", "out of memory", "bad allocation")
 
 
@@ -55,6 +64,9 @@ class OnnxRuntimeBackend:
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
         content = files[0].read_bytes()
         _refuse_external_data(content)
+        return OnnxModel(job, partial(self._session, content))
+
+    def _session(self, content: bytes, profile: str | None = None) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -63,17 +75,20 @@ class OnnxRuntimeBackend:
         options.log_severity_level = 3
         # Waiting threads that spin would take the time of whatever else is timed on this machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0" if self._threads == 1 else "1")
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
         with _Translated("load"):
-            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        return OnnxModel(job, session)
+            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 class OnnxModel:
-    """One inference session."""
+    """One inference session; `open_session` makes more of it, profiled ones with the prefix of the profile's file."""
 
-    def __init__(self, job: JobMessage, session: onnxruntime.InferenceSession) -> None:
+    def __init__(self, job: JobMessage, open_session: Callable[..., onnxruntime.InferenceSession]) -> None:
         self._job = job
-        self._session = session
+        self._open_session = open_session
+        self._session = session = open_session()
         self._types = {node.name: node.type for node in session.get_inputs()}
         outputs = {node.name for node in session.get_outputs()}
         for name in job.output_names:
@@ -109,6 +124,45 @@ class OnnxModel:
                 run_bound(binding)
 
         return repeat
+
+    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+        """The runtime's own profile of each of its nodes, in a session of its own."""
+        feeds = dict(zip(self._job.input_names, inputs, strict=True))
+        once = len(self._profile(feeds, 1, 0.0))
+        runs = max(LEAST_RUNS, MOST_EVENTS // max(once, 1))
+        events = self._profile(feeds, runs, duration_ms)
+        durations_us: dict[str, list[int]] = {}
+        kinds: dict[str, str] = {}
+        for event in events:
+            name = event["name"].removesuffix(NODE_EVENT)
+            durations_us.setdefault(name, []).append(event["dur"])
+            kinds[name] = event["args"]["op_name"]
+        return [
+            LayerTiming(name=name, kind=kinds[name], time_ms=float(interquartile_mean(np.array(samples)) * 1e-3))
+            for name, samples in durations_us.items()
+        ]
+
+    def _profile(self, feeds: dict[str, np.ndarray], most_runs: int, duration_ms: float) -> list[dict[str, Any]]:
+        """The events of nodes over runs that last about so long, the first run left out."""
+        session = self._open_session(profile=PROFILE_PREFIX)
+        with _Translated("profile"):
+            try:
+                session.run(None, feeds)
+                until = time.perf_counter() + duration_ms * 1e-3
+                for run in range(most_runs):
+                    session.run(None, feeds)
+                    if run >= LEAST_RUNS - 1 and time.perf_counter() >= until:
+                        break
+            finally:
+                file = Path(session.end_profiling())
+            try:
+                events = [event for event in json.loads(file.read_bytes()) if event["name"].endswith(NODE_EVENT)]
+            except ValueError as error:
+                raise ModelError("its profile is larger than a file may be here") from error
+            finally:
+                file.unlink()
+        nodes = len({event["name"] for event in events})
+        return events[nodes:]
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs as the runtime gives them, or in the job's output shapes."""
