@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from profiling_agents.child import PACKAGE_ROOT, TOKEN_VARIABLE
@@ -51,12 +51,12 @@ def start_local_agent(
             env=environment,
         )
         try:
-            yield _wait_until_ready(process, errors), token
+            yield wait_until_ready(process, errors, "local agent"), token
         finally:
-            _stop(process)
+            stop(process)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+def wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes], where: str) -> str:
     """Address that the agent prints when it listens; AgentError with its own line when it does not start."""
     assert process.stdout is not None
     until = time.monotonic() + START_LIMIT_S
@@ -65,18 +65,22 @@ def _wait_until_ready(process: subprocess.Popen[bytes], errors: IO[bytes]) -> st
     if line.startswith(READY):
         return line.removeprefix(READY).strip()
     if time.monotonic() >= until:
-        raise AgentError(f"local agent: not ready after {START_LIMIT_S:g} s")
-    process.wait(STOP_LIMIT_S)
+        raise AgentError(f"{where}: not ready after {START_LIMIT_S:g} s")
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise AgentError(f"{where}: printed '{line.strip()[:80]}' instead of its address") from error
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()
-    raise AgentError(f"local agent: {said[-1] if said else f'ended with code {process.returncode}'}")
+    raise AgentError(f"{where}: {said[-1] if said else f'ended with code {process.returncode}'}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask it to end, then make it."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
     process.terminate()
     try:
         process.wait(STOP_LIMIT_S)

@@ -22,10 +22,16 @@ def environment(token: str | None = TOKEN) -> dict[str, str]:
 
 @contextmanager
 def started(
-    options: Sequence[str] = ("--backend", "ncnn", "--port", "0"), token: str | None = TOKEN
+    options: Sequence[str] = ("--backend", "ncnn", "--port", "0"), token: str | None = TOKEN, *, stdin: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """The process and what it printed ('agent ready', 'agent token'). Terminated at the end if still there."""
-    process = subprocess.Popen(command(*options), stdout=subprocess.PIPE, text=True, env=environment(token))
+    process = subprocess.Popen(
+        command(*options),
+        stdin=subprocess.PIPE if stdin else None,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(token),
+    )
     printed: dict[str, str] = {}
     try:
         assert process.stdout is not None
@@ -39,6 +45,8 @@ def started(
         process.terminate()
         process.wait(20)
         process.stdout.close()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def refused(*options: str, token: str | None = TOKEN) -> str:
