@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "… and write report.html (the same as run)",
     "adapt": "an existing SuperNet to other devices: supernet=FOLDER device=[…]",
     "agent": "the device-side service; see 'autotailor agent --help'",
+    "relay": "where clients meet an agent that cannot be dialled; see 'autotailor relay --help'",
 }
 
 EXAMPLES = """\
@@ -31,6 +32,7 @@ examples:
   autotailor run device=[remote] device.remote.agent=http://board:8750 device.remote.token_file=token
   autotailor run --multirun finetune.epochs=2,4 +preset=quick
   autotailor search search.budgets_ms=[1,2,4] --json winners.json
+  autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run
   autotailor compile model=timm model.name=resnet26 --view supernet.html
   autotailor adapt supernet=outputs/supernet device=[ncnn]
 
@@ -39,6 +41,7 @@ code are not repeated. After an interruption the same command goes on. Exit code
 
 
 VIEWING = "compile"
+PLANNING = ("profile", "adapt")
 VIEW_FILE = "supernet.html"
 
 
@@ -52,6 +55,7 @@ class Arguments:
     multirun: bool
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
+    dry_run: bool
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,14 +71,17 @@ def general_help() -> str:
     commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
     groups = "\n".join(f"  {group:{width}}{', '.join(options)}" for group, options in config_groups().items())
     return (
-        "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER] [--view [FILE]]\n\n"
+        "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER]\n"
+        "                          [--view [FILE]] [--dry-run]\n\n"
         f"commands:\n{commands}\n\n"
         f"groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE):\n{groups}\n\n"
         "flags:\n"
         "  --json FILE          write the result as JSON\n"
         "  --multirun           run every combination of comma choices (KEY=a,b)\n"
         "  --config-dir FOLDER  more options for the groups, as in conf/: FOLDER/device/board.yaml\n"
-        f"  --view [FILE.html]   {VIEWING} only: a page that shows the SuperNet; {VIEW_FILE} in the output folder\n\n"
+        f"  --view [FILE.html]   {VIEWING} only: a page that shows the SuperNet; {VIEW_FILE} in the output folder\n"
+        f"  --dry-run            {' and '.join(PLANNING)} only: what each device knows and how long the rest takes; "
+        "measures nothing\n\n"
         f"{EXAMPLES}\n"
     )
 
@@ -93,11 +100,16 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", type=Path)
     parser.add_argument("--view")
+    parser.add_argument("--dry-run", action="store_true")
     found = parser.parse_intermixed_args(_with_a_view_value(rest))
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
-    arguments = Arguments(command, tuple(found.overrides), found.json, found.multirun, found.config_dir, view)
+    arguments = Arguments(
+        command, tuple(found.overrides), found.json, found.multirun, found.config_dir, view, found.dry_run
+    )
     _check_paths(arguments)
     _check_view(arguments)
+    if arguments.dry_run and command not in PLANNING:
+        raise UserError("--dry-run", f"is not a flag of '{command}'", allowed=f"with {', '.join(PLANNING)}")
     return arguments
 
 

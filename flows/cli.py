@@ -23,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from profiling_agents.cli import main as agent
 
         return agent(words[1:])
+    if words[:1] == ["relay"]:
+        from profiling_agents.cli import relay
+
+        return relay(words[1:])
     if not words or "--help" in words or "-h" in words:
         print(general_help(), end="")
         return 0
@@ -61,9 +65,10 @@ def _execute(arguments: Arguments) -> int:
     wait_until_ready()
     try:
         if arguments.multirun:
-            result: Any = execute_sweep(arguments.command, list(zip(sweep, configs, strict=True)))
+            runs = list(zip(sweep, configs, strict=True))
+            result: Any = execute_sweep(arguments.command, runs, dry_run=arguments.dry_run)
         else:
-            result = execute(arguments.command, configs[0])
+            result = execute(arguments.command, configs[0], dry_run=arguments.dry_run)
         if arguments.view:
             result["view"] = _write_view(arguments.view, configs[0], result)
     except USERS_ERRORS as error:

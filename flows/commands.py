@@ -23,14 +23,16 @@ Config = RunConfig | AdaptConfig
 LONG = 200
 
 
-def execute(command: str, config: Config) -> dict[str, Any]:
-    """Run a command, show its result, and return it as JSON."""
-    result = _call(command, config)
+def execute(command: str, config: Config, *, dry_run: bool = False) -> dict[str, Any]:
+    """Run a command, show its result, and return it as JSON. dry_run: only tell what profiling would do."""
+    result = _call(command, config, dry_run)
     console = Console()
     if "report_html" in result:
         for table in terminal_table(result):
             console.print(table)
         console.print(f"report: {escape(result['report_html'])}")
+    elif dry_run:
+        console.print(_plan_table(result["plan"]))
     else:
         for stage in result["stages"]:
             console.print(_stage_table(stage))
@@ -40,20 +42,39 @@ def execute(command: str, config: Config) -> dict[str, Any]:
     return result
 
 
-def execute_sweep(command: str, runs: Sequence[tuple[Sequence[str], Config]]) -> list[dict[str, Any]]:
+def execute_sweep(
+    command: str, runs: Sequence[tuple[Sequence[str], Config]], *, dry_run: bool = False
+) -> list[dict[str, Any]]:
     """One run per combination, then a table of them all."""
     results = []
     for overrides, config in runs:
         Console(stderr=True).rule(escape(" ".join(overrides)))
-        results.append({"overrides": list(overrides), **execute(command, config)})
-    Console().print(_sweep_table(results))
+        results.append({"overrides": list(overrides), **execute(command, config, dry_run=dry_run)})
+    if not dry_run:
+        Console().print(_sweep_table(results))
     return results
 
 
-def _call(command: str, config: Config) -> dict[str, Any]:
+def _call(command: str, config: Config, dry_run: bool) -> dict[str, Any]:
     if isinstance(config, AdaptConfig):
-        return adapt(config)
-    return pipeline(config, cast(StageName, "report" if command == "run" else command))
+        return adapt(config, "plan" if dry_run else "report")
+    until = "plan" if dry_run else "report" if command == "run" else command
+    return pipeline(config, cast(StageName, until))
+
+
+def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:
+    """A row for each device; nothing was measured."""
+    guessed = any(row["estimated_from"] == "settings" for row in plan.values())
+    note = "* from the settings: the device has timed no operator under them yet" if guessed else None
+    table = Table(title="dry run: nothing is measured", caption=note, title_justify="left", caption_justify="left")
+    table.add_column("device", overflow="fold")
+    for column in ("operators", "known", "noisy", "failed", "to measure", "device time"):
+        table.add_column(column, justify="right")
+    for name, row in plan.items():
+        counts = (row[key] for key in ("operators", "known", "known_noisy", "known_failed", "to_measure"))
+        mark = "*" if row["estimated_from"] == "settings" else ""
+        table.add_row(escape(name), *map(str, counts), f"{row['estimated_s']:.1f} s{mark}")
+    return table
 
 
 def _stage_table(stage: dict[str, Any]) -> Table:

@@ -11,7 +11,7 @@ from flows.tailoring import DeviceStage, tailor
 
 StageName = Literal["compile", "finetune"] | DeviceStage
 TRAINED = ("finetune", "predict", "search", "export", "report")
-WITHOUT_WEIGHTS = ("enumerate", "profile")  # operators and their latencies depend on shapes alone
+WITHOUT_WEIGHTS = ("enumerate", "plan", "profile")  # operators and their latencies depend on shapes alone
 
 
 @flow(name="autotailor", flow_run_name="{config.name}", persist_result=False)
@@ -19,7 +19,8 @@ def pipeline(config: RunConfig, until: StageName = "report") -> dict[str, Any]:
     """Compile, fine-tune, enumerate, profile, predict, search, export, report: up to and including `until`.
 
     Stages that are complete in the output folder under the same settings, inputs and code are not repeated. Up to
-    enumerate or profile nothing is trained: the SuperNet has random weights, or those of the .onnx file.
+    enumerate, plan or profile nothing is trained: the SuperNet has random weights, or those of the .onnx file. "plan"
+    is a dry run of profile: what each device knows already, and how long the rest takes.
     """
     with open_run(config, until) as run:
         trainable = config.model.kind != "onnx" and until not in WITHOUT_WEIGHTS

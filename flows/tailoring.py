@@ -12,9 +12,10 @@ from flows.config import AdaptConfig, RunConfig
 from flows.run import Output, Run
 from flows.session import plain_config
 from flows.versions import library_versions
+from tasks.plan import plan
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
 
-DeviceStage = Literal["enumerate", "profile", "predict", "search", "export", "report"]
+DeviceStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]
 STOP_SECONDS = 30.0
 
 
@@ -25,6 +26,8 @@ def tailor(
     enumerated = stages.enumerate(run, compiled)
     if until == "enumerate":
         return run.results(enumerated)
+    if until == "plan":
+        return {**run.results(enumerated), "plan": _plan(run, config, enumerated)}
     profiled = _on_devices(run, config, lambda name: stages.profile.submit(run, config, name, enumerated))
     if until == "profile":
         return run.results(*profiled.values())
@@ -64,6 +67,13 @@ def tailor(
         versions=library_versions(),
     )
     return _report(run, config, sources)
+
+
+def _plan(run: Run, config: RunConfig | AdaptConfig, enumerated: Output) -> dict[str, dict[str, Any]]:
+    """What profiling would do on each device; nothing is measured."""
+    return {
+        name: plan(config.profile_of(name), enumerated.folder, run.devices.capabilities(name)) for name in config.device
+    }
 
 
 def _on_devices(

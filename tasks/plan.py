@@ -12,6 +12,9 @@ from tasks.enumerate import read_operators
 from tasks.lut import Entry, Lut
 from tasks.profile import STORE_FOLDER, Settings, open_table
 
+HANDLING_MS = 15.0
+"""Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -26,7 +29,8 @@ class Costs:
         """From the entries of a table that know their cost, and from the settings for a device without any."""
         timed = [entry for entry in lut.entries() if entry.cost_ms is not None]
         by_operator = {name: _mean(entry for entry in timed if entry.operator == name) for name in _names(timed)}
-        return cls(by_operator, _mean(timed) if timed else None, settings.warmup_ms + settings.time_cap_ms)
+        guess = HANDLING_MS + settings.warmup_ms + settings.time_cap_ms
+        return cls(by_operator, _mean(timed) if timed else None, guess)
 
     def ms(self, operator: str) -> float:
         """What one operator of this type is expected to cost."""
@@ -38,7 +42,7 @@ def plan(settings: Settings, operators_folder: Path, capabilities: Capabilities)
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
     `estimated_s`: device time [s], from what measuring cost this device before under the same settings, else from the
-    settings (warm-up and time cap); conversion and upload are not in it.
+    settings (warm-up and time cap). Conversion, which goes on meanwhile, is not in it.
     """
     operators = read_operators(operators_folder)
     lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)

@@ -116,6 +116,7 @@ def run(
 def _since(file: Path) -> str:
     """When measuring again began in this folder: a killed run does not begin anew."""
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"since": now()})
     return str(read_json(file)["since"])
 

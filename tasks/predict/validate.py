@@ -39,6 +39,7 @@ def run(
     """
     net = tailor_ir.load(supernet)
     lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))
+    lut.require(net.unique_operators())
     predictor = LatencyPredictor.compile(net, lut)
     configs = validation_configs(net, settings.random_subnets, settings.seed)
     codes = net.space.encode(configs)

@@ -44,6 +44,11 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--json"], "command line: argument --json: expected one argument"),
         (["run", "--json", "/nowhere/x.json"], "--json: folder '/nowhere' does not exist"),
         (["run", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
+        (["run", "--dry-run"], "--dry-run: is not a flag of 'run'; allowed: with profile, adapt"),
+        (
+            ["profile", "profile.remeasure=[slow]"],
+            "profile.remeasure.0: got 'slow'; allowed: 'noisy', 'failed' or 'all'",
+        ),
         (["run", "finetune.epoch=3"], "did you mean 'finetune.epochs'?"),
         (["run", "finetune.epochs=many"], "finetune.epochs: got 'many'; allowed: an integer"),
         (["run", "finetune.epochs=1.5"], "finetune.epochs: got 1.5; allowed: an integer"),
