@@ -87,9 +87,12 @@ class DeviceProfile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: Literal["ncnn", "onnxruntime"]
+    backend: Literal["ncnn", "onnxruntime", "torch"]
     threads: int = Field(default=1, ge=1, le=256)
     precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
+    provider: str | None = Field(
+        default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
+    )
     agent: str | None = Field(
         default=None, pattern=r"^https?://[^\s/]+/?$", description="http(s)://host:port; null: start one here"
     )

@@ -39,9 +39,9 @@ class Devices:
     def capabilities(self, name: str) -> Capabilities:
         """What the device says of itself; UserError when it is not what its profile says."""
         found, profile = self.client(name).capabilities(), self.profiles[name]
-        for field in ("backend", "threads", "precision"):
+        for field in ("backend", "threads", "precision", "provider"):
             wanted, got = getattr(profile, field), getattr(found, field)
-            if wanted != got:
+            if wanted not in (None, got):
                 hint = f"set device.{name}.{field}={got} or start the agent with {wanted}"
                 raise UserError(f"device.{name}.{field}", f"profile says {wanted}, agent has {got}", next_step=hint)
         return found
@@ -76,7 +76,9 @@ class Devices:
         if profile.agent:
             client = AgentClient(profile.agent, _token(name, profile), ca_file=profile.ca_file)
             return self._agents.enter_context(client)
-        options = ("--precision", profile.precision)
+        options = ["--precision", profile.precision]
+        if profile.provider is not None:
+            options.append(f"--provider={profile.provider}")
         return self._agents.enter_context(local_agent(profile.backend, profile.threads, options=options))
 
 

@@ -148,6 +148,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="what the runtime stores and computes in; refused where it cannot (default fp32)",
     )
     runtime.add_argument(
+        "--provider",
+        metavar="P",
+        help="what computes: for onnxruntime an execution provider, for torch cpu or cuda (default: the CPU)",
+    )
+    runtime.add_argument(
         "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
     )
     network = _add_network(parser, port=8765)
@@ -164,7 +169,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--memory-limit-mib",
         type=_memory_mib,
         default=memory_limit_mib,
-        help=f"address space with the runtime in it (default {memory_limit_mib}, half of the memory)",
+        help=f"address space beyond what the runtime itself takes (default {memory_limit_mib})",
     )
     limits.add_argument("--cpu-limit-s", type=_positive, default=120, help="CPU time (default 120)")
     limits.add_argument("--wall-limit-s", type=_positive, default=60, help="wall-clock time (default 60)")
@@ -243,6 +248,7 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             backend=arguments.backend,
             threads=arguments.threads,
             precision=arguments.precision,
+            provider=arguments.provider,
             cores=arguments.cores,
             network=_network(arguments),
             pull=arguments.pull,

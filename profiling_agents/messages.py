@@ -51,6 +51,7 @@ class RuntimeInfo(Message):
     """The inference runtime as its own process reports it. `build`: hash of the library that runs.
 
     `precisions`: what was found to compute here, by a probe; `arithmetic`: what fp16 products are added up in.
+    `provider`: which implementation of the runtime computes; `accelerator`: the processor that it runs on, if another.
     """
 
     backend: str
@@ -60,6 +61,8 @@ class RuntimeInfo(Message):
     precision: Precision = "fp32"
     precisions: tuple[Precision, ...] = ("fp32",)
     arithmetic: Precision | None = None
+    provider: str = "cpu"
+    accelerator: str | None = None
 
 
 class Capabilities(RuntimeInfo):

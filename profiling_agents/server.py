@@ -43,6 +43,7 @@ class ServerOptions:
     backend: str
     threads: int
     precision: Precision
+    provider: str | None
     cores: tuple[int, ...] | None
     network: Network
     pull: str | None
@@ -70,6 +71,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
         backend=options.backend,
         threads=options.threads,
         precision=options.precision,
+        provider=options.provider,
         cores=claimed.cores,
         limits=options.limits,
         max_payload_bytes=MAX_TENSORS_MIB * MIB,

@@ -14,7 +14,7 @@ import numpy as np
 from profiling_agents import frames
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
-from profiling_agents.limits import Limits, allow_cpu, confine
+from profiling_agents.limits import Limits, allow_cpu, allow_memory, confine
 from profiling_agents.machine import frequency_mhz, pin
 from profiling_agents.measure import measure
 from profiling_agents.messages import (
@@ -43,10 +43,12 @@ def main(argument: str) -> int:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     pin(settings.cores)
-    confine(settings.limits)
+    confine()
     try:
         backend = open_backend(settings)
-        _send(replies, ChildReply(runtime=backend.describe()))
+        runtime = backend.describe()
+        allow_memory(settings.limits.memory_mib)
+        _send(replies, ChildReply(runtime=runtime))
     except AgentError as error:
         _send(replies, ChildReply(reason=str(error)))
         return 1

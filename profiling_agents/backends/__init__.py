@@ -18,7 +18,17 @@ def _onnxruntime(options: RuntimeOptions) -> Backend:
     return OnnxRuntimeBackend(options)
 
 
-BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {"ncnn": _ncnn, "onnxruntime": _onnxruntime}
+def _torch(options: RuntimeOptions) -> Backend:
+    from profiling_agents.backends.torch import TorchBackend
+
+    return TorchBackend(options)
+
+
+BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
+    "ncnn": _ncnn,
+    "onnxruntime": _onnxruntime,
+    "torch": _torch,
+}
 """Makers by name; a runtime is imported only when it is chosen."""
 
 

@@ -36,6 +36,13 @@ class RuntimeOptions(Message):
     backend: str
     threads: int = Field(ge=1)
     precision: Precision = "fp32"
+    provider: str | None = None
+
+
+def require_cpu(options: RuntimeOptions) -> None:
+    """AgentError for a provider that is not the CPU."""
+    if options.provider not in (None, "cpu"):
+        raise AgentError(f"--provider: got {options.provider}; backend '{options.backend}' runs on: cpu")
 
 
 def require_fp32(options: RuntimeOptions) -> None:
@@ -53,8 +60,11 @@ class Model(Protocol):
         """Inputs of the job's shapes: standard normal, zeros for integers (always valid indices)."""
         ...
 
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
-        """A function that runs the model n times on these inputs with as little around it as possible."""
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
+        """A function that runs the model n times on these inputs with as little around it as possible.
+
+        It returns the duration [s] by the device's own clock, or None where the host's will do.
+        """
         ...
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

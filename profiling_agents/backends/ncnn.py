@@ -19,6 +19,7 @@ from profiling_agents.backends.base import (
     check_inputs,
     interquartile_mean,
     library_hash,
+    require_cpu,
     restore_shape,
 )
 from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
@@ -37,6 +38,7 @@ class NcnnBackend:
     formats: tuple[Format, ...] = ("ncnn",)
 
     def __init__(self, options: RuntimeOptions) -> None:
+        require_cpu(options)
         self._threads = options.threads
         self._precision = options.precision
         self._found = probe()

@@ -1,18 +1,15 @@
-"""ONNX Runtime on its CPU provider: all graph optimisations, sequential, fixed intra-op threads.
-
-Models are parsed from bytes and may hold no external data: no path of the device is ever opened for them.
-"""
+"""ONNX Runtime on one execution provider: all graph optimisations, sequential, fixed intra-op threads."""
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
+from onnx import TensorProto, helper
 
 from profiling_agents.backends.base import (
     LEAST_RUNS,
@@ -25,7 +22,8 @@ from profiling_agents.backends.base import (
     require_fp32,
     restore_shape,
 )
-from profiling_agents.messages import Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.backends.onnx_files import read_onnx
+from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -40,30 +38,45 @@ TYPES = {
 NODE_EVENT = "_kernel_time"
 PROFILE_PREFIX = "profile"  # in the child's private folder
 MOST_EVENTS = 4000  # keep a profile below the largest file that the child may write
+CPU = "CPUExecutionProvider"
+PROVIDER_OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
+"""TF32 would be another precision under the name of fp32."""
 OUT_OF_MEMORY = ("bad_alloc", "failed to allocate", "out of memory", "bad allocation")
 
 
 class OnnxRuntimeBackend:
-    """CPU execution provider with a fixed number of threads."""
+    """One execution provider with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("onnx",)
 
     def __init__(self, options: RuntimeOptions) -> None:
         require_fp32(options)
         self._threads = options.threads
+        self._provider = options.provider or CPU
         onnxruntime.set_default_logger_severity(3)
+        available = onnxruntime.get_available_providers()
+        if self._provider not in available:
+            raise AgentError(f"--provider: got {self._provider}; allowed: {', '.join(available)}")
+        if self._provider != CPU:
+            self._check_provider()
 
     def describe(self) -> RuntimeInfo:
         """Version, the wheel's build line, and the hash of the library."""
         folder = Path(onnxruntime.__file__).parent / "capi"
         libraries = sorted((*folder.glob("libonnxruntime.so*"), *folder.glob("onnxruntime_pybind11_state*")))
         build = f"{library_hash(libraries[0])} {onnxruntime.get_build_info()}"
-        return RuntimeInfo(backend="onnxruntime", version=onnxruntime.__version__, build=build, formats=self.formats)
+        return RuntimeInfo(
+            backend="onnxruntime",
+            version=onnxruntime.__version__,
+            build=build,
+            formats=self.formats,
+            provider=self._provider,
+        )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "OnnxModel":
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
         content = files[0].read_bytes()
-        _refuse_external_data(content)
+        read_onnx(content)
         return OnnxModel(job, partial(self._session, content))
 
     def _session(self, content: bytes, profile: str | None = None) -> onnxruntime.InferenceSession:
@@ -78,8 +91,25 @@ class OnnxRuntimeBackend:
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
+        if self._provider != CPU:  # what a provider does not take would run on the CPU in silence
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        providers = [(self._provider, PROVIDER_OPTIONS.get(self._provider, {}))]
         with _Translated("load"):
-            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(content, options, providers=providers)
+
+    def _check_provider(self) -> None:
+        """AgentError unless the provider runs a matrix product here."""
+        value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=(16, 16))
+        node = helper.make_node("MatMul", ["a", "b"], ["c"])
+        graph = helper.make_graph([node], "probe", [value("a"), value("b")], [value("c")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        ones = np.ones((16, 16), np.float32)
+        try:
+            (product,) = self._session(model.SerializeToString()).run(None, {"a": ones, "b": ones})
+        except Exception as error:
+            raise AgentError(f"--provider: {self._provider} does not run on this device: {error}") from error
+        if not np.array_equal(product, np.full((16, 16), 16, np.float32)):
+            raise AgentError(f"--provider: {self._provider} computes a wrong matrix product on this device")
 
 
 class OnnxModel:
@@ -197,32 +227,3 @@ class _Translated:
         if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
             raise ModelMemoryError(self._step) from error
         raise ModelError(f"ONNX Runtime cannot {self._step} the model: {text}") from error
-
-
-def _refuse_external_data(content: bytes) -> None:
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception as error:
-        raise ModelError(f"not an ONNX model: {error}") from error
-    graphs = [model.graph]
-    tensors = [tensor for function in model.functions for node in function.node for tensor in _tensors(node)]
-    tensors += list(_tensors_of_graphs(graphs))
-    if any(t.data_location == onnx.TensorProto.EXTERNAL or t.external_data for t in tensors):
-        raise ModelError("the model keeps tensors in external data; save it as one file")
-
-
-def _tensors_of_graphs(graphs: Sequence[onnx.GraphProto]) -> Iterator[onnx.TensorProto]:
-    for graph in graphs:
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for node in graph.node:
-            yield from _tensors(node)
-
-
-def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        yield from (attribute.t, *attribute.tensors)
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        yield from _tensors_of_graphs((attribute.g, *attribute.graphs))

@@ -1,0 +1,203 @@
+"""torch in eager mode, on the CPU or a CUDA device, from ONNX files through onnx2torch.
+
+On CUDA, inputs lie on the device and times are those between two events of its stream. TF32 is off: it would be
+another precision under the name of fp32.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import onnx
+import onnx2torch
+import torch
+
+from profiling_agents.backends.base import (
+    ModelError,
+    ModelMemoryError,
+    RuntimeOptions,
+    check_inputs,
+    library_hash,
+    require_fp32,
+    restore_shape,
+)
+from profiling_agents.backends.onnx_files import read_onnx
+from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, RuntimeInfo
+
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+
+
+class TorchBackend:
+    """One torch device with a fixed number of threads."""
+
+    formats: tuple[Format, ...] = ("onnx",)
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        require_fp32(options)
+        self._device = torch.device(_provider(options.provider))
+        torch.set_num_threads(options.threads)
+        torch.set_num_interop_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        self._start()
+
+    def describe(self) -> RuntimeInfo:
+        """Version, build, and the accelerator if there is one."""
+        on_cpu = self._device.type == "cpu"
+        libraries = Path(torch.__file__).parent / "lib"
+        names = ("libtorch_cpu.so",) if on_cpu else ("libtorch_cpu.so", "libtorch_cuda.so")
+        hashes = " ".join(library_hash(libraries / name) for name in names)
+        return RuntimeInfo(
+            backend="torch",
+            version=torch.__version__,
+            build=f"{hashes} onnx2torch {version('onnx2torch')}",
+            formats=self.formats,
+            provider=self._device.type,
+            accelerator=None if on_cpu else torch.cuda.get_device_name(self._device),
+        )
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> "TorchModel":
+        """Convert an ONNX file; ModelError with the operator that has no converter."""
+        model = read_onnx(files[0].read_bytes())
+        inputs, outputs = _inputs_of(model), [value.name for value in model.graph.output]
+        for name in job.output_names:
+            if name not in outputs:
+                raise ModelError(f"output '{name}' is not in the model; it has {', '.join(outputs)}")
+        if set(inputs) != set(job.input_names):
+            raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(inputs)}")
+        with _Translated("convert"):
+            module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
+        return TorchModel(job, module, inputs, outputs, self._device)
+
+    def _start(self) -> None:
+        """Compute once, so that what the libraries map is there before memory is limited."""
+        with torch.inference_mode():
+            x = torch.zeros(1, 8, 8, 8, device=self._device)
+            torch.nn.functional.conv2d(x, torch.zeros(8, 8, 3, 3, device=self._device)).flatten(1).matmul(
+                torch.zeros(288, 8, device=self._device)
+            )
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+
+
+class TorchModel:
+    """One converted module on its device."""
+
+    def __init__(
+        self,
+        job: JobMessage,
+        module: torch.nn.Module,
+        inputs: dict[str, np.dtype],
+        outputs: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        self._job = job
+        self._module = module
+        self._types = inputs
+        self._outputs = outputs
+        self._device = device
+
+    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Standard normal floats, zeros for all other types."""
+        arrays = []
+        for name, shape in zip(self._job.input_names, self._job.input_shapes, strict=True):
+            dtype = self._types[name]
+            is_float = np.issubdtype(dtype, np.floating)
+            arrays.append(rng.standard_normal(shape).astype(dtype) if is_float else np.zeros(shape, dtype))
+        return arrays
+
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
+        """Runs n times on inputs that lie on the device; CUDA: seconds between two events."""
+        self.run(inputs)
+        feeds, module = self._feeds(inputs), self._module
+
+        @torch.inference_mode()
+        def on_cpu(runs: int) -> None:
+            for _ in range(runs):
+                module(*feeds)
+
+        if self._device.type == "cpu":
+            return on_cpu
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+        def on_cuda(runs: int) -> float:
+            first.record()
+            on_cpu(runs)
+            last.record()
+            last.synchronize()
+            return float(first.elapsed_time(last)) * 1e-3
+
+        return on_cuda
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs as torch gives them, or in the job's output shapes."""
+        check_inputs(self._job, inputs)
+        with _Translated("run"), torch.inference_mode():
+            result = self._module(*self._feeds(inputs))
+        tensors = dict(zip(self._outputs, result if isinstance(result, list | tuple) else [result], strict=True))
+        arrays = [tensors[name].cpu().numpy() for name in self._job.output_names]
+        if self._job.output_shapes is None:
+            return arrays
+        return [
+            restore_shape(*one) for one in zip(self._job.output_names, arrays, self._job.output_shapes, strict=True)
+        ]
+
+    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> NoReturn:
+        """ModelError: torch says nothing of its layers."""
+        raise ModelError("torch times no layers inside a model")
+
+    def close(self) -> None:
+        """Free the module, and what CUDA keeps for later."""
+        del self._module
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _feeds(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Tensors on the device in the order of the model's inputs."""
+        given = dict(zip(self._job.input_names, inputs, strict=True))
+        for name, array in given.items():
+            if array.dtype != self._types[name]:
+                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
+        return [torch.tensor(given[name], device=self._device) for name in self._types]
+
+
+class _Translated:
+    """Turns what onnx2torch and torch raise (no common class) into ModelError."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        """Nothing to open."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        text = str(error)
+        if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+            raise ModelMemoryError(self._step) from error
+        who = "onnx2torch" if self._step == "convert" else "torch"
+        raise ModelError(f"{who} cannot {self._step} the model: {type(error).__name__}: {text}") from error
+
+
+def _provider(wanted: str | None) -> str:
+    allowed = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    if wanted is not None and wanted not in allowed:
+        raise AgentError(f"--provider: got {wanted}; allowed: {', '.join(allowed)}")
+    return wanted or "cpu"
+
+
+def _inputs_of(model: onnx.ModelProto) -> dict[str, np.dtype]:
+    """Element types of the inputs by name, in order."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found = {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        if dtype.name not in TENSOR_TYPES:
+            raise ModelError(f"input '{value.name}': type {dtype.name}; allowed: {', '.join(TENSOR_TYPES)}")
+        found[value.name] = dtype
+    return found
