@@ -1,6 +1,7 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from tailor_ir.ops import OPERATORS, NodeShapes
 from tailor_ir.standard import WRITERS, guard_padding, set_element_types, standard_nodes
 from tailor_ir.trace import OPSET
 
+FILL, MOST_NODES = 0.01, 100_000
+SMALL = 64  # elements of a weight that is written as it is in any case
 IR_VERSION = 10  # read by every runtime of the last years
 
 
@@ -47,36 +50,55 @@ def to_onnx(
 class _Exporter:
     """Collects the ONNX nodes and tensors of one SubNet."""
 
-    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
-        self.elastic, self.subnet = elastic, subnet
+    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None, *, weights: bool) -> None:
+        self.elastic, self.subnet, self.weights = elastic, subnet, weights
         self.tensors = SubnetTensors(elastic, subnet, statistics)
         self.values: dict[str, gs.Tensor] = {}
         self.nodes: list[gs.Node] = []
-        self.folded: dict[str, dict[int, np.ndarray]] = {}
+        self.folded: dict[str, dict[int, gs.Tensor]] = {}
 
     def tensor(self, name: str) -> np.ndarray:
-        return self.tensors(name).numpy()
+        return self.tensors(name).cpu().numpy()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.subnet.sizes.shape(self.elastic.axis_map.axes[name])
+
+    def stored(self, name: str) -> gs.Tensor:
+        """A value that does not depend on the network's input; without weights, large ones are numbers that are all equal."""
+        graph, shape = self.elastic.graph, self.shape(name)
+        if self.weights or prod(shape) <= SMALL or name in graph.constants or name in self.tensors.computed:
+            return gs.Constant(name, self.tensor(name))
+        return self.filled(name, shape)
+
+    def filled(self, name: str, shape: tuple[int, ...]) -> gs.Tensor:
+        """A tensor of equal numbers, made when the file is loaded; others than in all others, or runtimes merge them."""
+        result = gs.Variable(name, np.float32, shape)
+        sizes = gs.Constant(f"{name}/shape", np.asarray(shape, np.int64))
+        value = gs.Constant(f"{name}/value", np.asarray([FILL * (1 + len(self.nodes) / MOST_NODES)], np.float32))
+        node = gs.Node("ConstantOfShape", f"{name}/fill", attrs={"value": value}, inputs=[sizes], outputs=[result])
+        self.nodes.append(node)
+        return result
 
     def value(self, name: str) -> gs.Tensor:
         if not name:
             return gs.Variable.empty()
         if name not in self.values:
             if self.tensors.has(name):
-                self.values[name] = gs.Constant(name, self.tensor(name))
+                self.values[name] = self.stored(name)
             else:
-                shape = self.subnet.sizes.shape(self.elastic.axis_map.axes[name])
-                self.values[name] = gs.Variable(name, np.float32, shape)
+                self.values[name] = gs.Variable(name, np.float32, self.shape(name))
         return self.values[name]
 
     def add(self, node: Node) -> None:
         shapes = self.elastic.axis_map.node_shapes(node, self.subnet.sizes)
         record = OPERATORS[node.op]
         constants = {n: self.elastic.tensor(n) for n in node.inputs if n in self.elastic.graph.constants}
-        replaced = dict(record.constants(node, shapes, constants)) if record.constants is not None else {}
+        found = dict(record.constants(node, shapes, constants)) if record.constants is not None else {}
+        replaced: dict[int, gs.Tensor] = {i: gs.Constant(f"{node.name}/input{i}", value) for i, value in found.items()}
         replaced.update(self.folded.get(node.name, {}))
         count = max([len(node.inputs), *(position + 1 for position in replaced)])
         inputs = [
-            gs.Constant(f"{node.name}/input{position}", replaced[position])
+            replaced[position]
             if position in replaced
             else self.value(node.inputs[position] if position < len(node.inputs) else "")
             for position in range(count)
@@ -138,21 +160,38 @@ class _Exporter:
             removed.add(norm.name)
         return [renamed.get(node.name, node) for node in nodes if node.name not in removed]
 
-    def _folded_weights(self, node: Node, norm: Node) -> dict[int, np.ndarray]:
+    def _folded_weights(self, node: Node, norm: Node) -> dict[int, gs.Tensor]:
+        names = [f"{node.name}/input{position}" for position in (1, 2)]
+        if not self.weights:
+            shapes = (self.shape(node.inputs[1]), self.shape(norm.inputs[1]))
+            return {1: self.filled(names[0], shapes[0]), 2: self.filled(names[1], shapes[1])}
         scale, bias, mean, variance = (self.tensor(name).astype(np.float64) for name in norm.inputs[1:5])
         factor = scale / np.sqrt(variance + norm.float("epsilon", 1e-5))
         weight = self.tensor(node.inputs[1])
         own = self.tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
         scaled = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
-        return {1: scaled.astype(np.float32), 2: (bias + (own - mean) * factor).astype(np.float32)}
+        shift = bias + (own - mean) * factor
+        return {
+            1: gs.Constant(names[0], scaled.astype(np.float32)),
+            2: gs.Constant(names[1], shift.astype(np.float32)),
+        }
 
 
 def subnet_onnx(
-    elastic: Elastic, codes: np.ndarray, *, statistics: Statistics | None, fold_batch_norm: bool, batch: int
+    elastic: Elastic,
+    codes: np.ndarray,
+    *,
+    statistics: Statistics | None,
+    fold_batch_norm: bool,
+    batch: int,
+    weights: bool,
 ) -> onnx.ModelProto:
-    """One SubNet as an ONNX model with a fixed batch size."""
+    """One SubNet as an ONNX model with a fixed batch size.
+
+    Without `weights`: of a few kilobytes, the same operators with all large weights equal; for timing it.
+    """
     subnet = apply_config(elastic.graph, elastic.regions, elastic.space, codes, batch)
-    exporter = _Exporter(elastic, subnet, statistics)
+    exporter = _Exporter(elastic, subnet, statistics, weights=weights)
     with torch.no_grad():
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:

@@ -7,6 +7,8 @@ describes every different row of sizes once, and blocks that are alike share tem
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -61,6 +63,45 @@ class OperatorTerm:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedOperator:
+    """An operator where it stands in one SubNet.
+
+    `inputs`, `outputs`: values in the order of the feature's, by their names in the graph and in exported files. `names`:
+    all nodes and values that it is made of.
+    """
+
+    feature: OperatorFeature
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOperators:
+    """A SubNet's operators from its inputs to its outputs, each after those that it reads from."""
+
+    operators: tuple[PlacedOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _sorted(placed: Sequence[PlacedOperator]) -> tuple[PlacedOperator, ...]:
+    """The operators in an order in which they can run, as near to the given one as that allows."""
+    writer = {value: position for position, one in enumerate(placed) for value in one.outputs}
+    sorter = TopologicalSorter({i: [writer[v] for v in one.inputs if v in writer] for i, one in enumerate(placed)})
+    sorter.prepare()
+    order: list[int] = []
+    ready = list(sorter.get_ready())
+    heapify(ready)
+    while ready:
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+        for position in sorter.get_ready():
+            heappush(ready, position)
+    return tuple(placed[position] for position in order)
+
+
+@dataclass(frozen=True, slots=True)
 class UniqueOperators(Mapping[OperatorFeature, Config]):
     """Operator -> a canonical config that has it: the largest SubNet's but for the choices in `witnesses`."""
 
@@ -104,10 +145,13 @@ class OperatorTable:
         context = Context(elastic.graph, elastic.axis_map, tensors)
         clusters = find_clusters(elastic.graph, tensors, self._block_of)
         known: dict[tuple[object, ...], Template] = {}
+        self._graph, self._regions = elastic.graph, elastic.regions
+        self._own: list[Template] = []  # each cluster's own, with its names
         self.templates: list[tuple[Template, Sequence[Axis]]] = []  # of each cluster, and the cluster's own axes
         for cluster in clusters:
             template = Template(context, cluster)
             self.templates.append((known.setdefault(template.key, template), template.axes))
+            self._own.append(template)
         self._blocks = [self._block_of.get(cluster[0].name) for cluster in clusters]
         self._grids = Grids(self.space)
 
@@ -122,6 +166,26 @@ class OperatorTable:
             for (template, axes), block in zip(self.templates, self._blocks, strict=True)
             if block not in skipped
         )
+
+    def placed(self, codes: np.ndarray) -> PlacedOperators:
+        """The same with the values that each reads and writes: behind skipped blocks, what these would have read."""
+        skipped = self.space.skipped_blocks(codes)
+        alias: dict[str, str] = {}
+        for position in sorted(skipped):
+            block = self._regions.blocks[position]
+            alias[block.exit] = alias.get(block.entry, block.entry)
+        left = [own for own, block in zip(self._own, self._blocks, strict=True) if block not in skipped]
+        placed = tuple(
+            PlacedOperator(
+                feature,
+                tuple(alias.get(name, name) for name in own.operands),
+                own.results,
+                frozenset(name for node in own.cluster for name in (node.name, *node.outputs)),
+            )
+            for feature, own in zip(self.operators(codes), left, strict=True)
+        )
+        outputs = tuple(alias.get(name, name) for name in self._graph.outputs)
+        return PlacedOperators(_sorted(placed), self._graph.inputs, outputs)
 
     # -- all SubNets -------------------------------------------------------------------------------------------------
 

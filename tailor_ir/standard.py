@@ -51,7 +51,11 @@ def _linear(w: _Writer, inputs: Inputs, attributes: Attributes) -> None:
     if x.shape is not None and len(x.shape) == 2:
         w.add("Gemm", *inputs, last=True, transB=1)
         return
-    transposed = gs.Constant(f"{weight.name}/transposed", np.ascontiguousarray(weight.values.T))
+    transposed: gs.Tensor
+    if isinstance(weight, gs.Constant):
+        transposed = gs.Constant(f"{weight.name}/transposed", np.ascontiguousarray(weight.values.T))
+    else:
+        transposed = w.add("Transpose", weight, perm=[1, 0])
     product = w.add("MatMul", x, transposed, last=not bias)
     if bias:
         w.add("Add", product, *bias, last=True)

@@ -19,12 +19,13 @@ from tailor_ir.features import OperatorFeature
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.importer import import_onnx
 from tailor_ir.kernels import matrices_of, transform_kernels
-from tailor_ir.operators import OperatorTable, OperatorTerm
+from tailor_ir.operators import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
 from tailor_ir.propose import propose
 from tailor_ir.regions import Regions, find_regions, repeats
 from tailor_ir.resolution import Resolutions
+from tailor_ir.samples import repeat_for_samples
 from tailor_ir.space import Choice, Config, Space
 from tailor_ir.trace import load_onnx, trace_module
 from tailor_ir.weights import sort_channels
@@ -101,10 +102,20 @@ class SuperNet:
         statistics: Statistics | None = None,
         fold_batch_norm: bool = False,
         batch: int = 1,
+        weights: bool = True,
     ) -> None:
-        """Write one SubNet as an ONNX file (opset 17, fixed batch size)."""
-        codes = self.space.row(config)
-        model = subnet_onnx(self.elastic, codes, statistics=statistics, fold_batch_norm=fold_batch_norm, batch=batch)
+        """Write one SubNet as an ONNX file (opset 17, fixed batch size).
+
+        weights=False: a few kilobytes with the same operators, whose weights are all equal; for timing the SubNet.
+        """
+        model = subnet_onnx(
+            self.elastic,
+            self.space.row(config),
+            statistics=statistics,
+            fold_batch_norm=fold_batch_norm,
+            batch=batch,
+            weights=weights,
+        )
         write_onnx(model, Path(path))
 
     @cached_property
@@ -114,6 +125,10 @@ class SuperNet:
     def operators(self, config: Mapping[str, Choice]) -> tuple[OperatorFeature, ...]:
         """The SubNet's operators in order, as a runtime executes them (batch 1)."""
         return self._operator_table.operators(self.space.row(config))
+
+    def placed_operators(self, config: Mapping[str, Choice]) -> PlacedOperators:
+        """The SubNet's operators in order, with the values that each reads and writes."""
+        return self._operator_table.placed(self.space.row(config))
 
     def unique_operators(self) -> Mapping[OperatorFeature, Config]:
         """Every operator that any SubNet has, each with one config that has it."""
@@ -184,7 +199,7 @@ def compile(
     else:
         shape = None if example_input is None else tuple(example_input.shape)
         graph, tensors = import_onnx(load_onnx(Path(model)), example_shape=shape)
-    graph, tensors = simplify(graph, tensors)
+    graph, tensors = repeat_for_samples(*simplify(graph, tensors))
     if kernel_transform:
         axis_map, regions = _read(graph, tensors)
         proposed = propose(graph, axis_map, regions, space)

@@ -56,7 +56,8 @@ def _element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
 class Template:
     """One cluster of nodes without its sizes.
 
-    `axes` are the different axes of its operands and results; a *row* has the size of each. `key` is equal for clusters
+    `axes` are the different axes of its operands and results; a *row* has the size of each. `operands`: what it reads of
+    other clusters and the network's input; `results`: what others read of it. `key` is equal for clusters
     that are the same operator wherever their rows are equal.
     """
 
@@ -78,6 +79,8 @@ class Template:
             if name in inside
             and (name in context.graph.outputs or any(u.name not in own for u in context.consumers.get(name, ())))
         )
+        read = dict.fromkeys(n for node in cluster for n in node.inputs if n in context.data and n not in inside)
+        self.operands = tuple(read)
         self.key = self._key(names)
         self._known: dict[Row, OperatorFeature] = {}
 
