@@ -19,8 +19,17 @@ COMMANDS = {
     "export": "… and write, check and measure their ONNX and NCNN files",
     "report": "… and write report.html (the same as run)",
     "adapt": "an existing SuperNet to other devices: supernet=FOLDER device=[…]",
+    "lut": "look-up tables: show, diff, export, merge, compact",
     "agent": "the device-side service; see 'autotailor agent --help'",
     "relay": "where clients meet an agent that cannot be dialled; see 'autotailor relay --help'",
+}
+
+LUT_ACTIONS = {
+    "show": "devices, operators, failed and noisy ones, age",
+    "diff DEVICE DEVICE": "ratios of two devices for each operator type, operators that only one has",
+    "export FILE.csv": "all entries as CSV",
+    "merge SRC… DST": "take over what stores SRC know and store DST does not, or knows from earlier",
+    "compact": "one file in the place of many; safe while others read and write",
 }
 
 EXAMPLES = """\
@@ -35,6 +44,8 @@ examples:
   autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run
   autotailor compile model=timm model.name=resnet26 --view supernet.html
   autotailor adapt supernet=outputs/supernet device=[ncnn]
+  autotailor lut show operators=[Conv]
+  autotailor lut diff ncnn onnxruntime
 
 Every command first completes the stages that it needs; stages that are complete under the same settings, inputs and
 code are not repeated. After an interruption the same command goes on. Exit code 0, 2 for bad input, 130 for Ctrl-C."""
@@ -56,6 +67,7 @@ class Arguments:
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
+    words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,11 +81,14 @@ def general_help() -> str:
 
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
+    width = max(map(len, LUT_ACTIONS)) + 2
+    actions = "\n".join(f"  lut {form:{width}}{text}" for form, text in LUT_ACTIONS.items())
     groups = "\n".join(f"  {group:{width}}{', '.join(options)}" for group, options in config_groups().items())
     return (
         "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER]\n"
         "                          [--view [FILE]] [--dry-run]\n\n"
         f"commands:\n{commands}\n\n"
+        f"look-up tables (devices, operators and methods filter; store=FOLDER):\n{actions}\n\n"
         f"groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE):\n{groups}\n\n"
         "flags:\n"
         "  --json FILE          write the result as JSON\n"
@@ -103,9 +118,11 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--dry-run", action="store_true")
     found = parser.parse_intermixed_args(_with_a_view_value(rest))
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
-    arguments = Arguments(
-        command, tuple(found.overrides), found.json, found.multirun, found.config_dir, view, found.dry_run
-    )
+    words = tuple(word for word in found.overrides if "=" not in word) if command == "lut" else ()
+    overrides = tuple(word for word in found.overrides if word not in words)
+    arguments = Arguments(command, overrides, found.json, found.multirun, found.config_dir, view, found.dry_run, words)
+    if command == "lut" and found.multirun:
+        raise UserError("--multirun", "is not a flag of 'lut'", next_step="leave it out")
     _check_paths(arguments)
     _check_view(arguments)
     if arguments.dry_run and command not in PLANNING:

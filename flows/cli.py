@@ -46,6 +46,14 @@ def _refuse(error: Exception) -> int:
 
 def _execute(arguments: Arguments) -> int:
     """Compose, then start the server, which loads while the configs are validated and the libraries imported."""
+    if arguments.command == "lut":
+        from flows import lut
+
+        result: Any = lut.execute(arguments)
+        if arguments.json:
+            _write(arguments.json, result)
+        return 0
+
     from flows.compose import compose_config, split_sweep
     from flows.environment import prepare
     from flows.server import start_server
@@ -66,7 +74,7 @@ def _execute(arguments: Arguments) -> int:
     try:
         if arguments.multirun:
             runs = list(zip(sweep, configs, strict=True))
-            result: Any = execute_sweep(arguments.command, runs, dry_run=arguments.dry_run)
+            result = execute_sweep(arguments.command, runs, dry_run=arguments.dry_run)
         else:
             result = execute(arguments.command, configs[0], dry_run=arguments.dry_run)
         if arguments.view:

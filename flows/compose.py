@@ -21,6 +21,7 @@ from flows.groups import config_groups, nearest
 from tasks.errors import UserError
 
 CONFIG_MODULE = "conf"
+WITH_DEVICES = ("config", "adapt")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(r"(model\.options|device\.[^.=]+\.measure)[.=]")
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
@@ -60,7 +61,9 @@ def _compose(root: str, overrides: Sequence[str], search: list[str]) -> dict[str
         known = OmegaConf.to_container(compose(root, overrides=search), resolve=False)
         raise _explain(str(error), overrides, known) from error
     assert isinstance(container, dict)
-    config = {"device": {}} | {str(key): value for key, value in container.items()}  # device=[] leaves none
+    config = {str(key): value for key, value in container.items()}
+    if root in WITH_DEVICES:
+        config = {"device": {}} | config  # device=[] leaves none
     refuse_instantiation(config)
     return config
 

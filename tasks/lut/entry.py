@@ -168,6 +168,15 @@ def entry_of(row: Row) -> Entry:
     return Entry(**{one.name: row[one.name] for one in fields(Entry)})
 
 
+def complaint(row: Row) -> str | None:
+    """Why a row is no entry; None when it is one."""
+    try:
+        entry_of(row)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def as_schema(table: pa.Table, where: str) -> pa.Table:
     """A part as read, with all columns of now. UserError when it is no part, or one of a later version."""
     unknown = [name for name in table.column_names if name not in SCHEMA.names]

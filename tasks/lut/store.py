@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.lut import parts
-from tasks.lut.entry import METHODS, DeviceKey, Method, Row, device_of, entry_of
+from tasks.lut.entry import METHODS, DeviceKey, Method, Row, complaint, device_of
 from tasks.lut.table import Lut
 
 
@@ -59,9 +59,7 @@ class LutStore:
         """`rows`, each checked. UserError names the first that is not valid."""
         rows = self.rows()
         for row in rows:
-            try:
-                entry_of(row)
-            except ValueError as error:
-                next_step = "measure it again on its device, autotailor profile … profile.remeasure=[failed]"
-                raise UserError(f"LUT store '{self.root}'", str(error), next_step=next_step) from error
+            if text := complaint(row):
+                next_step = "measure it again on its device: autotailor profile … profile.remeasure=[failed]"
+                raise UserError(f"LUT store '{self.root}'", text, next_step=next_step)
         return rows

@@ -1,0 +1,201 @@
+"""`autotailor lut`: look at the look-up tables of a store, compare, export, merge and compact them."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.arguments import LUT_ACTIONS, Arguments
+from flows.compose import compose_config
+from flows.validate import validate
+from tasks.errors import UserError
+from tasks.lut import LutStore, Method
+from tasks.lut.entry import Row, device_of
+from tasks.lut.views import Filter, diff, export, show
+
+Result = dict[str, Any]
+FAILURES_SHOWN = 10
+PLACE = ("output_dir", "store")
+OPTIONS = {
+    "show": (*PLACE, "devices", "operators", "methods"),
+    "diff": (*PLACE, "operators", "methods"),
+    "export": (*PLACE, "devices", "operators", "methods"),
+    "merge": (),
+    "compact": PLACE,
+}
+
+
+class LutConfig(BaseModel):
+    """Where the tables are, and which entries count (empty: all)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output_dir: Path = Path("outputs")
+    store: Path = Field(default=Path("outputs/luts"), description="folder of the look-up tables")
+    devices: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
+
+    @property
+    def filter(self) -> Filter:
+        """Which entries count."""
+        return Filter(devices=self.devices, operators=self.operators, methods=self.methods)
+
+
+def execute(arguments: Arguments) -> Result:
+    """Do what the words say, show the result, and return it as JSON. UserError for bad input."""
+    action, words = check(arguments)
+    config = validate(LutConfig, compose_config("lut", arguments.overrides, arguments.config_folder))
+    return ACTIONS[action](config, words, Console())
+
+
+def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
+    """The action and its words. UserError: unknown, too few or many words, or options that it does not have."""
+    from flows.groups import nearest
+
+    action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
+    usage = ", ".join(LUT_ACTIONS)
+    if action not in OPTIONS:
+        hint = nearest(action, OPTIONS) or "see 'autotailor --help'"
+        raise UserError("lut", f"'{action}' is unknown" if action else "nothing to do", allowed=usage, next_step=hint)
+    form = next(form for form in LUT_ACTIONS if form.split()[0] == action)
+    places = form.split()[1:]
+    if len(words) < len(places) or (len(words) > len(places) and "SRC…" not in places):
+        raise UserError(f"lut {action}", f"got {len(words)} names", next_step=f"write autotailor lut {form}")
+    for override in arguments.overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key not in OPTIONS[action]:
+            allowed = ", ".join(OPTIONS[action]) or "none"
+            raise UserError(f"option '{key}'", f"is not one of 'lut {action}'", allowed=allowed)
+    return action, words
+
+
+def _show(config: LutConfig, words: tuple[str, ...], console: Console) -> Result:
+    tables = show(config.filter.apply(LutStore(config.store).rows()))
+    overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
+    overview.add_column("device", overflow="fold")
+    overview.add_column("method")
+    for column in ("operators", "failed", "noisy", "newest", "oldest"):
+        overview.add_column(column, justify="right")
+    for one in tables:
+        counts = (str(one[key]) for key in ("entries", "failed", "noisy"))
+        ages = (_age(one[key]) for key in ("newest", "oldest"))
+        device = f"{escape(one['device'])}\n[dim]{escape(one['description'])}[/]"
+        overview.add_row(device, one["method"], *counts, *ages)
+    console.print(overview)
+    if len(tables) == 1:
+        _show_operators(tables[0], console)
+    return {"store": str(config.store), "tables": tables}
+
+
+def _show_operators(one: Result, console: Console) -> None:
+    table = Table(title=escape(one["device"]), title_justify="left")
+    table.add_column("operator")
+    for column in ("entries", "failed", "noisy", "median spread"):
+        table.add_column(column, justify="right")
+    for operator, counts in sorted(one["operators"].items(), key=lambda item: -item[1]["entries"]):
+        spread = "–" if counts["median_spread"] is None else f"{100 * counts['median_spread']:.1f} %"
+        table.add_row(escape(operator), *(str(counts[key]) for key in ("entries", "failed", "noisy")), spread)
+    console.print(table)
+    lines = [f"not valid: {text}" for text in one["invalid"]]
+    lines += [f"failed: {row['operator']} {row['digest']}: {row['reason']}" for row in one["failures"]]
+    for line in lines[:FAILURES_SHOWN]:
+        console.print(escape(line))
+    if len(lines) > FAILURES_SHOWN:
+        console.print(f"… and {len(lines) - FAILURES_SHOWN} more (--json FILE has them all)")
+
+
+def _age(moment: str) -> str:
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _diff(config: LutConfig, words: tuple[str, ...], console: Console) -> Result:
+    first, second = (config.filter.apply(_table(config.store, word)) for word in words)
+    result = diff(first, second)
+    table = Table(title=escape(f"{result['devices'][1]} relative to {result['devices'][0]}"), title_justify="left")
+    table.add_column("operator")
+    for column in ("shared", "median", "lowest", "highest"):
+        table.add_column(column, justify="right")
+    table.add_column("worst")
+    for operator, ratios in (*result["operators"].items(), ("all", result["all"])):
+        numbers = (f"{ratios[key]:.2f}" for key in ("median_ratio", "lowest_ratio", "highest_ratio"))
+        table.add_row(escape(operator), str(ratios["shared"]), *numbers, escape(_worst(ratios["worst"], operator)))
+    console.print(table)
+    for key, text in (
+        ("only_first", f"only {result['devices'][0]} has"),
+        ("only_second", f"only {result['devices'][1]} has"),
+        ("failed_first", f"failed on {result['devices'][0]} only"),
+        ("failed_second", f"failed on {result['devices'][1]} only"),
+    ):
+        if result[key]:
+            console.print(escape(f"{text}: " + ", ".join(f"{count} {name}" for name, count in result[key].items())))
+    return result
+
+
+def _worst(worst: Result, row: str) -> str:
+    name = "" if worst["operator"] == row else f"{worst['operator']} "
+    shape = "×".join(map(str, worst["input_shapes"][0])) if worst["input_shapes"] else worst["digest"]
+    before_ms, after_ms = worst["p50_ms"]
+    return f"{name}{shape}: {before_ms:.3g} → {after_ms:.3g} ms"
+
+
+def _table(store: Path, word: str) -> list[Row]:
+    """Valid entries of the one table of `store` whose name has `word` in it, or of the folder of that name."""
+    folder = LutStore(Path(word))
+    rows = folder.valid_rows() if folder.folders() else LutStore(store).valid_rows()
+    names = sorted({device_of(row).name for row in rows})
+    found = names if folder.folders() else [name for name in names if word == name] or [n for n in names if word in n]
+    if len(found) != 1:
+        got = f"'{word}' stands for {len(found)} tables"
+        raise UserError("lut diff", got, allowed=", ".join(names), next_step="name one")
+    return [row for row in rows if device_of(row).name == found[0]]
+
+
+def _export(config: LutConfig, words: tuple[str, ...], console: Console) -> Result:
+    file = Path(words[0])
+    if file.suffix != ".csv":
+        raise UserError("lut export", f"got '{file}'", allowed="a file that ends in .csv")
+    rows = config.filter.apply(LutStore(config.store).rows())
+    export(rows, file)
+    console.print(escape(f"{len(rows)} entries: {file}"))
+    return {"store": str(config.store), "file": str(file), "entries": len(rows)}
+
+
+def _merge(config: LutConfig, words: tuple[str, ...], console: Console) -> Result:
+    *sources, target = (Path(word) for word in words)
+    if any(source.resolve() == target.resolve() for source in sources):
+        raise UserError("lut merge", f"'{target}' is a source and where it goes", next_step="name another folder last")
+    added = LutStore(target).merge([LutStore(source) for source in sources])
+    for name, entries in added.items():
+        console.print(escape(f"{name}: {entries} entries added"))
+    if not added:
+        console.print("nothing is new")
+    return {"store": str(target), "added": added}
+
+
+def _compact(config: LutConfig, words: tuple[str, ...], console: Console) -> Result:
+    store = LutStore(config.store)
+    store.rows()  # refuses a folder without tables
+    tables = []
+    for name, before, entries in store.compact():
+        console.print(escape(f"{name}: {before} parts are 1, {entries} entries"))
+        tables.append({"device": name, "parts_before": before, "entries": entries})
+    return {"store": str(config.store), "tables": tables}
+
+
+ACTIONS: dict[str, Callable[[LutConfig, tuple[str, ...], Console], Result]] = {
+    "show": _show,
+    "diff": _diff,
+    "export": _export,
+    "merge": _merge,
+    "compact": _compact,
+}

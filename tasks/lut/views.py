@@ -1,0 +1,169 @@
+"""Look-up tables as answers: what a store holds, how two devices differ, all of it as CSV."""
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from tasks.artifacts import write_bytes
+from tasks.errors import UserError
+from tasks.lut.entry import SCHEMA, Method, Row, complaint, device_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which entries count; an empty tuple lets all through. `devices`: parts of the names of tables."""
+
+    devices: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
+
+    def apply(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that fit. UserError when a wish fits none."""
+        names, types = sorted({_name(row) for row in rows}), sorted({row["operator"] for row in rows})
+        for wish in self.devices:
+            _known("devices", wish, any(wish in name for name in names), names)
+        for wish in self.operators:
+            _known("operators", wish, wish in types, types)
+        found = [row for row in rows if self._fits(row)]
+        if not found:
+            raise UserError("look-up tables", "no entry is of these devices, operators and methods together")
+        return found
+
+    def _fits(self, row: Row) -> bool:
+        return (
+            (not self.devices or any(wish in _name(row) for wish in self.devices))
+            and (not self.operators or row["operator"] in self.operators)
+            and (not self.methods or row["method"] in self.methods)
+        )
+
+
+def _known(where: str, wish: str, known: bool, allowed: Sequence[str]) -> None:
+    if not known:
+        raise UserError(where, f"'{wish}' is in no table", allowed=", ".join(allowed))
+
+
+def _name(row: Row) -> str:
+    return device_of(row).name
+
+
+def show(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One answer for each device and method: what was measured, when, what failed or was noisy, what it cost."""
+    groups = _grouped(_current(rows), lambda row: (_name(row), row["method"]))
+    settings = _grouped(rows, lambda row: (_name(row), row["method"]))
+    return [
+        {
+            "device": name,
+            **device_of(entries[0]).identity(),
+            "description": entries[0]["description"],
+            "method": method,
+            **_counts(entries),
+            "settings": len({row["settings"] for row in settings[name, method]}),
+            "oldest": min(row["measured_at"] for row in entries),
+            "newest": max(row["measured_at"] for row in entries),
+            "cost_s": round(sum(row["cost_ms"] or 0.0 for row in entries) / 1e3, 3),
+            "operators": {
+                operator: _counts(own) for operator, own in _grouped(entries, lambda row: row["operator"]).items()
+            },
+            "invalid": [text for row in entries if (text := complaint(row))],
+            "failures": [
+                {"operator": row["operator"], "digest": row["digest"], "reason": row["reason"]}
+                for row in entries
+                if row["state"] == "failed"
+            ],
+        }
+        for (name, method), entries in sorted(groups.items())
+    ]
+
+
+def _counts(entries: Sequence[Row]) -> dict[str, Any]:
+    ok = [row for row in entries if row["state"] == "ok"]
+    spreads = [row["spread"] for row in ok if row["spread"] is not None]
+    return {
+        "entries": len(entries),
+        "ok": len(ok),
+        "failed": len(entries) - len(ok),
+        "noisy": sum(row["noisy"] for row in ok),
+        "median_spread": median(spreads) if spreads else None,
+    }
+
+
+def diff(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
+    """Latency of the second device relative to the first, for each operator type; operators that only one has.
+
+    Compared is p50 of the same operator, measured by the same method. `worst`: the ratio that is farthest from 1.
+    UserError when the tables share no operator that succeeded on both.
+    """
+    a, b = ({(row["digest"], row["method"]): row for row in _current(rows)} for rows in (first, second))
+    shared = [(a[key], b[key]) for key in a if key in b]
+    measured = [(x, y) for x, y in shared if x["state"] == y["state"] == "ok"]
+    if not measured:
+        raise UserError("lut diff", f"'{_name(first[0])}' and '{_name(second[0])}' have no measured operator in common")
+    types = _grouped(measured, lambda pair: pair[0]["operator"])
+    return {
+        "devices": [_name(first[0]), _name(second[0])],
+        "all": _ratios(measured),
+        "operators": {operator: _ratios(types[operator]) for operator in sorted(types)},
+        "only_first": _types(row for key, row in a.items() if key not in b),
+        "only_second": _types(row for key, row in b.items() if key not in a),
+        "failed_first": _types(x for x, y in shared if x["state"] != "ok" and y["state"] == "ok"),
+        "failed_second": _types(y for x, y in shared if y["state"] != "ok" and x["state"] == "ok"),
+    }
+
+
+def _ratios(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
+    ratios = [y["p50_ms"] / x["p50_ms"] for x, y in pairs]
+    worst = max(range(len(pairs)), key=lambda index: abs(math.log(ratios[index])))
+    x, y = pairs[worst]
+    return {
+        "shared": len(pairs),
+        "median_ratio": median(ratios),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+        "worst": {
+            "ratio": ratios[worst],
+            "operator": x["operator"],
+            "digest": x["digest"],
+            "input_shapes": json.loads(x["feature"]).get("input_shapes"),
+            "method": x["method"],
+            "p50_ms": [x["p50_ms"], y["p50_ms"]],
+        },
+    }
+
+
+def _types(rows: Iterable[Row]) -> dict[str, int]:
+    return dict(Counter(row["operator"] for row in rows).most_common())
+
+
+def export(rows: Sequence[Row], file: Path) -> None:
+    """Write all columns as CSV, one line for each entry. UserError when the file cannot be written."""
+    ordered = sorted(rows, key=lambda row: (_name(row), row["operator"], row["digest"], row["method"], row["settings"]))
+    stream = io.BytesIO()
+    csv.write_csv(pa.Table.from_pylist(ordered, schema=SCHEMA), stream)
+    try:
+        write_bytes(file, stream.getvalue())
+    except OSError as error:
+        raise UserError("lut export", f"'{file}' cannot be written ({error.strerror})") from error
+
+
+def _current(rows: Iterable[Row]) -> list[Row]:
+    """The latest entry of each device, operator and method, with whichever settings it was measured."""
+    chosen: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: str(row["measured_at"])):
+        chosen[device_of(row), row["digest"], row["method"]] = row
+    return list(chosen.values())
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
