@@ -98,8 +98,11 @@ class Graph:
 
     def _repeats_for_samples(self, node: Node) -> bool:
         samples = self.shapes[self.inputs[0]][0]
-        sizes = [self.shapes[name][:1] for name in (node.inputs[0], node.outputs[0])] if node.op == "Expand" else []
-        return sizes == [(1,), (samples,)]
+        if node.op != "Expand":
+            return False
+        before, after = (self.shapes[name] for name in (node.inputs[0], node.outputs[0]))
+        pairs = list(zip((1,) * (len(after) - len(before)) + before, after, strict=True))
+        return (1, samples) in (pairs[:1] if samples == 1 else pairs)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
