@@ -109,7 +109,11 @@ def _fold_once(graph: gs.Graph) -> bool:
         if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
             shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
             _become_constant(node, [np.asarray(shape, np.int64)])
-        elif _repeats_for_samples(node, graph.inputs[0].shape[0]):
+        elif node.op == "If":
+            if not isinstance(node.inputs[0], gs.Constant):
+                continue
+            take_branch(graph, node)
+        elif node.op in ("Loop", "Scan") or _repeats_for_samples(node, graph.inputs[0].shape[0]):
             continue
         elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
             _become_constant(node, _evaluate(node, graph.opset))
@@ -117,6 +121,25 @@ def _fold_once(graph: gs.Graph) -> bool:
             continue
         folded = True
     return folded
+
+
+def take_branch(graph: gs.Graph, node: gs.Node) -> None:
+    """The nodes of the one branch of an If that is ever run, in its place."""
+    branch = node.attrs["then_branch" if node.inputs[0].values.reshape(-1)[0] else "else_branch"]
+    where, outer = node.name or node.outputs[0].name, graph.tensors()
+    results = [result if result.inputs else outer.get(result.name, result) for result in branch.outputs]
+    found = {id(t): t for n in branch.nodes for t in (*n.inputs, *n.outputs) if not t.is_empty()}
+    for tensor in found.values():  # names inside a branch may be those of another
+        own = bool(tensor.inputs) or isinstance(tensor, gs.Constant)
+        if own and outer.get(tensor.name) is not tensor:
+            tensor.name = f"{where}/{tensor.name}"
+    for inner in branch.nodes:
+        inner.name = f"{where}/{inner.name}"
+    graph.nodes.extend(branch.nodes)
+    for output, result in zip(list(node.outputs), results, strict=True):
+        output.inputs = []
+        graph.nodes.append(gs.Node("Identity", f"{where}/{output.name}", inputs=[result], outputs=[output]))
+    node.inputs.clear()
 
 
 def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:

@@ -10,7 +10,7 @@ REDUCTIONS = {
     "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
     "ReduceSumSquare",
 }  # fmt: skip
-RECURRENT = {"LSTM", "GRU"}
+RECURRENT = {"LSTM", "GRU", "RNN"}
 # operators whose first operand has one row for each sample
 BY_SAMPLE = {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}
 # operators that repeat an operand of one row for all samples
@@ -107,8 +107,14 @@ def _is_idle(node: gs.Node) -> bool:
             return False
 
 
-def normalise(node: gs.Node) -> None:
-    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
+def normalise(node: gs.Node, samples: int) -> None:
+    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators.
+
+    samples: traced batch size; 1 where it cannot be told from axes with one element.
+    """
+    if node.op == "Tile" and samples > 1 and _repeats_samples(node, samples):
+        node.op = "Expand"
+        node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/shape", np.asarray(node.outputs[0].shape, np.int64))
     if node.op in REDUCTIONS and len(node.inputs) > 1:
         axes = node.inputs.pop()
         if not axes.is_empty():
@@ -138,6 +144,15 @@ def normalise(node: gs.Node) -> None:
         node.attrs.clear()
     if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
         _write_pads(node)
+
+
+def _repeats_samples(node: gs.Node, samples: int) -> bool:
+    """Whether a Tile makes the batch out of one row."""
+    x, repeats = node.inputs
+    if not isinstance(repeats, gs.Constant) or not has_fixed_shape(x):
+        return False
+    repeated = [(int(n), size) for n, size in zip(repeats.values, x.shape, strict=True) if n != 1]
+    return repeated == [(samples, 1)]
 
 
 def _is_look_up(table: gs.Tensor, positions: gs.Tensor) -> bool:

@@ -17,6 +17,7 @@ from tailor_ir.trace import OPSET, TRACE_BATCH
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
 SETTINGS = {"Resize": (1, 2), "Upsample": (1,)}  # input positions of floats that are no weights
 CONTROL_FLOW = {"If", "Loop", "Scan"}
+DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"}  # shapes follow from values
 
 
 def import_onnx(
@@ -40,6 +41,8 @@ def import_onnx(
         weights |= _unshare_vectors(surgeon, weights)
     values = lay_aside(surgeon, weights)
     surgeon = fold(surgeon)
+    _refuse_control_flow(surgeon)
+    resolve_identities(surgeon)
     drop_idle(surgeon)
     share_rows(surgeon)
     restore(surgeon, values)
@@ -49,14 +52,20 @@ def import_onnx(
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
-        if node.op_type in CONTROL_FLOW:
-            raise ImportFailed(f"{where}: control flow; allowed: feed-forward networks; trace it with fixed branches")
         if "Quantize" in node.op_type or node.op_type.startswith("QLinear"):
             raise ImportFailed(
                 f"{where}: the network is quantised; allowed: fp32; give the network before quantisation"
             )
         if node.domain not in ("", "ai.onnx"):
             raise ImportFailed(f"{where}: not supported (domain '{node.domain}'); allowed: standard ONNX operators")
+
+
+def _refuse_control_flow(graph: gs.Graph) -> None:
+    """Branches that shapes decide are gone by now."""
+    for node in graph.nodes:
+        if node.op in CONTROL_FLOW:
+            where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
+            raise ImportFailed(f"{where}: control flow; allowed: feed-forward networks; trace it with fixed branches")
 
 
 def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -156,7 +165,7 @@ def _to_graph(
         name = node.name or f"{node.op}_{index}"
         name = name if name not in used else f"{name}_{index}"
         used.add(name)
-        normalise(node)
+        normalise(node, surgeon.inputs[0].shape[0])
         for tensor in (*node.inputs, *node.outputs):
             _note_tensor(tensor, name, node.op, shapes, tensors, state)
         try:
@@ -206,6 +215,12 @@ def _note_tensor(
         shapes[tensor.name] = tuple(value.shape)
         return
     if tensor.shape is None or not all(isinstance(d, int) for d in tensor.shape):
+        if op in DATA_DEPENDENT:
+            raise ImportFailed(
+                f"operator '{op}' at '{node_name}': how much it gives depends on the values that it reads; allowed: "
+                "results whose shapes follow from the input's; leave it out (it can run on the network's outputs), or use a "
+                "mask of fixed shape"
+            )
         raise ImportFailed(
             f"operator '{op}' at '{node_name}': the shape of '{tensor.name}' is not fixed (got {tensor.shape}); "
             "allowed: networks whose shapes follow from the input's; export with a fixed input shape"
