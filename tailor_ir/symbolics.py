@@ -8,8 +8,10 @@ import torch
 from torch.onnx import (
     register_custom_op_symbolic,
     symbolic_helper,
+    symbolic_opset9,
     symbolic_opset11,
     symbolic_opset12,
+    symbolic_opset13,
     unregister_custom_op_symbolic,
 )
 
@@ -84,7 +86,157 @@ def _unfold(g: Any, x: Any, dimension: Any, size: Any, step: Any) -> Any:
     return g.op("Transpose", windows, perm_i=order)
 
 
+def _traced_sizes(g: Any) -> tuple[list[int], list[int]]:
+    """Sizes of an operator's first operand and first result as they were traced."""
+    node = g.original_node
+    return next(iter(node.inputs())).type().sizes(), next(iter(node.outputs())).type().sizes()
+
+
+def _extreme(operation: str) -> Callable[..., Any]:
+    """adaptive_avg_pool and adaptive_max_pool: "ReduceMean" and "ReduceMax"."""
+
+    def pool(g: Any, x: Any, size: Any) -> Any:
+        """One number for each piece of an image; pieces are of equal size, or overlap. Source: torch.nn.AdaptiveAvgPool2d."""
+        shape, after = _traced_sizes(g)
+        kind = "Average" if operation == "ReduceMean" else "Max"
+        if all(new == 1 for new in after[2:]):
+            result = g.op(f"Global{kind}Pool", x)
+        elif all(old % new == 0 for old, new in zip(shape, after, strict=True)):
+            steps = [old // new for old, new in zip(shape[2:], after[2:], strict=True)]
+            result = g.op(f"{kind}Pool", x, kernel_shape_i=steps, strides_i=steps)
+        else:
+            result = x
+            for axis, (old, new) in enumerate(zip(shape, after, strict=True)):
+                if old != new:
+                    result = _pooled_pieces(g, result, operation, axis, old, new)
+        result.setType(x.type().with_sizes(after))
+        return (result, None) if operation == "ReduceMax" else result
+
+    return pool
+
+
+def _pooled_pieces(g: Any, x: Any, operation: str, axis: int, before: int, after: int) -> Any:
+    """Piece i of an axis is from ⌊i · before / after⌋ to ⌈(i + 1) · before / after⌉."""
+    pieces = []
+    for index in range(after):
+        start, stop = index * before // after, -(-(index + 1) * before // after)
+        piece = symbolic_helper._slice_helper(g, x, axes=[axis], starts=[start], ends=[stop])
+        pieces.append(g.op(operation, piece, axes_i=[axis], keepdims_i=1))
+    return pieces[0] if len(pieces) == 1 else g.op("Concat", *pieces, axis_i=axis)
+
+
+def _fold(g: Any, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """Sums of overlapping blocks, as a transposed convolution in which each entry of a block has a kernel of its own.
+
+    Source: torch.nn.functional.fold, whose x is (B, C · kernel height · kernel width, blocks).
+    """
+    kernels, dilations, pads, strides = (
+        symbolic_helper._get_const(v, "is", "fold") for v in (kernel, dilation, padding, stride)
+    )
+    (batch, known, _), (*_, rows, columns) = _traced_sizes(g)
+    height, width = kernels
+    sizes = (rows, columns)
+    spans = [s + 2 * p - d * (k - 1) - 1 for s, p, d, k in zip(sizes, pads, dilations, kernels, strict=True)]
+    blocks = [span // step + 1 for span, step in zip(spans, strides, strict=True)]
+    entries = torch.eye(height * width).reshape(height * width, 1, height, width)
+    weight = g.op("Constant", value_t=entries.repeat(known // (height * width), 1, 1, 1))
+    # groups of a transposed convolution have all entries of one channel: they are added up
+    spread = g.op("Reshape", x, g.op("Constant", value_t=torch.tensor([batch, known, *blocks])))
+    return g.op(
+        "ConvTranspose",
+        spread,
+        weight,
+        group_i=known // (height * width),
+        kernel_shape_i=kernels,
+        dilations_i=dilations,
+        strides_i=strides,
+        pads_i=[*pads, *pads],
+        output_padding_i=[span % step for span, step in zip(spans, strides, strict=True)],
+    )
+
+
+def _summed(g: Any, x: Any, axis: int) -> Any:
+    return symbolic_helper._reducesum_helper(g, x, axes_i=[axis], keepdims_i=0)
+
+
+def _inner_product(g: Any, a: Any, b: Any) -> Any:
+    """Of two vectors, or of a matrix's rows and a vector. Source: torch.vdot, torch.dot, torch.mv."""
+    return _summed(g, g.op("Mul", a, b), -1)
+
+
+def _instance_norm(
+    g: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    own: Any,
+    momentum: Any,
+    epsilon: Any,
+    cudnn: Any,
+) -> Any:
+    """With running statistics, in eval mode, it is a BatchNorm."""
+    if symbolic_helper._parse_arg(own, "i"):
+        return symbolic_opset9.instance_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)
+    return symbolic_opset9.batch_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)
+
+
+def _threshold(g: Any, x: Any, limit: Any, value: Any) -> Any:
+    return g.op("Where", g.op("Greater", x, limit), x, value)
+
+
+def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, size: Any = None) -> Any:
+    """Each entry of an axis a number of times. torch's own symbolic adds to `dim` in place, which changes other constants."""
+    count, axis = symbolic_helper._maybe_get_const(repeats, "t"), symbolic_helper._maybe_get_const(dim, "i")
+    shape = symbolic_helper._get_tensor_sizes(x)
+    known = isinstance(axis, int) and shape is not None and None not in shape
+    if not known or not isinstance(count, torch.Tensor) or count.numel() != 1:
+        return symbolic_opset13.repeat_interleave(g, x, repeats, dim, size)
+    assert isinstance(axis, int)
+    axis, times = axis % len(shape), int(count)
+    apart = symbolic_helper._unsqueeze_helper(g, x, [axis + 1])
+    tiling = [1] * (len(shape) + 1)
+    tiling[axis + 1] = times
+    tiled = g.op("Tile", apart, g.op("Constant", value_t=torch.tensor(tiling)))
+    result = [*shape[:axis], shape[axis] * times, *shape[axis + 1 :]]
+    joined = g.op("Reshape", tiled, g.op("Constant", value_t=torch.tensor(result)))
+    joined.setType(x.type().with_sizes(result))
+    return joined
+
+
+def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
+    """Positions (B, H, W, 2) that an affine map theta (B, 2, 3) takes an image's from.
+
+    Source: torch.nn.functional.affine_grid.
+    """
+    _, shape = _traced_sizes(g)
+    if len(shape) != 4:
+        return symbolic_helper._unimplemented("affine_grid", "of volumes", theta)
+    aligned = bool(symbolic_helper._get_const(corners, "b", "align_corners"))
+
+    def centres(count: int) -> torch.Tensor:
+        places = torch.linspace(-1, 1, count) if count > 1 else torch.zeros(1)
+        return places if aligned else places * (count - 1) / count
+
+    batch, height, width, _ = shape
+    y, x = torch.meshgrid(centres(height), centres(width), indexing="ij")
+    base = torch.stack((x, y, torch.ones_like(x)), -1).reshape(-1, 3)
+    moved = g.op("MatMul", g.op("Constant", value_t=base), g.op("Transpose", theta, perm_i=[0, 2, 1]))
+    return g.op("Reshape", moved, g.op("Constant", value_t=torch.tensor([batch, height, width, 2])))
+
+
 SYMBOLICS: dict[str, Callable[..., Any]] = {
+    **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
+    **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
+    "aten::affine_grid_generator": _affine_grid,
+    "aten::col2im": _fold,
+    "aten::dot": _inner_product,
+    "aten::instance_norm": _instance_norm,
+    "aten::mv": _inner_product,
+    "aten::repeat_interleave": _repeat_interleave,
+    "aten::threshold": _threshold,
+    "aten::vdot": _inner_product,
     "aten::constant_pad_nd": _constant_pad,
     "aten::pad": _pad,
     "aten::rms_norm": _rms_norm,

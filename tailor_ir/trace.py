@@ -29,7 +29,7 @@ TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis c
 def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.ModelProto, Tensors]:
     """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
     _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
-    probe = copy.deepcopy(model).eval()
+    probe = _copy(model).eval()
     _make_values_unique(probe)
     _take_one_input(probe)
     batch = example_input[:1].expand(TRACE_BATCH, *example_input.shape[1:]).contiguous()
@@ -60,6 +60,13 @@ def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.Mo
         exporter_log.setLevel(level)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return onnx.load_from_string(buffer.getvalue()), state
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy of a module, whose attributes may be computed tensors (those of torch.nn.utils.weight_norm)."""
+    found = (value for module in model.modules() for value in vars(module).values())
+    computed = [value for value in found if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
 
 
 def _refuse_too_large(where: str, size: int) -> None:
