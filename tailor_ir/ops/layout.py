@@ -59,6 +59,9 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim] 
     return p.pool.fixed(outer), p.pool.fixed(dim.size // outer)
 
 
+Ranges = tuple[tuple[int, int, int, int], ...]  # axis, start, stop, step
+
+
 class Reshape(nn.Module):
     """Reshape to sizes of which at most one is -1."""
 
@@ -77,24 +80,30 @@ class Expand(nn.Module):
         super().__init__()
         self.sizes = sizes
 
-    def forward(self, x: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, reference: torch.Tensor | None = None) -> torch.Tensor:
+        if reference is None:
+            return x.expand(self.sizes)
         own = (1,) * (len(self.sizes) - x.dim()) + x.shape
         wanted = zip(self.sizes, own, strict=True)
         return x.expand([(reference.shape[0] if old == 1 else old) if size == -1 else size for size, old in wanted])
 
 
 class Slice(nn.Module):
-    """One range (start, stop, step) for each of the named axes."""
+    """One range (start, stop, step) for each of the named axes. Ranges of `samples` are for a batch of one."""
 
-    def __init__(self, ranges: tuple[tuple[int, int, int, int], ...]) -> None:
+    def __init__(self, ranges: Ranges, samples: Mapping[int, int]) -> None:
         super().__init__()
-        self.ranges = ranges
+        self.ranges, self.samples = ranges, samples
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for axis, start, stop, step in self.ranges:
-            index = [slice(None)] * x.dim()
-            index[axis] = slice(start, stop, step)
-            x = x[tuple(index)]
+            batch = x.shape[axis] // self.samples.get(axis, x.shape[axis])
+            if step > 0:
+                index = [slice(None)] * x.dim()
+                index[axis] = slice(batch * start, batch * stop, step)
+                x = x[tuple(index)]
+            else:
+                x = x.index_select(axis, torch.arange(start, stop, step, device=x.device))
         return x
 
 
@@ -110,14 +119,15 @@ class Roll(nn.Module):
 
 
 class Split(nn.Module):
-    """Cut one axis into pieces."""
+    """Cut one axis into pieces, in these proportions."""
 
     def __init__(self, sizes: tuple[int, ...], axis: int) -> None:
         super().__init__()
         self.sizes, self.axis = sizes, axis
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(x, list(self.sizes), self.axis)
+        batch = x.shape[self.axis] // sum(self.sizes)  # more than one where samples themselves are taken apart
+        return torch.split(x, [batch * size for size in self.sizes], self.axis)
 
 
 class Gather(nn.Module):
@@ -227,7 +237,7 @@ def _ranges(node: Node, tensors: Mapping[str, torch.Tensor], shape: tuple[int, .
     result = []
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
         axis %= len(shape)
-        start, stop, step = slice(start, stop, step).indices(shape[axis])
+        start, stop, step = slice(start, stop, step).indices(shape[axis])  # a stop of -1 is before the first
         result.append((axis, start, stop, step))
     return result
 
@@ -241,6 +251,8 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for axis, start, stop, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]):
         if step == 1:
             result[axis] = _cut(node, p, result[axis], start, stop)
+        elif (start, stop, step) == (result[axis].size - 1, -1, -1) and p.pool.depends_on_input(result[axis]):
+            continue  # in reverse, at every resolution
         elif step > 1 and start < step and stop > result[axis].size - step and p.pool.depends_on_input(result[axis]):
             result[axis] = p.pool.window(result[axis], step, stop - start - result[axis].size)
         else:
@@ -262,18 +274,22 @@ def _shifted_ranges(
             stop = start + length
         elif step > 1:
             stop = size - (full[axis] - stop)
+        elif step < 0:
+            start = size - (full[axis] - start)
         result.append((axis, start, stop, step))
     return result
 
 
 def _lower_slice(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Slice(tuple(_shifted_ranges(node, shapes, tensors)))
+    ranges = _shifted_ranges(node, shapes, tensors)
+    samples = {axis: shapes.inputs[0][axis] for axis, *_ in ranges if shapes.open_outputs[0][axis] == -1}
+    return Slice(tuple(ranges), samples)
 
 
 def _slice_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
-    axes, starts, stops, steps = (
-        np.asarray(v, np.int64) for v in zip(*_shifted_ranges(node, shapes, tensors), strict=True)
-    )
+    ranges = _shifted_ranges(node, shapes, tensors)
+    axes, starts, stops, steps = (np.asarray(v, np.int64) for v in zip(*ranges, strict=True))
+    stops = np.where((steps < 0) & (stops < 0), np.iinfo(np.int64).min + 1, stops)  # -1 would be the last
     return {1: starts, 2: stops, 3: axes, 4: steps}
 
 

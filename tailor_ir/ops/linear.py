@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
-from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -68,10 +67,9 @@ def _linear_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _matmul_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     a, b = p.of(node.inputs[0]), p.of(node.inputs[1])
-    if len(a) < 2 or len(b) < 2:
-        raise ImportFailed(f"operator 'MatMul' at '{node.name}': a vector operand; allowed: matrices")
-    p.unify(a[-1], b[-2], node)
-    return ((*p.broadcast(node, (a[:-2], b[:-2])), a[-2], b[-1]),) if len(a) + len(b) > 4 else ((a[-2], b[-1]),)
+    p.unify(a[-1], b[-2] if len(b) > 1 else b[-1], node)
+    outer = p.broadcast(node, (a[:-2], b[:-2])) if len(a) > 2 or len(b) > 2 else ()
+    return ((*outer, *(a[-2:-1] if len(a) > 1 else ()), *(b[-1:] if len(b) > 1 else ())),)
 
 
 def _gemm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:

@@ -1,5 +1,7 @@
 """Recurrent layers. Their hidden sizes are kept; the features that they read may be cut."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -7,8 +9,9 @@ from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
-GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
-STATES = {"LSTM": 2, "GRU": 1}
+GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
+STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
+PLAIN: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {"Tanh": torch.rnn_tanh, "Relu": torch.rnn_relu}
 
 
 def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
@@ -18,13 +21,16 @@ def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 
 class Recurrent(nn.Module):
-    """An LSTM or GRU over x (T, B, I); weights (D, G·H, I), (D, G·H, H) and biases (D, 2·G·H) given with each call.
+    """An LSTM, GRU or RNN over x (T, B, I); weights (D, G·H, I), (D, G·H, H), biases (D, 2·G·H) given with each call.
 
     D directions, G gates in ONNX's order, H hidden features. Gives (T, D, B, H), then the final states (D, B, H).
     """
 
-    def __init__(self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int) -> None:
+    def __init__(
+        self, op: str, hidden: int, directions: int, names: tuple[str, ...], results: int, activation: str
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.op, self.hidden, self.directions, self.names, self.results = op, hidden, directions, names, results
 
     def forward(self, *operands: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -40,8 +46,10 @@ class Recurrent(nn.Module):
         settings = ("b" in given, 1, 0.0, False, self.directions == 2, False)
         if self.op == "LSTM":
             y, *final = torch.lstm(x, states, weights, *settings)
-        else:
+        elif self.op == "GRU":
             y, *final = torch.gru(x, states[0], weights, *settings)
+        else:
+            y, *final = PLAIN[self.activation](x, states[0], weights, *settings)
         sequence = y.unflatten(-1, (self.directions, self.hidden)).transpose(1, 2)
         return sequence if self.results == 1 else (sequence, *final)[: self.results]
 
@@ -52,6 +60,13 @@ def _named_inputs(node: Node) -> dict[str, str]:
     return {letter: name for letter, name in zip(letters, node.inputs, strict=False) if name}
 
 
+def _activations(node: Node) -> set[str]:
+    """Names of the activations that are not the operator's own."""
+    given = node.attribute("activations", ())
+    assert isinstance(given, tuple)
+    return {str(name) for name in given} - (set(PLAIN) if node.op == "RNN" and len(set(given)) == 1 else set())
+
+
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     given = _named_inputs(node)
     for unsupported in ("lengths", "peepholes"):
@@ -60,10 +75,10 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
     plain = (
         node.attribute("direction", "forward") in ("forward", "bidirectional")
-        and node.attribute("activations") is None
+        and not _activations(node)
         and not node.int("input_forget", 0)
         and not node.int("layout", 0)
-        and (node.op == "LSTM" or node.int("linear_before_reset", 0) == 1)
+        and (node.op != "GRU" or node.int("linear_before_reset", 0) == 1)
     )
     if not plain:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
@@ -82,7 +97,8 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     directions, _, hidden = shapes.inputs[2]
-    return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs))
+    activation = str((node.attribute("activations") or ("Tanh",))[0])  # type: ignore[index]
+    return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs), activation)
 
 
 OPERATORS = (Operator(names=tuple(GATES), axes=_axes, lower=_lower),)

@@ -1,0 +1,204 @@
+"""What exporters write in ways of their own: batches filled in, branches that shapes decide, operators without a symbol."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tailor_ir
+from tests.ir.invariants import check_network
+from tests.ir.networks import perturb
+
+
+class Written(nn.Module):
+    """Layers, and a forward that is given."""
+
+    def __init__(self, forward: Callable[[nn.ModuleDict, torch.Tensor], torch.Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.given = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.given(self.layers, x)
+
+
+def check(model: nn.Module, sample: torch.Tensor, folder: Path) -> tailor_ir.SuperNet:
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases that start equal could be taken for each other
+            parameter.add_(0.01 * torch.randn(parameter.shape))
+    return check_network(perturb(model.eval()), sample, folder, subnets=3)
+
+
+def image(channels: int = 3, size: int = 32) -> torch.Tensor:
+    return torch.randn(1, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def sequence(steps: int = 6, features: int = 16) -> torch.Tensor:
+    return torch.randn(1, steps, features, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_cell_that_starts_from_zeros_for_each_sample(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        h, c = torch.zeros(x.shape[0], 32), torch.zeros(x.shape[0], 32)
+        for step in range(x.shape[1]):
+            h, c = layers["cell"](x[:, step], (h, c))
+        return layers["answer"](h)
+
+    check(Written(forward, cell=nn.LSTMCell(16, 32), answer=nn.Linear(32, 4)), sequence(), tmp_path)
+
+
+def test_constants_that_differ_between_samples_are_refused() -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        return layers["answer"](x) + torch.arange(x.shape[0]).float()[:, None]
+
+    with pytest.raises(
+        tailor_ir.ImportFailed, match=r"operator 'Add' at .* other values for each sample of a batch of 3"
+    ):
+        tailor_ir.compile(Written(forward, answer=nn.Linear(8, 4)).eval(), torch.randn(1, 8))
+
+
+def test_learned_queries_and_states_repeated_for_each_sample(tmp_path: Path) -> None:
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.state = nn.Parameter(torch.randn(5, 32)), nn.Parameter(torch.randn(1, 1, 32))
+            self.table = nn.Parameter(torch.randn(1, 1, 32))
+            self.recurrent = nn.GRU(16, 32, batch_first=True)
+            self.norm = nn.LayerNorm(32)
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+            self.answer = nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.recurrent(x, self.state.expand(-1, x.shape[0], -1).contiguous())[0]
+            y = y + self.table.expand(1, x.shape[1], 32)
+            q = self.norm(self.query).unsqueeze(0).repeat(x.shape[0], 1, 1)
+            return self.answer(self.attention(q, y, y)[0])
+
+    check(Queries(), sequence(), tmp_path)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_plain_recurrent_layers(activation: str, tmp_path: Path) -> None:
+    layer = nn.RNN(16, 32, 2, nonlinearity=activation, batch_first=True, bidirectional=True)
+    net = check(
+        Written(lambda given, x: given["answer"](given["r"](x)[0][:, -1]), r=layer, answer=nn.Linear(64, 4)),
+        sequence(),
+        tmp_path,
+    )
+    assert "RNN" in {node.op for node in net.elastic.graph.nodes}
+
+
+def test_images_are_turned_round(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = layers["a"](x)
+        x = x + layers["b"](torch.flip(x, [2, 3]))
+        return layers["answer"]((x * torch.flip(layers["c"](x), [1])).mean((2, 3)))
+
+    layers = {"a": nn.Conv2d(3, 32, 3, 2, 1), "b": nn.Conv2d(32, 32, 3, padding=1), "c": nn.Conv2d(32, 32, 1)}
+    net = check(Written(forward, **layers, answer=nn.Linear(32, 4)), image(), tmp_path)
+    assert "resolution" in {v.kind for v in net.space.variables}
+
+
+def test_samples_side_by_side_in_the_batch_are_taken_apart_again(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        both = layers["body"](torch.cat([x, -x], 0)).mean((2, 3))
+        first, second = both.chunk(2, 0)
+        left, right = torch.split(layers["more"](both), x.shape[0], 0)
+        return layers["answer"](torch.cat([first * left, second - right], 1))
+
+    body = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+    check(Written(forward, body=body, more=nn.Linear(32, 32), answer=nn.Linear(64, 4)), image(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [nn.AdaptiveAvgPool2d(7), nn.AdaptiveMaxPool2d((5, 8)), nn.AdaptiveAvgPool2d((1, None)), nn.AdaptiveMaxPool2d(4)],
+)
+def test_adaptive_pooling_to_any_size(pool: nn.Module, tmp_path: Path) -> None:
+    size = pool(torch.zeros(1, 32, 16, 16)).numel()
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), pool, nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
+    check(model, image(), tmp_path)
+
+
+def test_blocks_of_images_are_taken_out_and_added_up_again(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        blocks = F.unfold(layers["stem"](x), 3, padding=1, stride=2).transpose(1, 2)
+        blocks = layers["back"](F.gelu(layers["there"](blocks))).transpose(1, 2)
+        return F.fold(blocks, x.shape[2:], 3, padding=1, stride=2)
+
+    layers = {"stem": nn.Conv2d(3, 8, 3, padding=1), "there": nn.Linear(72, 64), "back": nn.Linear(64, 72)}
+    net = check(Written(forward, **layers), image(), tmp_path)
+    assert {"resolution", "width_mult"} <= {v.kind for v in net.space.variables}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.spectral_norm,
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.weight_norm,
+    ],
+    ids=["spectral", "spectral, old", "weight", "weight, old"],
+)
+def test_reparametrised_weights(norm: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [norm(nn.Conv2d(3, 32, 3, 2, 1)), nn.ReLU(), norm(nn.Conv2d(32, 32, 3, padding=1)), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), norm(nn.Linear(32, 4))).eval()
+    with torch.no_grad():
+        model(image())
+    net = tailor_ir.compile(model, image())
+    config = net.min_config
+    x = torch.randn(net.input_shape(config, 2))
+    net.elastic.eval()
+    with torch.no_grad():
+        assert torch.allclose(
+            net.elastic(torch.cat([image(), -image()])), model(torch.cat([image(), -image()])), atol=1e-5
+        )
+        net.elastic.activate(config)
+        assert torch.allclose(net.elastic(x), net.build(config)(x), atol=1e-5)
+    assert net.macs(config) < net.macs(net.max_config)
+
+
+def test_instance_norm_with_running_statistics_is_a_batch_norm(tmp_path: Path) -> None:
+    norm = nn.InstanceNorm2d(32, affine=True, track_running_stats=True)
+    assert norm.running_mean is not None
+    norm.running_mean.uniform_(-0.2, 0.2)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
+    )
+    net = check(model, image(), tmp_path)
+    assert "BatchNormalization" in {node.op for node in net.elastic.graph.nodes}
+
+
+def test_branches_that_shapes_decide_are_taken(tmp_path: Path) -> None:
+    """torch.tile is exported with an If for the rank of its operand."""
+
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = layers["stem"](x)
+        return layers["answer"](torch.tile(x, (2, 1)).mean(2))
+
+    model = Written(forward, stem=nn.Conv2d(3, 32, 3, padding=1), answer=nn.Linear(32, 4))
+    check(model, image(), tmp_path)
+
+
+def test_repeated_entries_leave_other_constants_alone(tmp_path: Path) -> None:
+    """torch's exporter changes all -1 of a network where entries are repeated along the last axis."""
+
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        y = layers["stem"](x).flatten(2).transpose(1, 2)
+        y = y.repeat_interleave(2, -1)
+        return layers["answer"](y.unflatten(1, (16, -1)).mean((1, 2)).expand(x.shape[0], -1))
+
+    check(Written(forward, stem=nn.Conv2d(3, 16, 3, padding=1), answer=nn.Linear(32, 4)), image(), tmp_path)
+
+
+def test_a_threshold_with_another_value(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.Threshold(0.1, 0.2), nn.Conv2d(32, 4, 16), nn.Flatten())
+    check(model, image(), tmp_path)
