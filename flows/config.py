@@ -90,6 +90,9 @@ class DeviceProfile(BaseModel):
     backend: Literal["ncnn", "onnxruntime", "torch"]
     threads: int = Field(default=1, ge=1, le=256)
     precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
+    cores: tuple[int, ...] | None = Field(
+        default=None, description="numbers of the cores to bind to, one for each thread; null: free ones"
+    )
     provider: str | None = Field(
         default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
     )
@@ -100,6 +103,13 @@ class DeviceProfile(BaseModel):
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
     measure: dict[str, float] = Field(default={}, description="what differs from profile.measure on this device")
+
+    @model_validator(mode="after")
+    def _a_core_for_each_thread(self) -> Self:
+        if self.cores is not None and (len(set(self.cores)) != self.threads or min(self.cores, default=-1) < 0):
+            given = ",".join(map(str, self.cores))
+            raise ValueError(f"cores=[{given}] with threads={self.threads}; allowed: null, or {self.threads} different")
+        return self
 
     @model_validator(mode="after")
     def _token_for_a_remote_agent(self) -> Self:

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from flows.config import DeviceProfile
@@ -39,9 +39,10 @@ class Devices:
     def capabilities(self, name: str) -> Capabilities:
         """What the device says of itself; UserError when it is not what its profile says."""
         found, profile = self.client(name).capabilities(), self.profiles[name]
-        for field in ("backend", "threads", "precision", "provider"):
+        for field in ("backend", "threads", "precision", "cores", "provider"):
             wanted, got = getattr(profile, field), getattr(found, field)
             if wanted not in (None, got):
+                wanted, got = (",".join(map(str, one)) if field == "cores" else one for one in (wanted, got))
                 hint = f"set device.{name}.{field}={got} or start the agent with {wanted}"
                 raise UserError(f"device.{name}.{field}", f"profile says {wanted}, agent has {got}", next_step=hint)
         return found
@@ -54,13 +55,12 @@ class Devices:
     def exclusive(self, name: str, *, alone: bool = False) -> Iterator[AgentClient]:
         """The device's client, its lease held, with no other run of this machine on that device.
 
-        Agents that are started here keep to a core each; where there are fewer cores than agents, or `alone` is asked
-        for because this process computes between the measurements, they take turns.
+        Agents that are started here keep to cores of their own; where there are not enough, or `alone` is asked for
+        because this process computes between the measurements, they take turns.
         After an AgentError the next use connects anew.
         """
         profile = self.profiles[name]
-        local = sum(not other.agent for other in self.profiles.values())
-        turns = alone or local > len(os.sched_getaffinity(0))
+        turns = alone or share_cores([profile for profile in self.profiles.values() if not profile.agent])
         with only_user(profile.agent or (THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}")):
             try:
                 client = self.client(name)
@@ -79,7 +79,17 @@ class Devices:
         options = ["--precision", profile.precision]
         if profile.provider is not None:
             options.append(f"--provider={profile.provider}")
+        if profile.cores is not None:
+            options.append(f"--cores={','.join(map(str, profile.cores))}")
         return self._agents.enter_context(local_agent(profile.backend, profile.threads, options=options))
+
+
+def share_cores(profiles: Sequence[DeviceProfile]) -> bool:
+    """Whether devices of one machine may meet on a core: too many threads, or cores named beside free ones."""
+    named = [core for profile in profiles for core in profile.cores or ()]
+    crowded = sum(profile.threads for profile in profiles) > len(os.sched_getaffinity(0))
+    mixed = bool(named) and any(profile.cores is None for profile in profiles)
+    return crowded or mixed or len(set(named)) < len(named)
 
 
 def _token(name: str, profile: DeviceProfile) -> str:

@@ -1,0 +1,64 @@
+"""Device profiles against real agents: each is the device that its profile says, or refused in one line."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flows.compose import compose_config
+from flows.config import DeviceProfile, RunConfig
+from flows.devices import Devices, share_cores
+from flows.validate import validate
+from profiling_agents.client import local_agent
+from tasks.errors import UserError
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_two_profiles_of_one_machine_keep_to_the_cores_that_each_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where agents claim cores, apart from those of other tests
+    profiles = {f"core{core}": DeviceProfile(backend="ncnn", cores=(core,)) for core in CORES[:2]}
+    with Devices(profiles) as devices:
+        found = [devices.capabilities(name) for name in profiles]
+        assert [one.cores for one in found] == [(CORES[0],), (CORES[1],)]
+        assert not any(one.cores_shared for one in found)
+
+
+def test_an_agent_on_other_cores_than_its_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_agent("ncnn", cores=[CORES[-1]]) as client:
+        monkeypatch.setenv("TOKEN", client._transport._http.headers["Authorization"].removeprefix("Bearer "))
+        profile = DeviceProfile(backend="ncnn", cores=(CORES[-1] + 1,), agent=client.url, token_env="TOKEN")
+        line = rf"^device\.board\.cores: profile says {CORES[-1] + 1}, agent has {CORES[-1]}"
+        with Devices({"board": profile}) as devices, pytest.raises(UserError, match=line):
+            devices.capabilities("board")
+
+
+@pytest.mark.parametrize(
+    ("profiles", "share"),
+    [
+        ([{"cores": (CORES[0],)}], False),
+        ([{"cores": (CORES[0],)}, {"cores": (CORES[0],)}], True),
+        ([{"cores": (CORES[0],)}, {}], True),
+        ([{"threads": len(CORES)}], False),
+        ([{"threads": len(CORES)}, {}], True),
+    ],
+)
+def test_devices_take_turns_where_they_may_meet_on_a_core(profiles: list[dict[str, Any]], share: bool) -> None:
+    assert share_cores([DeviceProfile(backend="ncnn", **options) for options in profiles]) is share
+
+
+@pytest.mark.parametrize("cores", [(0, 1), (0, 0), (), (-1,)])
+def test_a_profile_has_a_core_for_each_thread(cores: tuple[int, ...]) -> None:
+    threads = max(len(cores) - 1, 1) if cores != (0, 0) else 2
+    with pytest.raises(ValidationError, match=r"cores=.* with threads=\d; allowed: null, or \d different"):
+        DeviceProfile(backend="ncnn", threads=threads, cores=cores)
+
+
+def test_cores_can_be_given_on_the_command_line() -> None:
+    config = validate(RunConfig, compose_config("config", ["device.ncnn.cores=[4,5]", "device.ncnn.threads=2"]))
+    assert config.device["ncnn"].cores == (4, 5)
