@@ -80,7 +80,8 @@ class Entry:
     Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601.
     `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
     JSON text ("" when unknown). Entries of two methods or settings are kept apart. `cache`: state of the processor's
-    caches, where it was controlled. `cost_ms`: how long the device was busy with it, where known.
+    caches, where it was controlled. `cost_ms`: how long profiling waited for it, where known; of several
+    identical devices, their share.
     ValueError when a time is not a positive number.
     """
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from documents import DOCUMENTS, Command, commands, write_files
 
+import flows.lut
 import profiling_agents.relay
 import profiling_agents.server
 import tailor_ir
@@ -45,6 +46,10 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
         assert main(command.words) == 0
     elif command.words[0] in ("agent", "relay"):
         assert_service_would_start(command.words, monkeypatch)
+    elif command.words[0] == "lut":
+        arguments = parse(command.words)
+        flows.lut.check(arguments)
+        assert validate(flows.lut.LutConfig, compose_config("lut", arguments.overrides))
     else:
         for config in configs_of(command.words):
             if isinstance(config, RunConfig):
