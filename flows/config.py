@@ -18,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from profiling_agents.messages import MeasureSettings, Precision, one_line
+from profiling_agents.messages import AgentError, MeasureSettings, Precision, one_line
+from profiling_agents.ssh import SshTarget
 from tasks.base import Settings as BaseSettings
 from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
@@ -82,8 +83,44 @@ def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
 Space = Annotated[dict[str, tuple[int | float, ...] | Literal["auto", "frozen"]], BeforeValidator(_selectors)]
 
 
+AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
+
+
+class SshSettings(BaseModel):
+    """A bare Linux device: the agent is copied there and started over ssh for the time of the run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(description="HOST or USER@HOST, also an alias of your ~/.ssh/config")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Path | None = Field(default=None, description="private key")
+    python: str = Field(default="python3", min_length=1, description="interpreter on the device, e.g. of a venv there")
+    options: dict[str, str] = Field(default={}, description="options of ssh, such as UserKnownHostsFile")
+
+    @model_validator(mode="after")
+    def _is_a_target(self) -> Self:
+        try:
+            self.target()
+        except AgentError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def target(self) -> SshTarget:
+        """Where and how to connect."""
+        return SshTarget(
+            destination=self.host,
+            port=self.port,
+            identity=self.identity,
+            python=self.python,
+            options=self.options,
+        )
+
+
 class DeviceProfile(BaseModel):
-    """One device: an agent at `agent`, or (null) one that is started on this machine for the time of the run."""
+    """One device: an agent at `agent`, identical ones at `agents`, one that is started over `ssh`, or here.
+
+    What is started, here or over ssh, is started for the time of the run.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,9 +133,9 @@ class DeviceProfile(BaseModel):
     provider: str | None = Field(
         default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
     )
-    agent: str | None = Field(
-        default=None, pattern=r"^https?://[^\s/]+/?$", description="http(s)://host:port; null: start one here"
-    )
+    agent: AgentUrl | None = Field(default=None, description="http(s)://host:port; null: start one here")
+    agents: tuple[AgentUrl, ...] = Field(default=(), description="identical devices that share the work of profiling")
+    ssh: SshSettings | None = Field(default=None, description="a bare device on which the agent is started")
     token_file: Path | None = None
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
@@ -112,13 +149,32 @@ class DeviceProfile(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _one_way_there(self) -> Self:
+        ways = [name for name in ("agent", "agents", "ssh") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"got {' and '.join(ways)}; allowed: one of agent, agents, ssh")
+        if len(set(self.agents)) != len(self.agents):
+            raise ValueError("agents: one address is there twice")
+        return self
+
+    @model_validator(mode="after")
     def _token_for_a_remote_agent(self) -> Self:
         given = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
-        if self.agent and len(given) != 1:
+        if self.urls and len(given) != 1:
             raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
-        if not self.agent and given:
-            raise ValueError(f"an agent that is started here makes its own token; leave {given[0]} out")
+        if not self.urls and given:
+            raise ValueError(f"an agent that is started for the run makes its own token; leave {given[0]} out")
         return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of agents that run already."""
+        return (self.agent,) if self.agent else self.agents
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its agent is started on this machine."""
+        return not self.urls and self.ssh is None
 
 
 class TrackingSettings(BaseModel):

@@ -1,15 +1,17 @@
-"""The devices of one run: agents elsewhere are reached, agents on this machine are started at first need."""
+"""The devices of one run: agents elsewhere are reached, agents here and over ssh are started at first need."""
 
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from flows.config import DeviceProfile
 from flows.locks import only_user
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import AgentError, Capabilities
+from profiling_agents.ssh import ssh_agent
 from tasks.errors import UserError
+from tasks.fleet import Fleet, Meter
 
 THIS_MACHINE = "this machine"
 
@@ -19,22 +21,24 @@ class Devices:
 
     def __init__(self, profiles: Mapping[str, DeviceProfile]) -> None:
         self.profiles = dict(profiles)
-        self._agents = ExitStack()
-        self._clients: dict[str, AgentClient] = {}
+        self._connected: dict[str, tuple[tuple[AgentClient, ...], ExitStack]] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> "Devices":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._agents.close()
+        for name in tuple(self._connected):
+            self._disconnect(name)
 
     def client(self, name: str) -> AgentClient:
-        """The device's client, the same one for all stages and threads."""
-        with self._lock:
-            if name not in self._clients:
-                self._clients[name] = self._connect(name)
-            return self._clients[name]
+        """The device's client, the same one for all stages and threads; of several devices, the first that answers."""
+        *others, last = self._clients(name)
+        for client in others:
+            with suppress(AgentError):
+                client.capabilities()
+                return client
+        return last
 
     def capabilities(self, name: str) -> Capabilities:
         """What the device says of itself; UserError when it is not what its profile says."""
@@ -59,29 +63,70 @@ class Devices:
         because this process computes between the measurements, they take turns.
         After an AgentError the next use connects anew.
         """
-        profile = self.profiles[name]
-        turns = alone or share_cores([profile for profile in self.profiles.values() if not profile.agent])
-        with only_user(profile.agent or (THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}")):
-            try:
-                client = self.client(name)
-                with client.lease():
-                    yield client
-            except AgentError:
-                with self._lock:
-                    self._clients.pop(name, None)
-                raise
+        turns = alone or share_cores([profile for profile in self.profiles.values() if profile.is_here])
+        with self._alone(name, turns), self._client_or_anew(name) as client, client.lease():
+            yield client
 
-    def _connect(self, name: str) -> AgentClient:
+    @contextmanager
+    def meter(self, name: str) -> Iterator[Meter]:
+        """What measures many models: the device, exclusive, or all the identical ones at once, each leased in turn."""
+        if not self.profiles[name].agents:
+            with self.exclusive(name) as client:
+                yield client
+            return
+        with self._alone(name), self._client_or_anew(name):
+            yield Fleet(self._clients(name))
+
+    @contextmanager
+    def _alone(self, name: str, turns: bool = False) -> Iterator[None]:
+        """No other run of this machine on the device; `turns`: on no device of this machine."""
         profile = self.profiles[name]
-        if profile.agent:
-            client = AgentClient(profile.agent, _token(name, profile), ca_file=profile.ca_file)
-            return self._agents.enter_context(client)
+        places = sorted(profile.urls)
+        if profile.ssh is not None:
+            places = [f"ssh {profile.ssh.host} {profile.ssh.port or ''}"]
+        elif not places:
+            places = [THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}"]
+        with ExitStack() as stack:
+            for place in places:
+                stack.enter_context(only_user(place))
+            yield
+
+    @contextmanager
+    def _client_or_anew(self, name: str) -> Iterator[AgentClient]:
+        """The device's client; after an AgentError the next use connects anew."""
+        try:
+            yield self.client(name)
+        except AgentError:
+            self._disconnect(name)
+            raise
+
+    def _clients(self, name: str) -> tuple[AgentClient, ...]:
+        with self._lock:
+            if name not in self._connected:
+                with ExitStack() as stack:
+                    clients = tuple(self._connect(name, stack))
+                    self._connected[name] = clients, stack.pop_all()
+            return self._connected[name][0]
+
+    def _disconnect(self, name: str) -> None:
+        with self._lock:
+            _, stack = self._connected.pop(name, ((), ExitStack()))
+        stack.close()
+
+    def _connect(self, name: str, stack: ExitStack) -> Iterator[AgentClient]:
+        profile = self.profiles[name]
+        for url in profile.urls:
+            yield stack.enter_context(AgentClient(url, _token(name, profile), ca_file=profile.ca_file))
         options = ["--precision", profile.precision]
         if profile.provider is not None:
             options.append(f"--provider={profile.provider}")
         if profile.cores is not None:
             options.append(f"--cores={','.join(map(str, profile.cores))}")
-        return self._agents.enter_context(local_agent(profile.backend, profile.threads, options=options))
+        if profile.ssh is not None:
+            target = profile.ssh.target()
+            yield stack.enter_context(ssh_agent(target, profile.backend, profile.threads, options=options))
+        elif profile.is_here:
+            yield stack.enter_context(local_agent(profile.backend, profile.threads, options=options))
 
 
 def share_cores(profiles: Sequence[DeviceProfile]) -> bool:

@@ -143,8 +143,8 @@ def profile(run: Run, config: CommonConfig, device: str, enumerated: Output) -> 
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
-        with run.devices.exclusive(device) as client:
-            return tasks.profile.run(settings, enumerated.folder, client, out, progress)
+        with run.devices.meter(device) as meter:
+            return tasks.profile.run(settings, enumerated.folder, meter, out, progress)
 
     return _finish(run.execute(stage, body))
 

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
-from profiling_agents.client import AgentClient, ModelJob
+from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature
 from tasks.ahead import ahead
 from tasks.artifacts import read_json, write_json
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.enumerate import read_operators
+from tasks.fleet import Meter
 from tasks.jobs import ncnn_job, onnx_job
 from tasks.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now, settings_text
 from tasks.progress import Bar, Progress
@@ -84,21 +85,21 @@ def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> L
 
 
 def run(
-    settings: Settings, operators_folder: Path, client: AgentClient, out_folder: Path, progress: Progress
+    settings: Settings, operators_folder: Path, meter: Meter, out_folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
-    Returns the summary. The caller holds the lease. An operator that fails is an entry with its reason. AgentError when
-    the device is gone; call again.
+    Returns the summary. The caller holds the lease of a single device. An operator that fails is an entry with its
+    reason. AgentError when the device is gone; call again.
     """
     operators = read_operators(operators_folder)
-    capabilities = client.capabilities()
+    capabilities = meter.capabilities()
     lut = open_table(settings, settings.store or out_folder / STORE_FOLDER, capabilities)
     since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
     todo = {digest: one for digest, one in operators.items() if settings.measures(lut.get(digest), since)}
     start = time.perf_counter()
     with progress.bar("profile", total=len(operators), done=len(operators) - len(todo)) as bar:
-        fill(settings, lut, todo, capabilities, client, bar)
+        fill(settings, lut, todo, capabilities, meter, bar)
     wall_s = time.perf_counter() - start
     own = lut.snapshot(out_folder / LUT_FOLDER, operators)
     own.require(operators.values())
@@ -126,7 +127,7 @@ def fill(
     lut: Lut,
     operators: Mapping[str, OperatorFeature],
     capabilities: Capabilities,
-    client: AgentClient,
+    meter: Meter,
     bar: Bar,
 ) -> None:
     """Measure `operators` (by digest) and append them to the table at least every `flush_s`."""
@@ -140,7 +141,7 @@ def fill(
                 writer.add(_entry(operators[failure.key], failure, settings.measured_with))
                 bar.advance()
             last_s = time.perf_counter()
-            for measurement in client.measure(jobs, settings.measure) if jobs else ():
+            for measurement in meter.measure(jobs, settings.measure) if jobs else ():
                 cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
                 writer.add(_entry(operators[measurement.key], measurement, settings.measured_with, cost_ms))
                 bar.advance()

@@ -14,6 +14,8 @@ import psutil
 import pytest
 from ssh_server import SshServer, find_sshd, started_sshd
 
+from flows.config import DeviceProfile, SshSettings
+from flows.devices import Devices
 from profiling_agents import far_side, ssh
 from profiling_agents.client import AgentError
 from profiling_agents.ssh import SshTarget, ssh_agent
@@ -212,3 +214,23 @@ def test_the_list_of_modules_is_what_the_service_imports() -> None:
 
 def test_the_far_side_can_be_read_by_old_pythons() -> None:
     ast.parse(Path(far_side.__file__).read_text(), feature_version=(3, 7))
+
+
+@needs_sshd
+def test_a_device_of_a_run_may_be_reached_over_ssh(server: SshServer, target: SshTarget) -> None:
+    settings = SshSettings(
+        host=target.destination,
+        port=target.port,
+        identity=target.identity,
+        python=target.python,
+        options=dict(target.options),
+    )
+    profile = DeviceProfile(backend="ncnn", ssh=settings)
+    with Devices({"board": profile}) as devices:
+        assert devices.capabilities("board").backend == "ncnn"
+        with devices.meter("board") as meter:
+            (result,) = meter.measure([models.convolution("ncnn", "conv")])
+        assert result.state == "ok"
+        agents = far_agents(server)
+        assert len(agents) == 3
+    assert processes.soon(lambda: not any(one.is_running() for one in agents))

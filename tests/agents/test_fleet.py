@@ -8,6 +8,8 @@ import agent_models as models
 import agent_processes as processes
 import pytest
 
+from flows.config import DeviceProfile
+from flows.devices import Devices
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob
 from tasks.errors import UserError
 from tasks.fleet import Fleet
@@ -120,3 +122,19 @@ def test_jobs_stay_lazy_their_faults_arrive_and_leaving_ends_the_threads() -> No
         with pytest.raises(RuntimeError, match="no more models"):
             measure()
         assert results[:16] == [f"{index}" for index in range(16)]
+
+
+def test_a_device_of_a_run_may_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", processes.TOKEN)
+    with ExitStack() as stack:
+        agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
+        urls = tuple(printed["agent ready"] for _, printed in agents)
+        profile = DeviceProfile(backend="ncnn", agents=urls, token_env="TOKEN")
+        with Devices({"boards": profile}) as devices:
+            with devices.meter("boards") as meter:
+                assert len(list(meter.measure(jobs(20)))) == 20
+            agents[0][0].kill()
+            agents[0][0].wait()
+        with Devices({"boards": profile}) as devices, devices.exclusive("boards") as client:
+            assert client.url == urls[1]
+            assert len(list(client.measure(jobs(2)))) == 2

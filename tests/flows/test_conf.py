@@ -1,5 +1,6 @@
 """The shipped configs: complete, equal to the defaults in code, and every option valid."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ MANDATORY = {
     "imagefolder": ["data.path=photos"],
     "parquet": ["data.path=shards"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
+    "ssh": ["device.ssh.ssh.host=user@board"],
+    "fleet": ["device.fleet.agents=[http://a:1,http://b:1]", "device.fleet.token_env=TOKEN"],
     "server": ["tracking.uri=http://mlflow:5000"],
 }
 OPTIONS = [(group, option) for group, options in config_groups().items() for option in options]
@@ -152,3 +155,36 @@ def test_adapt_has_no_training_settings() -> None:
     config = compose_config("adapt", ["supernet=net"])
     assert {"model", "base", "finetune", "space"}.isdisjoint(config)
     assert validate(AdaptConfig, config).data == RunConfig().data
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["device.ssh.ssh.host='-oProxyCommand=x'"],
+            "ssh: got destination '-oProxyCommand=x'; allowed: HOST or USER@HOST",
+        ),
+        (["device.ssh.ssh.host=a", "+device.ssh.ssh.options.ProxyCommand=x"], "ssh option 'ProxyCommand': not taken"),
+        (["device.ssh.ssh.host=a", "device.ssh.token_env=T"], "started for the run makes its own token"),
+        (
+            ["device.ssh.ssh.host=a", "device.ssh.agent=http://b:1"],
+            "got agent and ssh; allowed: one of agent, agents, ssh",
+        ),
+    ],
+)
+def test_unsafe_or_contradicting_ssh_devices_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(RunConfig, compose_config("config", ["device=[ssh]", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["device.fleet.agents=[http://a:1,http://b:1]"], "an agent elsewhere needs its token"),
+        (["device.fleet.agents=[http://a:1,http://a:1]", "device.fleet.token_env=T"], "one address is there twice"),
+        (["device.fleet.agents=[a]", "device.fleet.token_env=T"], "device.fleet.agents.0"),
+    ],
+)
+def test_fleets_without_token_or_with_one_device_twice_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(RunConfig, compose_config("config", ["device=[fleet]", *overrides]))
