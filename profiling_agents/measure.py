@@ -2,18 +2,22 @@
 
 Warm-up by time and count, inner repeats until a sample can be timed, blocks spread over time, p50/p90 over
 samples, stop when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model, MLPerf Mobile.
+A sample in the middle of which the system gave the core to another process does not tell of the model alone: with one
+thread, it counts as the time for which the model had the core; with several, it is left out while enough others remain.
 """
 
 import gc
 import math
+import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from profiling_agents.messages import MeasureSettings, Timing
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Part of a device's fingerprint; raise it when a change here moves the numbers."""
 
 REMEASURE_PAUSE_S = 0.01
@@ -23,18 +27,21 @@ Repeat = Callable[[int], float | None]
 """Runs the model n times; returns the duration [s] where the runtime's own clock is better than ours."""
 
 
-def measure(repeat: Repeat, settings: MeasureSettings) -> Timing:
-    """Time `repeat(n)`, which runs the model n times; once more when the spread is above the limit."""
+def measure(repeat: Repeat, settings: MeasureSettings, *, one_thread: bool = False) -> Timing:
+    """Time `repeat(n)`, which runs the model n times; once more when the spread is above the limit.
+
+    one_thread: nothing but the calling thread computes, so that its CPU time is the model's.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
         repeats = _warm_up(repeat, settings)
-        timing = _summary(_sample(repeat, repeats, settings), repeats, settings)
+        timing = _sample(repeat, repeats, settings, one_thread).summary(repeats, settings)
         if timing.noisy:
             time.sleep(REMEASURE_PAUSE_S)
             repeat(repeats)
-            again = _summary(_sample(repeat, repeats, settings), repeats, settings)
-            timing = min(timing, again, key=lambda one: one.spread)
+            again = _sample(repeat, repeats, settings, one_thread).summary(repeats, settings)
+            timing = min(timing, again, key=lambda one: (one.noisy, one.spread))
         return timing
     finally:
         if collecting:
@@ -63,20 +70,53 @@ def _warm_up(repeat: Repeat, settings: MeasureSettings) -> int:
     return max(1, math.ceil(target_s / max(fastest_s, 1e-9)))
 
 
-def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings) -> np.ndarray:
-    """Samples [s per run], in blocks with pauses, until p50 is known well enough or the time is up."""
-    samples: list[float] = []
+@dataclass(slots=True)
+class _Samples:
+    """Durations [s per run]; those that were interrupted apart."""
+
+    one_thread: bool
+    calm: list[float] = field(default_factory=list)
+    interrupted: list[float] = field(default_factory=list)
+
+    def add(self, repeat: Repeat, repeats: int) -> None:
+        before, cpu_s = _interruptions(), time.thread_time()
+        duration_s = _timed(repeat, repeats)
+        cpu_s = time.thread_time() - cpu_s
+        calm = _interruptions() == before
+        if not calm and self.one_thread:
+            calm, duration_s = True, min(duration_s, cpu_s)
+        (self.calm if calm else self.interrupted).append(duration_s / repeats)
+
+    def summary(self, repeats: int, settings: MeasureSettings) -> Timing:
+        """Of the calm ones; of all, and noisy, where these are too few."""
+        enough = len(self.calm) >= settings.min_samples
+        counted = np.array(self.calm if enough else self.calm + self.interrupted)
+        p10, p50, p90 = (float(value) for value in np.quantile(counted, (0.1, 0.5, 0.9)) * 1e3)
+        spread = (p90 - p10) / p50
+        noisy = not enough or spread > settings.spread_limit
+        return Timing(p50_ms=p50, p90_ms=p90, spread=spread, n=len(counted), repeats=repeats, noisy=noisy)
+
+
+def _interruptions() -> int:
+    """How often the system has taken a core from this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, one_thread: bool) -> _Samples:
+    """Samples in blocks with pauses, until p50 is known well enough or the time is up."""
+    samples = _Samples(one_thread)
+    calm, interrupted = samples.calm, samples.interrupted
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
     block = 0
     while True:
         for _ in range(settings.samples_per_block):
-            samples.append(_timed(repeat, repeats) / repeats)
-            if len(samples) >= settings.min_samples and time.perf_counter() >= until:
-                return np.array(samples)
+            samples.add(repeat, repeats)
+            if len(calm) + len(interrupted) >= settings.min_samples and time.perf_counter() >= until:
+                return samples
         block += 1
-        enough = block >= settings.min_blocks and len(samples) >= settings.min_samples
-        if enough and relative_half_width(np.array(samples)) <= settings.confidence:
-            return np.array(samples)
+        enough = block >= settings.min_blocks and len(calm) >= settings.min_samples
+        if enough and relative_half_width(np.array(calm)) <= settings.confidence:
+            return samples
         time.sleep(settings.block_pause_ms * 1e-3)
 
 
@@ -88,16 +128,3 @@ def relative_half_width(samples: np.ndarray) -> float:
     low = max(0, math.floor((count - 1) / 2 - reach))
     high = min(count - 1, math.ceil((count - 1) / 2 + reach))
     return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
-
-
-def _summary(samples: np.ndarray, repeats: int, settings: MeasureSettings) -> Timing:
-    p10, p50, p90 = (float(value) for value in np.quantile(samples, (0.1, 0.5, 0.9)) * 1e3)
-    spread = (p90 - p10) / p50
-    return Timing(
-        p50_ms=p50,
-        p90_ms=p90,
-        spread=spread,
-        n=len(samples),
-        repeats=repeats,
-        noisy=spread > settings.spread_limit,
-    )

@@ -117,8 +117,9 @@ class MeasureSettings(Message):
 
     Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
     stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
-    included; `min_samples` come first). A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once
-    more, then flagged noisy. `layers_ms` above 0: then the runtime's layers are timed inside the model for so long.
+    included; `min_samples` come first). Of samples that the system interrupted, the CPU time counts with one thread; with
+    more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
+    above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers are timed inside the model for so long.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)

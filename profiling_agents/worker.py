@@ -100,7 +100,7 @@ def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Ti
     repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)
     before_mhz = [frequency_mhz(core) for core in cores]
-    timing = measure(repeat, settings)
+    timing = measure(repeat, settings, one_thread=len(cores) == 1 and model.on_cpu)
     layers = model.layers(inputs, settings.layers_ms) if settings.layers_ms else []
     after_mhz = [frequency_mhz(core) for core in cores]
     throttled = any(

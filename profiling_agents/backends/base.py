@@ -54,7 +54,9 @@ def require_fp32(options: RuntimeOptions) -> None:
 
 
 class Model(Protocol):
-    """One loaded model."""
+    """One loaded model. `on_cpu`: the threads of this process compute it, and nothing else does."""
+
+    on_cpu: bool
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Inputs of the job's shapes: standard normal, zeros for integers (always valid indices)."""

@@ -77,7 +77,7 @@ class OnnxRuntimeBackend:
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
         content = files[0].read_bytes()
         read_onnx(content)
-        return OnnxModel(job, partial(self._session, content))
+        return OnnxModel(job, partial(self._session, content), on_cpu=self._provider == CPU)
 
     def _session(self, content: bytes, profile: str | None = None) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
@@ -115,7 +115,10 @@ class OnnxRuntimeBackend:
 class OnnxModel:
     """One inference session; `open_session` makes more of it, profiled ones with the prefix of the profile's file."""
 
-    def __init__(self, job: JobMessage, open_session: Callable[..., onnxruntime.InferenceSession]) -> None:
+    def __init__(
+        self, job: JobMessage, open_session: Callable[..., onnxruntime.InferenceSession], *, on_cpu: bool
+    ) -> None:
+        self.on_cpu = on_cpu
         self._job = job
         self._open_session = open_session
         self._session = session = open_session()

@@ -4,10 +4,10 @@ On CUDA, inputs lie on the device and times are those between two events of its 
 another precision under the name of fp32.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -15,16 +15,18 @@ import onnx2torch
 import torch
 
 from profiling_agents.backends.base import (
+    LEAST_RUNS,
     ModelError,
     ModelMemoryError,
     RuntimeOptions,
     check_inputs,
+    interquartile_mean,
     library_hash,
     require_fp32,
     restore_shape,
 )
 from profiling_agents.backends.onnx_files import read_onnx
-from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, RuntimeInfo
+from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
@@ -98,6 +100,7 @@ class TorchModel:
         self._types = inputs
         self._outputs = outputs
         self._device = device
+        self.on_cpu = device.type == "cpu"
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Standard normal floats, zeros for all other types."""
@@ -131,6 +134,40 @@ class TorchModel:
 
         return on_cuda
 
+    @torch.inference_mode()
+    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+        """Modules one after the other, between hooks; only on a CPU, where calls end when the work does."""
+        if not self.on_cpu:
+            raise ModelError("layers are timed on CPUs only; measure operators alone: profile.method=alone")
+        feeds, names = self._feeds(inputs), {module: name for name, module in self._module.named_children()}
+        starts: list[int] = []
+        row: dict[str, int] = {}
+        handles = [
+            module.register_forward_pre_hook(lambda *_: starts.append(time.perf_counter_ns())) for module in names
+        ]
+        handles += [
+            module.register_forward_hook(
+                lambda module, *_: row.update({names[module]: time.perf_counter_ns() - starts.pop()})
+            )
+            for module in names
+        ]
+        rows: list[dict[str, int]] = []
+        until = time.perf_counter() + duration_ms * 1e-3
+        try:
+            while len(rows) < LEAST_RUNS or time.perf_counter() < until:
+                row.clear()
+                self._module(*feeds)
+                rows.append(dict(row))
+        finally:
+            for handle in handles:
+                handle.remove()
+        times_ms = interquartile_mean(np.array([list(one.values()) for one in rows]) * 1e-6)
+        kinds = {name: type(module).__name__ for module, name in names.items()}
+        return [
+            LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))
+            for name, time_ms in zip(rows[0], times_ms, strict=True)
+        ]
+
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs as torch gives them, or in the job's output shapes."""
         check_inputs(self._job, inputs)
@@ -143,10 +180,6 @@ class TorchModel:
         return [
             restore_shape(*one) for one in zip(self._job.output_names, arrays, self._job.output_shapes, strict=True)
         ]
-
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> NoReturn:
-        """ModelError: torch says nothing of its layers."""
-        raise ModelError("torch times no layers inside a model")
 
     def close(self) -> None:
         """Free the module, and what CUDA keeps for later."""

@@ -1,5 +1,8 @@
 """Rules of measuring, frames, leases, cores and messages, each on its own."""
 
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,6 +71,32 @@ def test_an_unsteady_model_is_measured_twice_and_flagged() -> None:
     assert timing.noisy
     assert timing.spread > settings.spread_limit
     assert calls > 2 * 8
+
+
+def test_what_another_process_does_on_the_core_is_not_the_models_time() -> None:
+    x = np.random.default_rng(0).standard_normal(200_000)
+
+    def repeat(runs: int) -> None:
+        for _ in range(runs):
+            np.sort(x)
+
+    def once_s() -> float:
+        start = time.thread_time()
+        repeat(1)
+        return time.thread_time() - start
+
+    own = os.sched_getaffinity(0)
+    core = max(own)
+    alone_ms = 1e3 * sorted(once_s() for _ in range(9))[4]
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            os.sched_setaffinity(other.pid, {core})
+            os.sched_setaffinity(0, {core})
+            timing = measure(repeat, MeasureSettings(time_cap_ms=600.0, sample_us=10.0), one_thread=True)
+        finally:
+            os.sched_setaffinity(0, own)
+            other.kill()
+    assert timing.p50_ms < 1.5 * alone_ms  # by the clock it is at least twice as long
 
 
 def test_the_confidence_interval_of_the_median_uses_order_statistics() -> None:
