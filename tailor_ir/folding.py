@@ -19,7 +19,8 @@ SHAPE_KEEPING = frozenset(
 def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
     """Take the weights' values out while the graph is folded, which never needs them; the values by name."""
     values = {}
-    for tensor in list(graph.tensors().values()):
+    within = [tensor for part in graph.subgraphs(recursive=True) for tensor in part.tensors().values()]
+    for tensor in (*graph.tensors().values(), *within):
         if tensor.name in weights and isinstance(tensor, gs.Constant):
             values[tensor.name] = tensor.values
             open_tensor = gs.Variable(tensor.name, tensor.dtype, tensor.shape)

@@ -55,7 +55,7 @@ def share_rows(graph: gs.Graph) -> None:
             continue
         computed = [i for i in node.inputs if not isinstance(i, gs.Constant) and has_fixed_shape(i)]
         rank = len(node.outputs[0].shape)
-        if not any(len(i.shape) == rank and i.shape[0] == samples for i in computed):
+        if not any(rank and len(i.shape) == rank and i.shape[0] == samples for i in computed):
             continue
         for position, operand in enumerate(node.inputs):
             if len(operand.shape or ()) == rank and _has_equal_rows(operand, samples):

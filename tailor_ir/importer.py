@@ -181,7 +181,9 @@ def _to_graph(
                 attributes=attributes,
             )
         )
-    statistics = _statistics(nodes)
+    if surgeon.inputs[0].name not in shapes:
+        raise ImportFailed(f"network: no operator reads its input '{surgeon.inputs[0].name}'; export it again")
+    statistics = _statistics(nodes, tensors)
     trainable = tuple(n for n in tensors if n in weights and n not in statistics and tensors[n].is_floating_point())
     return (
         Graph(
@@ -228,7 +230,12 @@ def _note_tensor(
     shapes[tensor.name] = tuple(tensor.shape)
 
 
-def _statistics(nodes: list[Node]) -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys(n.inputs[i] for n in nodes if n.op == "BatchNormalization" for i in BATCH_NORM_STATISTICS)
-    )
+def _statistics(nodes: list[Node], tensors: Tensors) -> tuple[str, ...]:
+    found = {n.inputs[i]: n for n in nodes if n.op == "BatchNormalization" for i in BATCH_NORM_STATISTICS}
+    for name, node in found.items():
+        if name not in tensors:
+            raise ImportFailed(
+                f"operator '{node.op}' at '{node.name}': its statistics '{name}' are computed; allowed: stored ones; fold "
+                "what computes them before exporting"
+            )
+    return tuple(found)

@@ -1,6 +1,6 @@
 """Networks that cannot be taken: one clear line each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,91 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
 
 
 def test_control_flow_in_a_module_or_file(tmp_path: Path) -> None:
-    branch = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["b"])],
-        "b",
-        [],
-        [helper.make_tensor_value_info("b", TensorProto.FLOAT, [None] * 4)],
-    )
-    condition = numpy_helper.from_array(np.asarray(True), "c")
-    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch)
-    onnx.save(model_of([node], [condition]), tmp_path / "n.onnx")
+    def branch(op: str) -> onnx.GraphProto:
+        result = helper.make_tensor_value_info(op, TensorProto.FLOAT, [None] * 4)
+        return helper.make_graph([helper.make_node(op, ["x"], [op])], op, [], [result])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["condition"], to=TensorProto.BOOL),
+        helper.make_node("If", ["condition"], ["y"], "choice", then_branch=branch("Relu"), else_branch=branch("Neg")),
+    ]
+    onnx.save(model_of(nodes), tmp_path / "n.onnx")
     with pytest.raises(tailor_ir.ImportFailed, match="operator 'If' at 'choice': control flow"):
         tailor_ir.compile(tmp_path / "n.onnx")
+
+    class Repeated(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return halved(x)
+
+    @torch.jit.script
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        while bool(x.sum() > 1):
+            x = x * 0.5
+        return x
+
+    with pytest.raises(tailor_ir.ImportFailed, match=r"operator 'Loop' at .*: control flow"):
+        tailor_ir.compile(Repeated().eval(), torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_branch_that_is_always_taken_is_no_control_flow(condition: bool, tmp_path: Path) -> None:
+    def branch(op: str) -> onnx.GraphProto:  # both branches use the same names, and a weight from outside
+        result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [None] * 4)
+        nodes = [helper.make_node("Conv", ["x", "w"], ["inner"], "conv"), helper.make_node(op, ["inner"], ["b"], "act")]
+        return helper.make_graph(nodes, op, [], [result])
+
+    chosen = numpy_helper.from_array(np.asarray(condition), "c")
+    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch("Relu"), else_branch=branch("Neg"))
+    model = model_of([node], [chosen, weight((4, 3, 3, 3))])
+    onnx.save(model, tmp_path / "n.onnx")
+    net = tailor_ir.compile(tmp_path / "n.onnx")
+    assert [n.op for n in net.elastic.graph.nodes] == ["Conv", "Relu" if condition else "Neg"]
+    assert net.elastic.graph.parameters == ("w",)
+    x = torch.randn(1, 3, 8, 8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    assert torch.allclose(net.elastic.eval()(x), expected, atol=1e-5)
+
+
+def test_a_network_that_does_nothing(tmp_path: Path) -> None:
+    onnx.save(model_of([helper.make_node("Identity", ["x"], ["y"])]), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match="no operator reads its input 'x'"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+
+
+def test_computed_statistics_of_a_batch_norm(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0, 2, 3], keepdims=0),
+        helper.make_node("BatchNormalization", ["x", "w", "w", "mean", "w"], ["y"], "norm"),
+    ]
+    onnx.save(model_of(nodes, [weight((3,))]), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match="'norm': its statistics 'mean' are computed; allowed: stored"):
+        tailor_ir.compile(tmp_path / "n.onnx")
+
+
+@pytest.mark.parametrize(
+    ("op", "forward"),
+    [
+        ("NonZero", lambda x: x[x > 0.5]),
+        ("NonZero", lambda x: torch.nonzero(x > 0.5)),
+        ("NonZero", lambda x: x + torch.masked_select(x, x > 0.5).mean()),
+        ("Unique", lambda x: torch.unique(x.round())),
+    ],
+    ids=["boolean index", "nonzero", "masked select", "unique"],
+)
+def test_results_whose_size_follows_from_values(
+    op: str, forward: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    class Dynamic(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+    sample = torch.randn(1, 3, 8, 8)
+    torch.onnx.export(Dynamic(), (sample,), tmp_path / "n.onnx", dynamo=False)
+    for given in (Dynamic(), tmp_path / "n.onnx"):
+        with pytest.raises(tailor_ir.ImportFailed, match=rf"operator '{op}' at .* depends on the values that it reads"):
+            tailor_ir.compile(given, sample)
 
 
 def test_module_that_fails_while_running() -> None:
