@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,7 @@ from tailor_ir.features import OperatorFeature
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.importer import import_onnx
 from tailor_ir.kernels import matrices_of, transform_kernels
+from tailor_ir.lifetimes import MemoryTable, MemoryTerms
 from tailor_ir.operators import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
@@ -27,6 +29,8 @@ from tailor_ir.regions import Regions, find_regions, repeats
 from tailor_ir.resolution import Resolutions
 from tailor_ir.samples import repeat_for_samples
 from tailor_ir.space import Choice, Config, Space
+from tailor_ir.steps import ONNXRUNTIME, Rules
+from tailor_ir.templates import element_types
 from tailor_ir.trace import load_onnx, trace_module
 from tailor_ir.weights import sort_channels
 from tailor_ir.wishes import Wish
@@ -39,6 +43,7 @@ class SuperNet:
         axis_map, regions = _read(graph, tensors)
         space = replace(propose(graph, axis_map, regions, wish), describe=lambda: describe(self))
         self._wish = wish
+        self._memory_tables: dict[Rules, MemoryTable] = {}
         self.elastic = Elastic(graph, tensors, axis_map, regions, space)
 
     @property
@@ -145,6 +150,25 @@ class SuperNet:
     def parameters(self, config: Mapping[str, Choice]) -> int:
         """Number of parameters, BatchNorm folded."""
         return sum(feature.parameters for feature in self.operators(config))
+
+    def peak_activation_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
+        """What a SubNet's activations take up at most at once (batch 1), without its input.
+
+        rules: what the runtime does with memory. Nothing is built: sizes are the axes', lifetimes the graph's.
+        """
+        return self._memory_table(rules).peak_bytes(self.space.row(config))
+
+    def memory_terms(self, rules: Rules = ONNXRUNTIME) -> MemoryTerms:
+        """What `peak_activation_bytes` works with, over all configs, as functions of few variables."""
+        return self._memory_table(rules).terms()
+
+    def _memory_table(self, rules: Rules) -> MemoryTable:
+        if rules not in self._memory_tables:
+            graph, tensors = self.elastic.graph, self.elastic.tensors()
+            types = element_types(graph, {name: tensors[name] for name in graph.constants})
+            sizes = {name: np.dtype(kind).itemsize for name, kind in types.items()}
+            self._memory_tables[rules] = MemoryTable(self.elastic, sizes, rules)
+        return self._memory_tables[rules]
 
     def save(self, path: str | Path) -> None:
         """Write the SuperNet into a folder: JSON and safetensors."""

@@ -26,7 +26,7 @@ class Context:
         self.graph, self.axis_map, self.tensors = graph, axis_map, tensors
         self.data = graph.data_values()
         self.consumers = graph.consumers()
-        self.types = _element_types(graph, tensors)
+        self.types = element_types(graph, tensors)
         self.steps: dict[FeatureStep, FeatureStep] = {}
 
     def fixed_constant(self, name: str) -> bool:
@@ -39,7 +39,7 @@ class Context:
         )
 
 
-def _element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
+def element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
     """Value name -> its element type, for those that are not float32."""
     values = {"": gs.Variable.empty()}
     for name in (*graph.inputs, *graph.parameters, *graph.statistics, *graph.constants):
