@@ -108,6 +108,7 @@ def run(
         "store": str(lut.folder),
         "known": len(operators) - len(todo),
         "measured_now": len(todo),
+        "not_valid": list(lut.invalid),  # in the store, and measured now in their place
         "wall_s": round(wall_s, 3),
         "operators_per_s": round(len(todo) / wall_s, 2) if todo else None,
         "lut": own.summary(),
