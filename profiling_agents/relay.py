@@ -94,7 +94,7 @@ class Relay:
         pulled = Pulled.model_validate(
             {"request": secrets.token_hex(16), "method": method, "path": path, "lease": lease}
         )
-        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as body:
+        with tempfile.TemporaryFile(dir=self._folder) as body:
             waiting = _Waiting(pulled, body, await _receive(request, body))
             self._queue.append(waiting)
             self._tell()
@@ -215,6 +215,7 @@ async def _receive(request: Request, body: IO[bytes]) -> int:
         async for chunk in request.stream():
             size += len(chunk)
             body.write(chunk)
+        body.flush()
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

@@ -44,12 +44,13 @@ class ModelFiles:
         size = 0
         temporary: Path | None = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False, buffering=0) as stream:
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as stream:
                 temporary = Path(stream.name)
                 async for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
+                stream.flush()
             self._make_room(size, digest.hexdigest())
         except BaseException as error:
             if temporary is not None:
