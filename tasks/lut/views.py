@@ -90,7 +90,7 @@ def _counts(entries: Sequence[Row]) -> dict[str, Any]:
     return {
         "entries": len(entries),
         "ok": len(ok),
-        "failed": len(entries) - len(ok),
+        "failed": sum(row["state"] == "failed" for row in entries),
         "noisy": sum(row["noisy"] for row in ok),
         "median_spread": median(spreads) if spreads else None,
     }
@@ -114,8 +114,8 @@ def diff(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
         "operators": {operator: _ratios(types[operator]) for operator in sorted(types)},
         "only_first": _types(row for key, row in a.items() if key not in b),
         "only_second": _types(row for key, row in b.items() if key not in a),
-        "failed_first": _types(x for x, y in shared if x["state"] != "ok" and y["state"] == "ok"),
-        "failed_second": _types(y for x, y in shared if y["state"] != "ok" and x["state"] == "ok"),
+        "failed_first": _types(x for x, y in shared if x["state"] == "failed" != y["state"]),
+        "failed_second": _types(y for x, y in shared if y["state"] == "failed" != x["state"]),
     }
 
 
