@@ -26,6 +26,7 @@ from tasks.data.settings import DataSettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings
+from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.profile import STORE_FOLDER
 from tasks.profile import Settings as ProfileSettings
@@ -140,6 +141,9 @@ class DeviceProfile(BaseModel):
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
     measure: dict[str, float] = Field(default={}, description="what differs from profile.measure on this device")
+    resources: dict[str, bool | float | tuple[float, ...]] = Field(
+        default={}, description="what differs from resources on this device"
+    )
 
     @model_validator(mode="after")
     def _a_core_for_each_thread(self) -> Self:
@@ -201,6 +205,7 @@ class CommonConfig(BaseModel):
     device: dict[DeviceName, DeviceProfile] = Field(default=LOCAL_DEVICES, min_length=1)
     profile: ProfileSettings = ProfileSettings()
     predict: PredictSettings = PredictSettings()
+    resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
     export: ExportSettings = ExportSettings()
     report: ReportSettings = ReportSettings()
@@ -208,13 +213,18 @@ class CommonConfig(BaseModel):
     output_dir: Path = Path("outputs")
 
     @model_validator(mode="after")
-    def _measure_settings_are_valid(self) -> Self:
+    def _what_differs_on_a_device_is_valid(self) -> Self:
         for name in self.device:
-            try:
-                self.profile_of(name)
-            except ValidationError as error:
-                raise ValueError(f"device.{name}.measure: {one_line(error)}") from error
+            for field, settings_of in (("measure", self.profile_of), ("resources", self.resources_of)):
+                try:
+                    settings_of(name)
+                except ValidationError as error:
+                    raise ValueError(f"device.{name}.{field}: {one_line(error)}") from error
         return self
+
+    def resources_of(self, device: str) -> ResourceSettings:
+        """What one device and its runtime do with memory and energy."""
+        return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
 
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with what its own profile changes, and the store of the tables."""

@@ -19,6 +19,7 @@ import tasks.compile
 import tasks.enumerate
 import tasks.export
 import tasks.finetune
+import tasks.predict.resources
 import tasks.predict.sensitivity
 import tasks.predict.validate
 import tasks.profile
@@ -183,6 +184,20 @@ def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profile
             return tasks.predict.validate.run(config.predict, supernet, profiled.folder, client, out, progress)
 
     return _finish(run.execute(stage, body))
+
+
+@_stage("resources")
+def resources(run: Run, config: CommonConfig, device: str, supernet: Path) -> Output:
+    """Memory, multiply-accumulates, parameters and energy of SubNets on one device."""
+    settings = config.resources_of(device)
+    stage = Stage(
+        name=f"resources/{device}",
+        modules=("tasks.predict.resources",),
+        settings=settings.model_dump(mode="json"),
+        inputs=(supernet,),
+        artifacts=(tasks.predict.resources.RESOURCES_FILE,),
+    )
+    return _finish(run.execute(stage, lambda out, _: tasks.predict.resources.run(settings, supernet, out)))
 
 
 @_stage("search")

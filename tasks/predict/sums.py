@@ -1,12 +1,13 @@
 """Sums over the operators of any SubNet, as arrays: what each unique operator counts, gathered over few variables."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tailor_ir import OperatorFeature, OperatorTerm, SuperNet
 from tasks.artifacts import write_json
@@ -41,24 +42,29 @@ class Sums:
             total += values[tuple(codes[:, column] for column in columns)]
         return total
 
+    def to_file(self) -> "SumsFile":
+        """As JSON; `of_file` gives equal sums."""
+        tables = tuple(TableFile(columns=columns, values=tuple(v.ravel().tolist())) for columns, v in self.tables)
+        return SumsFile(cardinalities=self.cardinalities, tables=tables)
+
+    @classmethod
+    def of_file(cls, file: "SumsFile") -> Self:
+        """What `to_file` described."""
+        shapes = [[file.cardinalities[column] for column in table.columns] for table in file.tables]
+        tables = [
+            (table.columns, np.asarray(table.values).reshape(shape))
+            for table, shape in zip(file.tables, shapes, strict=True)
+        ]
+        return cls(file.cardinalities, tables)
+
     def save(self, path: Path) -> None:
         """Write JSON."""
-        tables = tuple(_TableFile(columns=c, values=tuple(v.ravel().tolist())) for c, v in self.tables)
-        write_json(path, _File(cardinalities=self.cardinalities, tables=tables).model_dump(mode="json"))
+        write_json(path, self.to_file().model_dump(mode="json"))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. UserError when the file is not that."""
-        try:
-            file = _File.model_validate_json(path.read_bytes())
-            tables = [
-                (t.columns, np.asarray(t.values).reshape([file.cardinalities[column] for column in t.columns]))
-                for t in file.tables
-            ]
-        except (ValidationError, OSError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"sums '{path}'", reason, next_step="run the predict stage again") from error
-        return cls(file.cardinalities, tables)
+        return cls.of_file(read_file(SumsFile, path))
 
 
 def _numbers(term: OperatorTerm, numbers: Mapping[OperatorFeature, float], known: dict[int, Values]) -> Values:
@@ -73,11 +79,36 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _TableFile(_Strict):
+class TableFile(_Strict):
+    """A table, its values in row-major order."""
+
     columns: tuple[int, ...]
     values: tuple[float, ...]
 
 
-class _File(_Strict):
+class SumsFile(_Strict):
+    """`Sums` in a file."""
+
     cardinalities: tuple[int, ...]
-    tables: tuple[_TableFile, ...]
+    tables: tuple[TableFile, ...]
+
+    @model_validator(mode="after")
+    def _tables_are_whole(self) -> Self:
+        for table in self.tables:
+            if not all(0 <= column < len(self.cardinalities) for column in table.columns):
+                raise ValueError(f"columns {table.columns} of {len(self.cardinalities)} variables")
+            if len(table.values) != prod(self.cardinalities[column] for column in table.columns):
+                raise ValueError(f"{len(table.values)} values over columns {table.columns}")
+        return self
+
+
+FileModel = TypeVar("FileModel", bound=BaseModel)
+
+
+def read_file(model: type[FileModel], path: Path) -> FileModel:
+    """A predictor's JSON file. UserError when it is not that."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"predictor '{path}'", reason, next_step="run the predict stage again") from error

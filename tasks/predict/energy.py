@@ -1,0 +1,128 @@
+"""Energy of any SubNet on a device without a power sensor: an analytic model of arithmetic and of moving bytes.
+
+An operator costs its multiply-accumulates and the bytes that come from each level of memory. From the nearest cache
+come all operands, at least once, and as often as the registers make it necessary: with a fast memory of S elements, n
+multiply-accumulates of a matrix product move at least 2·n / √S elements (Hong and Kung, STOC 1981; the factor: Smith et
+al., arXiv 1702.02017). From a farther level comes what the
+levels before it cannot hold: nothing when the operator's working set fits into them, since its inputs were just written;
+else its inputs and results, or that bound for the size of the level before. Weights are read once for each inference:
+from the last cache when all weights of the SubNet fit into it, else from DRAM.
+
+The constants are those of a 45 nm process at 0.9 V (Horowitz, ISSCC 2014, figure 1.1.9): 3.7 pJ for a multiplication and
+0.9 pJ for an addition in fp32; for 64 bits 20 pJ from a cache of 32 KiB, 100 pJ from one of 1 MiB, and 1.3 to 2.6 nJ from
+DRAM (the middle is taken). Other processes have other constants: the model compares SubNets, it is no power meter.
+Instructions, static power, and operators without multiply-accumulates beyond the bytes that they move are left out.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tailor_ir import OperatorFeature, SuperNet
+from tasks.artifacts import write_json
+from tasks.predict.sums import Codes, Sums, SumsFile, Values, read_file
+
+FLOAT_BYTES = 4
+MJ = 1e-9  # of one pJ
+
+
+class EnergySettings(BaseModel):
+    """A device's arithmetic and memory. Caches from the nearest to the farthest; energies in pJ."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pj_per_mac: float = Field(default=4.6, ge=0, description="one fp32 multiplication and addition")
+    register_bytes: int = Field(default=512, ge=FLOAT_BYTES, description="what the vector registers hold")
+    cache_bytes: tuple[int, ...] = Field(default=(32 * 2**10, 2**20), min_length=1)
+    cache_pj_per_byte: tuple[float, ...] = Field(default=(2.5, 12.5), description="to read a byte from each cache")
+    dram_pj_per_byte: float = Field(default=243.75, ge=0)
+
+    @model_validator(mode="after")
+    def _caches_are_a_hierarchy(self) -> Self:
+        sizes = (self.register_bytes, *self.cache_bytes)
+        if any(far <= near for near, far in pairwise(sizes)):
+            raise ValueError(f"cache_bytes={list(self.cache_bytes)}; allowed: ascending, above register_bytes")
+        if len(self.cache_pj_per_byte) != len(self.cache_bytes) or min(self.cache_pj_per_byte) < 0:
+            got = list(self.cache_pj_per_byte)
+            raise ValueError(
+                f"cache_pj_per_byte={got}; allowed: a number from 0 on for each of {len(self.cache_bytes)}"
+            )
+        return self
+
+
+def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:
+    """Energy of one operator [mJ], batch 1, without reading its weights for the first time."""
+    macs = feature.macs
+    elements = sum(int(np.prod(shape)) for shape in (*feature.input_shapes, *feature.output_shapes))
+    activations, weights = FLOAT_BYTES * elements, FLOAT_BYTES * feature.parameters
+    near = settings.register_bytes, *settings.cache_bytes
+    costs = *settings.cache_pj_per_byte, settings.dram_pj_per_byte
+    total_pj = macs * settings.pj_per_mac
+    for level, (size, pj_per_byte) in enumerate(zip(near, costs, strict=True)):
+        again = FLOAT_BYTES * 2 * macs / (size / FLOAT_BYTES) ** 0.5
+        if level == 0:
+            total_pj += max(activations + weights, again) * pj_per_byte
+        elif activations + weights > size:
+            total_pj += max(activations, again) * pj_per_byte
+    return total_pj * MJ
+
+
+class EnergyPredictor:
+    """Predicts energy [mJ] of codes (n, V), batch 1.
+
+    `operators`: sums of the operators' energies. `weights`: elements that are read once for each inference, of operators
+    whose energy is not measured.
+    """
+
+    def __init__(self, settings: EnergySettings, operators: Sums, weights: Sums) -> None:
+        self.settings, self.operators, self.weights = settings, operators, weights
+
+    @classmethod
+    def compile(
+        cls, net: SuperNet, settings: EnergySettings, measured_mj: Mapping[str, float | None] | None = None
+    ) -> Self:
+        """Tables from the operators of a SuperNet.
+
+        measured_mj: operators' digests -> what a power sensor said, which takes precedence. None and 0 are unknown: a
+        sensor that does not see the operator reads 0.
+        """
+        known = {digest: mj for digest, mj in (measured_mj or {}).items() if mj}
+        unique = net.unique_operators()
+        energies, weights = {}, {}
+        for feature in unique:
+            measured = known.get(feature.digest) if known else None
+            energies[feature] = operator_energy_mj(feature, settings) if measured is None else measured
+            weights[feature] = feature.parameters if measured is None else 0
+        return cls(settings, Sums.compile(net, energies), Sums.compile(net, weights))
+
+    def predict(self, codes: Codes) -> Values:
+        """Energies (n,) [mJ] of codes (n, V)."""
+        bytes_ = self.weights.predict(codes) * FLOAT_BYTES
+        fits: NDArray[np.bool_] = bytes_ <= self.settings.cache_bytes[-1]
+        pj_per_byte = np.where(fits, self.settings.cache_pj_per_byte[-1], self.settings.dram_pj_per_byte)
+        total: Values = self.operators.predict(codes) + bytes_ * pj_per_byte * MJ
+        return total
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        file = _File(settings=self.settings, operators=self.operators.to_file(), weights=self.weights.to_file())
+        write_json(path, file.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote. UserError when the file is not that."""
+        file = read_file(_File, path)
+        return cls(file.settings, Sums.of_file(file.operators), Sums.of_file(file.weights))
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: EnergySettings
+    operators: SumsFile
+    weights: SumsFile
