@@ -65,8 +65,51 @@ class RuntimeInfo(Message):
     accelerator: str | None = None
 
 
+class CoreState(Message):
+    """One core: `capacity` tells big from little ones; the frequencies [MHz] that are allowed, and that of now."""
+
+    number: int
+    capacity: int | None
+    governor: str | None
+    min_mhz: float | None
+    max_mhz: float | None
+    current_mhz: float | None
+
+
+class Temperature(Message):
+    """One sensor of temperature."""
+
+    name: str
+    celsius: float
+
+
+class PowerSensor(Message):
+    """One sensor that can be read: a counter of energy, or power at the moment."""
+
+    name: str
+    kind: Literal["rapl", "ina3221", "hwmon", "nvml"]
+    measures: Literal["energy", "power"]
+
+
+class DeviceState(Message):
+    """What changes while a device is up; what cannot be read is None.
+
+    `throttle_events`: how often the cores were slowed down since the system started; `throttled`: whether they are now.
+    """
+
+    cores: tuple[CoreState, ...]
+    memory_available_mib: int
+    temperatures: tuple[Temperature, ...]
+    throttle_events: int | None
+    throttled: bool | None
+    power_source: Literal["ac", "battery"] | None
+
+
 class Capabilities(RuntimeInfo):
-    """One device: runtime, processor, limits. `fingerprint`: what makes two measurements comparable."""
+    """One device: runtime, processor, limits. `fingerprint`: what makes two measurements comparable.
+
+    `state` is read anew whenever the device is asked.
+    """
 
     protocol: int
     threads: int
@@ -79,6 +122,9 @@ class Capabilities(RuntimeInfo):
     governor: str | None
     frequency_mhz: float | None
     frequency_state: Literal["pinned", "as shipped", "unknown"]
+    operating_system: str | None
+    power_sensors: tuple[PowerSensor, ...]
+    state: DeviceState
     memory_mib: int
     memory_limit_mib: int
     cpu_limit_s: int
@@ -117,9 +163,11 @@ class MeasureSettings(Message):
 
     Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
     stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
-    included; `min_samples` come first). Of samples that the system interrupted, the CPU time counts with one thread; with
-    more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
-    above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers are timed inside the model for so long.
+    included; `min_samples` come first). Of samples that the system interrupted, the CPU time counts with one
+    thread; with more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
+    above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers
+    are timed inside the model for so long.
+    `energy_ms` above 0: then it runs for so long while the device's sensors count the energy.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)
@@ -133,6 +181,7 @@ class MeasureSettings(Message):
     confidence: float = Field(default=0.02, gt=0.0, le=1.0)
     spread_limit: float = Field(default=0.25, gt=0.0)
     layers_ms: float = Field(default=0.0, ge=0.0, le=600_000.0)
+    energy_ms: float = Field(default=0.0, ge=0.0, le=600_000.0)
     seed: int = Field(default=0, ge=0)
 
 
@@ -216,6 +265,7 @@ class Timing(Message):
     n: int = Field(ge=1)
     repeats: int = Field(ge=1)
     noisy: bool
+    energy_mj: float | None = Field(default=None, gt=0.0)
     layers: tuple[LayerTiming, ...] = ()
 
 
@@ -223,6 +273,7 @@ class Measurement(Message):
     """Latency of one model, or why there is none. A failure has a reason and never a time.
 
     `spread` = (p90 - p10) / p50. `noisy`: still above the limit when measured a second time.
+    `energy_mj`: of one run, by the device's sensors; None: not asked for, or unknown.
     """
 
     key: Name
@@ -234,11 +285,14 @@ class Measurement(Message):
     n: int = 0
     repeats: int = 0
     noisy: bool = False
+    energy_mj: float | None = Field(default=None, gt=0.0)
     layers: tuple[LayerTiming, ...] = ()
 
     @model_validator(mode="after")
     def _state_agrees(self) -> Self:
         times = (self.p50_ms, self.p90_ms, self.spread)
+        if self.state == "failed" and self.energy_mj is not None:
+            raise ValueError("a failed measurement has no energy")
         if self.state == "ok" and None in times:
             raise ValueError("an ok measurement has times")
         if self.state == "failed" and (self.reason is None or times != (None, None, None)):

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from profiling_agents import frames, machine
+from profiling_agents import frames, machine, sensors
 from profiling_agents.cores import Claim, claim
+from profiling_agents.energy import gpu_sensors
 from profiling_agents.limits import Limits
 from profiling_agents.local import READY
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, Capabilities, Precision, RuntimeInfo
@@ -112,12 +113,15 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
             "cores": cores,
             "cores_shared": claimed.shared,
             "pinned": pinned,
-            "cpu_model": machine.cpu_model(),
+            "cpu_model": sensors.cpu_model(),
             "machine": platform.machine(),
             "system": platform.platform(),
-            "governor": machine.governor(cores[0]),
-            "frequency_mhz": machine.frequency_mhz(cores[0]),
-            "frequency_state": machine.frequency_state(cores[0]),
+            "governor": sensors.governor(cores[0]),
+            "frequency_mhz": sensors.frequency_mhz(cores[0]),
+            "frequency_state": sensors.frequency_state(cores[0]),
+            "operating_system": sensors.operating_system(),
+            "power_sensors": (*sensors.power_sensors(), *gpu_sensors()),
+            "state": sensors.state(machine.available_cores()),
             "memory_mib": machine.memory_mib(),
             "memory_limit_mib": options.limits.memory_mib,
             "cpu_limit_s": options.limits.cpu_s,

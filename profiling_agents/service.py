@@ -16,6 +16,7 @@ from profiling_agents import frames
 from profiling_agents.guard import refusal
 from profiling_agents.job_queue import BenchError, JobQueue, NumberError, QueueFullError
 from profiling_agents.leases import LeaseError, Leases
+from profiling_agents.machine import available_cores
 from profiling_agents.messages import (
     MIB,
     AgentError,
@@ -29,6 +30,7 @@ from profiling_agents.messages import (
     one_line,
 )
 from profiling_agents.runner import Runner
+from profiling_agents.sensors import state
 from profiling_agents.store import ModelFiles, StoreFullError
 
 LEASE_HEADER = "lease"
@@ -52,8 +54,8 @@ class Agent:
         self._expiry: asyncio.Task[None] | None = None
 
     async def show(self, request: Request) -> Response:
-        """GET capabilities."""
-        return _json(self.capabilities)
+        """GET capabilities, with the state of now."""
+        return _json(self.capabilities.model_copy(update={"state": state(available_cores())}))
 
     async def acquire(self, request: Request) -> Response:
         """POST lease: exclusive use, with an empty queue and an empty model store."""

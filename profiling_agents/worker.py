@@ -4,6 +4,7 @@ Frames come in on stdin and go out on a private copy of stdout; whatever the run
 log file that the service keeps. Its working folder holds the models, named by digest.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 from profiling_agents import frames
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
+from profiling_agents.energy import find_meter
 from profiling_agents.limits import Limits, allow_cpu, allow_memory, confine
-from profiling_agents.machine import frequency_mhz, pin
-from profiling_agents.measure import measure
+from profiling_agents.machine import pin
+from profiling_agents.measure import Repeat, measure
 from profiling_agents.messages import (
     AgentError,
     ChildReply,
@@ -24,6 +26,7 @@ from profiling_agents.messages import (
     MeasureSettings,
     Timing,
 )
+from profiling_agents.sensors import frequency_mhz, throttle_events
 
 FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
@@ -99,7 +102,7 @@ def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Ti
     inputs = model.random_inputs(np.random.default_rng(settings.seed))
     repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)
-    before_mhz = [frequency_mhz(core) for core in cores]
+    before_mhz, events = [frequency_mhz(core) for core in cores], throttle_events(cores)
     timing = measure(repeat, settings, one_thread=len(cores) == 1 and model.on_cpu)
     layers = model.layers(inputs, settings.layers_ms) if settings.layers_ms else []
     after_mhz = [frequency_mhz(core) for core in cores]
@@ -107,7 +110,19 @@ def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Ti
         before is not None and after is not None and after < before * (1 - FREQUENCY_DROP)
         for before, after in zip(before_mhz, after_mhz, strict=True)
     )
-    return timing.model_copy(update={"noisy": timing.noisy or throttled, "layers": tuple(layers)})
+    noisy = timing.noisy or throttled or throttle_events(cores) != events
+    energy_mj = _energy_mj(repeat, timing.p50_ms, settings, on_gpu=not model.on_cpu)
+    return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})
+
+
+def _energy_mj(repeat: Repeat, p50_ms: float, settings: MeasureSettings, *, on_gpu: bool) -> float | None:
+    """Energy of one run [mJ]; None when it was not asked for, or no sensor tells."""
+    meter = find_meter(on_gpu=on_gpu) if settings.energy_ms else None
+    if meter is None:
+        return None
+    runs = math.ceil(settings.energy_ms / p50_ms)
+    energy_mj = meter.measure_mj(lambda: repeat(runs))
+    return None if energy_mj is None else energy_mj / runs
 
 
 if __name__ == "__main__":
