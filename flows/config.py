@@ -140,7 +140,7 @@ class DeviceProfile(BaseModel):
     token_file: Path | None = None
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
-    measure: dict[str, float] = Field(default={}, description="what differs from profile.measure on this device")
+    measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
     resources: dict[str, bool | float | tuple[float, ...]] = Field(
         default={}, description="what differs from resources on this device"
     )

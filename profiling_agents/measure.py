@@ -27,20 +27,25 @@ Repeat = Callable[[int], float | None]
 """Runs the model n times; returns the duration [s] where the runtime's own clock is better than ours."""
 
 
-def measure(repeat: Repeat, settings: MeasureSettings, *, one_thread: bool = False) -> Timing:
+def measure(
+    repeat: Repeat, settings: MeasureSettings, *, one_thread: bool = False, prepare: Callable[[], None] | None = None
+) -> Timing:
     """Time `repeat(n)`, which runs the model n times; once more when the spread is above the limit.
 
-    one_thread: nothing but the calling thread computes, so that its CPU time is the model's.
+    one_thread: nothing but the calling thread computes, so that its CPU time is the model's. `prepare` is called before
+    each sample, which is then a single run.
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
         repeats = _warm_up(repeat, settings)
-        timing = _sample(repeat, repeats, settings, one_thread).summary(repeats, settings)
+        if prepare is not None:
+            repeats = 1
+        timing = _sample(repeat, repeats, settings, _Samples(one_thread, prepare)).summary(repeats, settings)
         if timing.noisy:
             time.sleep(REMEASURE_PAUSE_S)
             repeat(repeats)
-            again = _sample(repeat, repeats, settings, one_thread).summary(repeats, settings)
+            again = _sample(repeat, repeats, settings, _Samples(one_thread, prepare)).summary(repeats, settings)
             timing = min(timing, again, key=lambda one: (one.noisy, one.spread))
         return timing
     finally:
@@ -75,10 +80,13 @@ class _Samples:
     """Durations [s per run]; those that were interrupted apart."""
 
     one_thread: bool
+    prepare: Callable[[], None] | None
     calm: list[float] = field(default_factory=list)
     interrupted: list[float] = field(default_factory=list)
 
     def add(self, repeat: Repeat, repeats: int) -> None:
+        if self.prepare is not None:
+            self.prepare()
         before, cpu_s = _interruptions(), time.thread_time()
         duration_s = _timed(repeat, repeats)
         cpu_s = time.thread_time() - cpu_s
@@ -102,9 +110,8 @@ def _interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, one_thread: bool) -> _Samples:
-    """Samples in blocks with pauses, until p50 is known well enough or the time is up."""
-    samples = _Samples(one_thread)
+def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, samples: _Samples) -> _Samples:
+    """Fills `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
     calm, interrupted = samples.calm, samples.interrupted
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
     block = 0

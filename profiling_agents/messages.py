@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 Format = Literal["onnx", "ncnn"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Cache = Literal["warm", "cold"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -167,7 +168,8 @@ class MeasureSettings(Message):
     thread; with more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
     above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers
     are timed inside the model for so long.
-    `energy_ms` above 0: then it runs for so long while the device's sensors count the energy.
+    `cache` "cold": the processor's caches are emptied before each sample, which is then a single run.
+    `energy_ms` above 0 (warm caches only): then it runs for so long while the device's sensors count the energy.
     """
 
     warmup_ms: float = Field(default=4.0, ge=0.0, le=10_000.0)
@@ -180,9 +182,16 @@ class MeasureSettings(Message):
     time_cap_ms: float = Field(default=30.0, ge=1.0, le=600_000.0)
     confidence: float = Field(default=0.02, gt=0.0, le=1.0)
     spread_limit: float = Field(default=0.25, gt=0.0)
+    cache: Cache = "warm"
     layers_ms: float = Field(default=0.0, ge=0.0, le=600_000.0)
     energy_ms: float = Field(default=0.0, ge=0.0, le=600_000.0)
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _energy_is_that_of_warm_runs(self) -> Self:
+        if self.cache == "cold" and self.energy_ms:
+            raise ValueError("energy_ms with cache 'cold' would count the emptying too; allowed: 0, or cache 'warm'")
+        return self
 
 
 class JobMessage(Message):

@@ -15,6 +15,7 @@ import numpy as np
 from profiling_agents import frames
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
+from profiling_agents.caches import CacheFlush
 from profiling_agents.energy import find_meter
 from profiling_agents.limits import Limits, allow_cpu, allow_memory, confine
 from profiling_agents.machine import pin
@@ -103,7 +104,8 @@ def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Ti
     repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)
     before_mhz, events = [frequency_mhz(core) for core in cores], throttle_events(cores)
-    timing = measure(repeat, settings, one_thread=len(cores) == 1 and model.on_cpu)
+    prepare = CacheFlush(cores) if settings.cache == "cold" else None
+    timing = measure(repeat, settings, one_thread=len(cores) == 1 and model.on_cpu, prepare=prepare)
     layers = model.layers(inputs, settings.layers_ms) if settings.layers_ms else []
     after_mhz = [frequency_mhz(core) for core in cores]
     throttled = any(

@@ -139,12 +139,12 @@ def fill(
             lambda batch: _jobs(batch, "ncnn" in capabilities.formats, settings.limits),
         ):
             for failure in failures:
-                writer.add(_entry(operators[failure.key], failure, settings.measured_with))
+                writer.add(_entry(operators[failure.key], failure, settings))
                 bar.advance()
             last_s = time.perf_counter()
             for measurement in meter.measure(jobs, settings.measure) if jobs else ():
                 cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
-                writer.add(_entry(operators[measurement.key], measurement, settings.measured_with, cost_ms))
+                writer.add(_entry(operators[measurement.key], measurement, settings, cost_ms))
                 bar.advance()
     finally:
         writer.flush()
@@ -170,12 +170,15 @@ class _Writer:
         self._last_s = time.monotonic()
 
 
-def _entry(feature: OperatorFeature, measurement: Measurement, settings: str, cost_ms: float | None = None) -> Entry:
+def _entry(
+    feature: OperatorFeature, measurement: Measurement, settings: Settings, cost_ms: float | None = None
+) -> Entry:
     return Entry(
         digest=feature.digest,
         operator=feature.operator,
         feature=feature_text(feature.to_json()),
-        settings=settings,
+        settings=settings.measured_with,
+        cache=settings.measure.cache,
         cost_ms=cost_ms,
         measured_at=now(),
         **measurement.model_dump(include={"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy"}),
