@@ -16,7 +16,7 @@ from tailor_ir.axes import Axis, Sizes
 from tailor_ir.elastic import Elastic
 from tailor_ir.grids import Grids, SkippedBy
 from tailor_ir.lowering import sizes_of
-from tailor_ir.steps import ONNXRUNTIME, Rules, Step, find_steps, in_blocks, laid_out, stored_shape
+from tailor_ir.steps import ONNXRUNTIME, Rules, Step, find_steps, in_blocks, laid_out, patches_bytes, stored_shape
 
 FLOAT_BYTES = 4
 Key = tuple[int, ...]  # bytes of an element, then the shape
@@ -27,7 +27,8 @@ class ValueTerm:
     """A value over all choices of its `variables` (columns of choice indices), one axis of each array for each variable.
 
     bytes_: what it takes up. shapes: numbers that are equal for equal shapes, padding included. stored: the same of the
-    shapes in which it is stored. blocked: whether its channels lie in blocks.
+    shapes in which it is stored. blocked: whether its channels lie in blocks. temporary: it is there for one step only
+    and shares its place with no other value.
     """
 
     variables: tuple[int, ...]
@@ -35,6 +36,7 @@ class ValueTerm:
     shapes: np.ndarray
     stored: np.ndarray
     blocked: np.ndarray
+    temporary: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class _Tensor:
     stored: Key
     last: int
     taken: bool = False  # another tensor lies in its place
+    temporary: bool = False
 
 
 class MemoryTable:
@@ -92,7 +95,7 @@ class MemoryTable:
         ]
         aliases = {exit_: entry for exit_, entry, _ in self._exits}
         planned = find_steps(graph, elastic.axis_map.axes, block_of, aliases, self._sizes_of, rules)
-        self.steps, self._forms, self._axes = planned.steps, planned.forms, planned.axes
+        self.steps, self._forms, self._axes, self._groups = planned.steps, planned.forms, planned.axes, planned.groups
         self._element_bytes = {name: element_bytes.get(kind, FLOAT_BYTES) for name, kind in planned.kinds.items()}
 
     def _sizes_of(self, axis: Axis) -> frozenset[int]:
@@ -164,18 +167,19 @@ class MemoryTable:
                 if name in owner:
                     continue
                 key = self._stored(name, sizes)
-                bytes_ = prod(key)
+                bytes_, temporary = prod(key), name in self._groups
                 before = None
                 if position == 0:
                     before = self._overwritten(name, step, at, alias, owner, tensors, sizes)
-                if before is None and self.rules.same_shape and last[name] < len(steps):
-                    free = [t for t in tensors.values() if t.stored == key and t.last < at and not t.taken]
+                if before is None and self.rules.same_shape and last[name] < len(steps) and not temporary:
+                    fits = [t for t in tensors.values() if t.stored == key and t.last < at]
+                    free = [t for t in fits if not t.taken and not t.temporary]
                     before = max(free, key=lambda t: t.last, default=None)
                 if before is None:
                     changes[at] += bytes_
                 else:
                     before.taken, key = True, before.stored
-                tensors[name] = _Tensor(bytes_, key, last[name])
+                tensors[name] = _Tensor(bytes_, key, last[name], temporary=temporary)
         for tensor in tensors.values():
             if not tensor.taken:
                 changes[tensor.last + 1] -= tensor.bytes_
@@ -205,8 +209,12 @@ class MemoryTable:
         return self._element_bytes[name], *laid_out(shape, self._forms[name], self.rules)
 
     def _stored(self, name: str, sizes: Sizes) -> Key:
-        shape = stored_shape(sizes.shape(self._axes[name]), self._forms[name], self.rules)
-        return self._element_bytes[name], *shape
+        return self._stored_key(name, sizes.shape(self._axes[name]))
+
+    def _stored_key(self, name: str, shape: Sequence[int]) -> Key:
+        if name in self._groups:
+            return (patches_bytes(shape, self._groups[name]),)
+        return self._element_bytes[name], *stored_shape(shape, self._forms[name], self.rules)
 
     # -- all SubNets -------------------------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class MemoryTable:
         known: dict[tuple[object, ...], ValueTerm] = {}
         values = []
         for name, form in self._forms.items():
-            alike = (form, self._element_bytes[name], *self._axes[name])
+            alike = (form, self._element_bytes[name], self._groups.get(name), *self._axes[name])
             if alike not in known:
                 known[alike] = self._value_term(name, numbers)
             values.append(known[alike])
@@ -249,7 +257,7 @@ class MemoryTable:
         variables = self._grids.variables(axes)
         rows = [tuple(row) for row in self._grids.rows(axes, variables).tolist()]
         shapes = [(bytes_, *laid_out(row, form, self.rules)) for row in rows]
-        stored = [(bytes_, *stored_shape(row, form, self.rules)) for row in rows]
+        stored = [self._stored_key(name, row) for row in rows]
 
         def table(found: Sequence[int]) -> np.ndarray:
             return np.asarray(found, np.int64).reshape(self._grids.shape(variables))
@@ -260,4 +268,5 @@ class MemoryTable:
             shapes=table([numbers.setdefault(key, len(numbers)) for key in shapes]),
             stored=table([numbers.setdefault(key, len(numbers)) for key in stored]),
             blocked=table([len(row) > 1 and in_blocks(row[1], form, self.rules) for row in rows]) > 0,
+            temporary=name in self._groups,
         )

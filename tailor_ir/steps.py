@@ -4,7 +4,8 @@ The rules are ONNX Runtime's on a CPU, all graph optimisations on, as observed i
 its allocator for (`benchmarks/memory.py`); `Rules` leaves out what another runtime does not do:
 
 - a convolution takes up its BatchNorm, the addition of a residual (written over that residual) and an activation;
-- convolutions and poolings work on channels in blocks; where a neighbour does not, the tensor is laid out anew;
+- convolutions and poolings work on channels in blocks; where a neighbour does not, the tensor is laid out anew; a
+  convolution whose groups fill no blocks copies its patches;
 - reshapes are views, and so are transposes that only move the channels; a matrix product does transposes and
   scales itself; what is transposed and then split is split first;
 - linear maps work on rows (positions, channels); an activation is written over what it reads, if nobody reads that again;
@@ -20,9 +21,9 @@ from tailor_ir.axes import Axis
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 
-Form = Literal["plain", "blocked", "whole", "many", "rows"]
+Form = Literal["plain", "blocked", "whole", "many", "rows", "im2col"]
 """How a tensor lies in memory: as it is; channels padded to whole blocks; the same, but only where they fill their blocks,
-or where they fill at least one; all axes but the last as one."""
+or where they fill at least one; all axes but the last as one; the patches of a convolution, for the time of its step."""
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -33,7 +34,8 @@ POOLS = frozenset(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool
 IN_PLACE = frozenset(
     ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
 ).union(("Softsign", "Tanh", "ThresholdedRelu"))
-FUNCTIONS = {"HardSwish": ("HardSigmoid", "Mul")}  # run as these, where they are no part of a convolution
+FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two, where they are no part of a convolution
+SEGMENT_BYTES = 4 * 128 * 128  # im2col of as many positions as one step of the matrix product takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +90,14 @@ class _Draft:
 class Steps:
     """All steps of the largest network in their order; form, axes and element type of every value that they read or write.
 
-    `kinds`: value -> the value of the network that has its element type.
+    `kinds`: value -> the value of the network that has its element type. `groups`: patches of a convolution -> its groups.
     """
 
     steps: tuple[Step, ...]
     forms: Mapping[str, Form]
     axes: Mapping[str, tuple[Axis, ...]]
     kinds: Mapping[str, str]
+    groups: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -112,6 +115,7 @@ class _Planner:
     forms: dict[str, Form] = field(default_factory=dict)
     new_axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
     channels_last: set[str] = field(default_factory=set)  # values that lie so, though their first axis is the channels
     transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not yet, value -> permutation
 
@@ -131,7 +135,8 @@ class _Planner:
         self._relayouts(aliases)
         steps = tuple(self._step(draft) for draft in self._ordered())
         axes = {name: self.new_axes.get(name) or self.axes[name] for name in self.forms}
-        return Steps(steps=steps, forms=self.forms, axes=axes, kinds={n: self.kinds.get(n, n) for n in self.forms})
+        kinds = {name: self.kinds.get(name, name) for name in self.forms}
+        return Steps(steps=steps, forms=self.forms, axes=axes, kinds=kinds, groups=self.groups)
 
     # -- what runs as one --------------------------------------------------------------------------------------------
 
@@ -141,7 +146,8 @@ class _Planner:
             before = self.by_output.get(name)
             if (
                 before is None
-                or before.writes != (name,)
+                or before.writes[0] != name
+                or (len(before.writes) > 1 and before.writes[1] not in self.groups)
                 or before.block != self.block_of.get(node.name)
                 or len(self.consumers[name]) > 1
                 or name in self.graph.outputs
@@ -175,7 +181,7 @@ class _Planner:
             before.activations = frozenset()
         form = self.forms.pop(name)
         del self.by_output[name]
-        before.writes, before.position = node.outputs[:1], position
+        before.writes, before.position = (node.outputs[0], *before.writes[1:]), position
         self.by_output[before.writes[0]] = before
         self.forms[before.writes[0]] = form
 
@@ -190,6 +196,8 @@ class _Planner:
                 form, draft.sums = "blocked", True
                 grouped = node.int("group", 1) > 1
                 draft.wanted = "blocked" if grouped else self._settled("many", self.axes[inputs[0]][1])
+            elif self._copies_patches(node):
+                self._add_patches(node, draft)
         elif inputs and all(self.forms[name] == "blocked" for name in inputs) and self._keeps_blocks(node, inputs):
             form = draft.wanted = "blocked" if node.op == "Add" else self._settled("whole", self.axes[inputs[0]][1])
         elif node.op == "Linear":
@@ -201,7 +209,11 @@ class _Planner:
         if node.op in IN_PLACE:
             draft.in_place = tuple(draft.reads)
         if node.op in FUNCTIONS and form == "plain":
-            self._add_inner(node, draft)
+            self._add_inner(node, draft, "plain")
+        if node.op == "GroupNorm":  # normalised in another shape, scaled, shifted
+            self._add_inner(node, draft, "rows")
+            self._add_inner(node, draft, "plain")
+            draft.reads = draft.reads[-1:]
         self._enter(draft, form)
         if node.op in ("Split", "Squeeze") and inputs[0] in self.transposed:
             self._transpose_results(node, draft)
@@ -221,19 +233,34 @@ class _Planner:
                 self._enter(_Draft(draft.position - 0.5, None, [operand], (new,)), "plain")
             draft.reads[draft.reads.index(operand)] = new
 
-    def _add_inner(self, node: Node, draft: _Draft) -> None:
-        """The first half of an operator that is run as two; the second reads what both halves have."""
+    def _add_inner(self, node: Node, draft: _Draft, form: Form) -> None:
+        """A part of an operator that is run as several; what comes after reads its result, too."""
         (name,) = node.outputs
-        inner = f"{name}/inner"
+        inner = f"{name}/inner {form}"
         self.kinds[inner], self.new_axes[inner] = name, self.axes[name]
-        self._enter(_Draft(draft.position - 0.5, draft.block, list(draft.reads), (inner,)), "plain")
+        self._enter(_Draft(draft.position - 0.5, draft.block, draft.reads[-1:], (inner,)), form)
         draft.reads.append(inner)
+
+    def _copies_patches(self, node: Node) -> bool:
+        """Whether a convolution that works on no blocks is a matrix product of patches that are not just its input."""
+        direct = (
+            not any(node.ints("pads", (0,)))
+            and set(node.ints("strides", (1,))) == {1}
+            and set(self.graph.shapes[node.inputs[1]][2:]) == {1}
+        )
+        return not direct
+
+    def _add_patches(self, node: Node, draft: _Draft) -> None:
+        name = f"{node.outputs[0]}/patches"
+        self.kinds[name], self.groups[name] = node.outputs[0], node.int("group", 1)
+        self.new_axes[name] = (*self.axes[node.inputs[1]], *self.axes[node.outputs[0]][2:])
+        draft.writes = (*draft.writes, name)
 
     def _enter(self, draft: _Draft, form: Form) -> None:
         self.drafts.append(draft)
         for name in draft.writes:
             self.by_output[name] = draft
-            self.forms[name] = form
+            self.forms[name] = "im2col" if name in self.groups else form
 
     def _settled(self, form: Form, channels: Axis) -> Form:
         """A form that depends on the number of channels, as one that does not, where no SubNet makes a difference."""
@@ -399,6 +426,16 @@ def laid_out(shape: Sequence[int], form: Form, rules: Rules) -> tuple[int, ...]:
         block = rules.channel_block
         return (shape[0], -(-shape[1] // block) * block, *shape[2:])
     return tuple(shape)
+
+
+def patches_bytes(shape: Sequence[int], groups: int) -> int:
+    """Of a convolution with weights (filters, channels, *kernel) followed by its result's positions, `shape`.
+
+    A segment at a time, unless there are more filters than positions. Source: onnxruntime, MlasConvPrepare.
+    """
+    filters, positions = shape[0] // groups, shape[2 + (len(shape) - 2) // 2 :]
+    patch = shape[1 : -len(positions)]
+    return 4 * prod(positions) * prod(patch) if filters > prod(positions) else SEGMENT_BYTES
 
 
 def stored_shape(shape: Sequence[int], form: Form, rules: Rules) -> tuple[int, ...]:

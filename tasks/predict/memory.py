@@ -59,6 +59,9 @@ def _candidates(terms: MemoryTerms) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for step in terms.steps:
         for value in step.writes:
+            if terms.values[value].temporary:
+                found[value] = ()
+                continue
             own = set(np.unique(terms.values[value].stored).tolist())
             found[value] = tuple(other for other, shapes in stored.items() if not own.isdisjoint(shapes))
             # written over another one, a tensor keeps that one's shape
