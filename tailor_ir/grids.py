@@ -13,10 +13,11 @@ SkippedBy = tuple[int, np.ndarray]  # depth variable, and for each of its choice
 
 
 class Grids:
-    """What the variables of one space do to axes and blocks."""
+    """What the variables of one space do to axes and blocks, for one batch size."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, batch: int = 1) -> None:
         self.space = space
+        self._batch = batch
         self._groups = _group_tables(space)
         self._known: dict[Variables, Sizes] = {}
 
@@ -32,7 +33,7 @@ class Grids:
         return tuple(len(self.space.variables[v].choices) for v in variables)
 
     def sizes(self, variables: Variables) -> Sizes:
-        """Sizes of axes (batch 1) as arrays that broadcast to `shape(variables)`."""
+        """Sizes of axes as arrays that broadcast to `shape(variables)`."""
         if variables not in self._known:
             self._known[variables] = self._sizes(variables)
         return self._known[variables]
@@ -62,7 +63,9 @@ class Grids:
             side = _spread((self.space.resolution,), np.asarray(choices, np.int64), variables)
             spatial = (side,) * len(spatial)
         # arithmetic on arrays is that on numbers
-        return Sizes(groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=1)
+        return Sizes(
+            groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=self._batch
+        )
 
 
 _Table = tuple[Variables, np.ndarray]  # variables, and sizes with one axis for each

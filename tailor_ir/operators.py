@@ -135,10 +135,11 @@ class _Term:
 
 
 class OperatorTable:
-    """Reads operators off the axes of one SuperNet."""
+    """Reads operators off the axes of one SuperNet, for one batch size."""
 
-    def __init__(self, elastic: Elastic) -> None:
+    def __init__(self, elastic: Elastic, batch: int = 1) -> None:
         self.space = elastic.space
+        self._batch = batch
         tensors = {name: elastic.tensor(name).detach().cpu() for name in elastic.graph.constants}
         blocks = enumerate(elastic.regions.blocks)
         self._block_of = {node.name: position for position, block in blocks for node in block.nodes}
@@ -153,13 +154,13 @@ class OperatorTable:
             self.templates.append((known.setdefault(template.key, template), template.axes))
             self._own.append(template)
         self._blocks = [self._block_of.get(cluster[0].name) for cluster in clusters]
-        self._grids = Grids(self.space)
+        self._grids = Grids(self.space, batch)
 
     # -- one SubNet --------------------------------------------------------------------------------------------------
 
     def operators(self, codes: np.ndarray) -> tuple[OperatorFeature, ...]:
         """The operators of one SubNet, in order."""
-        sizes = Sizes(groups=self.space.group_sizes(codes), spatial=self.space.spatial(codes), batch=1)
+        sizes = Sizes(groups=self.space.group_sizes(codes), spatial=self.space.spatial(codes), batch=self._batch)
         skipped = self.space.skipped_blocks(codes)
         return tuple(
             template.feature(tuple([sizes(axis) for axis in axes]))

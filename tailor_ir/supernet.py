@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +36,14 @@ from tailor_ir.wishes import Wish
 
 
 class SuperNet:
-    """A network whose SubNets share its weights. Made by `compile` or `load`."""
+    """A network whose SubNets share its weights. Made by `compile` or `load`.
 
-    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
+    batch: of the SubNets that are exported, and of the operators that they have; 1 unless `load` says otherwise.
+    """
+
+    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None, batch: int = 1) -> None:
+        self.batch = batch
+        self._operator_tables: dict[int, OperatorTable] = {}
         axis_map, regions = _read(graph, tensors)
         space = replace(propose(graph, axis_map, regions, wish), describe=lambda: describe(self))
         self._wish = wish
@@ -79,10 +83,10 @@ class SuperNet:
             for name, tensor in sorted_tensors.items():
                 elastic.tensor(name).copy_(tensor)
 
-    def input_shape(self, config: Mapping[str, Choice], batch: int = 1) -> tuple[int, ...]:
+    def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
         """(B, C, H, W) of a SubNet's input."""
         channels = self.elastic.graph.shapes[self.elastic.graph.inputs[0]][1:2]
-        return (batch, *channels, *self.space.spatial(self.space.row(config)))
+        return (self.batch if batch is None else batch, *channels, *self.space.spatial(self.space.row(config)))
 
     def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[torch.Tensor]) -> Statistics:
         """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay as they are."""
@@ -106,7 +110,7 @@ class SuperNet:
         *,
         statistics: Statistics | None = None,
         fold_batch_norm: bool = False,
-        batch: int = 1,
+        batch: int | None = None,
         weights: bool = True,
     ) -> None:
         """Write one SubNet as an ONNX file (opset 17, fixed batch size).
@@ -118,34 +122,35 @@ class SuperNet:
             self.space.row(config),
             statistics=statistics,
             fold_batch_norm=fold_batch_norm,
-            batch=batch,
+            batch=self.batch if batch is None else batch,
             weights=weights,
         )
         write_onnx(model, Path(path))
 
-    @cached_property
-    def _operator_table(self) -> OperatorTable:
-        return OperatorTable(self.elastic)
+    def _operator_table(self, batch: int) -> OperatorTable:
+        if batch not in self._operator_tables:
+            self._operator_tables[batch] = OperatorTable(self.elastic, batch)
+        return self._operator_tables[batch]
 
     def operators(self, config: Mapping[str, Choice]) -> tuple[OperatorFeature, ...]:
-        """The SubNet's operators in order, as a runtime executes them (batch 1)."""
-        return self._operator_table.operators(self.space.row(config))
+        """The SubNet's operators in order, as a runtime executes them."""
+        return self._operator_table(self.batch).operators(self.space.row(config))
 
     def placed_operators(self, config: Mapping[str, Choice]) -> PlacedOperators:
         """The SubNet's operators in order, with the values that each reads and writes."""
-        return self._operator_table.placed(self.space.row(config))
+        return self._operator_table(self.batch).placed(self.space.row(config))
 
     def unique_operators(self) -> Mapping[OperatorFeature, Config]:
         """Every operator that any SubNet has, each with one config that has it."""
-        return self._operator_table.unique()
+        return self._operator_table(self.batch).unique()
 
     def operator_terms(self) -> tuple[OperatorTerm, ...]:
         """The operators of the largest network as functions of the few variables that each depends on."""
-        return tuple(self._operator_table.terms())
+        return tuple(self._operator_table(self.batch).terms())
 
     def macs(self, config: Mapping[str, Choice]) -> int:
         """Multiply-accumulates of one sample."""
-        return sum(feature.macs for feature in self.operators(config))
+        return sum(feature.macs for feature in self._operator_table(1).operators(self.space.row(config)))
 
     def parameters(self, config: Mapping[str, Choice]) -> int:
         """Number of parameters, BatchNorm folded."""
@@ -231,7 +236,7 @@ def compile(
     return SuperNet(graph, tensors, space)
 
 
-def load(path: str | Path) -> SuperNet:
-    """Read a SuperNet that `SuperNet.save` wrote."""
+def load(path: str | Path, *, batch: int = 1) -> SuperNet:
+    """Read a SuperNet that `SuperNet.save` wrote. batch: of the SubNets to export, and of their operators."""
     graph, tensors, wish = storage.load(Path(path))
-    return SuperNet(graph, tensors, wish)
+    return SuperNet(graph, tensors, wish, batch)
