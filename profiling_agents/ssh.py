@@ -33,7 +33,11 @@ TUNNEL_ATTEMPTS = 3
 PATIENCE_S = 5.0
 """A tunnel that is refused for so long is gone and comes back only as another connection."""
 SERVICE_MODULES = ("h11", "httpx", "numpy", "psutil", "pydantic", "starlette", "uvicorn")
-BACKEND_MODULES = {"ncnn": ("ncnn",), "onnxruntime": ("onnx", "onnxruntime"), "torch": ("torch",)}
+BACKEND_MODULES = {
+    "ncnn": ("ncnn",),
+    "onnxruntime": ("onnx", "onnxruntime"),
+    "torch": ("onnx", "onnx2torch", "torch"),
+}
 OPTIONS = (
     "AddressFamily",
     "Ciphers",

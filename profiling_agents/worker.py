@@ -100,6 +100,8 @@ def _answer(
 
 
 def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Timing:
+    if model.elsewhere and (settings.cache == "cold" or settings.energy_ms):
+        raise ModelError("another machine computes this model: neither cold caches nor energy can be measured here")
     inputs = model.random_inputs(np.random.default_rng(settings.seed))
     repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)

@@ -12,6 +12,12 @@ def _ncnn(options: RuntimeOptions) -> Backend:
     return NcnnBackend(options)
 
 
+def _ncnn_adb(options: RuntimeOptions) -> Backend:
+    from profiling_agents.backends.ncnn_adb import NcnnAdbBackend
+
+    return NcnnAdbBackend(options)
+
+
 def _onnxruntime(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.onnxruntime import OnnxRuntimeBackend
 
@@ -26,6 +32,7 @@ def _torch(options: RuntimeOptions) -> Backend:
 
 BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
     "ncnn": _ncnn,
+    "ncnn-adb": _ncnn_adb,
     "onnxruntime": _onnxruntime,
     "torch": _torch,
 }

@@ -54,9 +54,13 @@ def require_fp32(options: RuntimeOptions) -> None:
 
 
 class Model(Protocol):
-    """One loaded model. `on_cpu`: the threads of this process compute it, and nothing else does."""
+    """One loaded model. `on_cpu`: the threads of this process compute it, and nothing else does.
+
+    `elsewhere`: another machine computes it, whose caches and energy this one cannot reach.
+    """
 
     on_cpu: bool
+    elsewhere: bool
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Inputs of the job's shapes: standard normal, zeros for integers (always valid indices)."""

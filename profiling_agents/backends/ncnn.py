@@ -72,6 +72,7 @@ class NcnnModel:
     """One ncnn.Net and its allocators, which must outlive it."""
 
     on_cpu = True
+    elsewhere = False
 
     def __init__(self, job: JobMessage, shapes: Sequence[Shape], threads: int, precision: Precision) -> None:
         self._job = job

@@ -115,6 +115,8 @@ class OnnxRuntimeBackend:
 class OnnxModel:
     """One inference session; `open_session` makes more of it, profiled ones with the prefix of the profile's file."""
 
+    elsewhere = False
+
     def __init__(
         self, job: JobMessage, open_session: Callable[..., onnxruntime.InferenceSession], *, on_cpu: bool
     ) -> None:

@@ -87,6 +87,8 @@ class TorchBackend:
 class TorchModel:
     """One converted module on its device."""
 
+    elsewhere = False
+
     def __init__(
         self,
         job: JobMessage,

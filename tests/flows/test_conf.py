@@ -19,6 +19,7 @@ MANDATORY = {
     "parquet": ["data.path=shards"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
+    "android": ["device.android.provider=SERIAL/big"],
     "fleet": ["device.fleet.agents=[http://a:1,http://b:1]", "device.fleet.token_env=TOKEN"],
     "server": ["tracking.uri=http://mlflow:5000"],
 }
