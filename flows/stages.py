@@ -131,21 +131,21 @@ def enumerate(run: Run, supernet: Path) -> Output:
 
 
 @_stage("profile", agent=True)
-def profile(run: Run, config: CommonConfig, device: str, enumerated: Output) -> Output:
+def profile(run: Run, config: CommonConfig, device: str, supernet: Path, enumerated: Output) -> Output:
     """The look-up table of one device."""
     settings = config.profile_of(device)
     stage = Stage(
         name=f"profile/{device}",
         modules=("tasks.profile",),
-        settings=settings.model_dump(mode="json", include={"measure", "other_settings"}),
-        inputs=(run.devices.fingerprint(device), enumerated.folder / tasks.enumerate.OPERATORS_FILE),
+        settings=settings.model_dump(mode="json", include={"method", "measure", "subnet", "other_settings"}),
+        inputs=(run.devices.fingerprint(device), supernet, enumerated.folder / tasks.enumerate.OPERATORS_FILE),
         artifacts=(tasks.profile.LUT_FOLDER,),
         anew=bool(settings.remeasure),
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         with run.devices.meter(device) as meter:
-            return tasks.profile.run(settings, enumerated.folder, meter, out, progress)
+            return tasks.profile.run(settings, enumerated.folder, meter, out, progress, supernet)
 
     return _finish(run.execute(stage, body))
 

@@ -27,8 +27,8 @@ def tailor(
     if until == "enumerate":
         return run.results(enumerated)
     if until == "plan":
-        return {**run.results(enumerated), "plan": _plan(run, config, enumerated)}
-    profiled = _on_devices(run, config, lambda name: stages.profile.submit(run, config, name, enumerated))
+        return {**run.results(enumerated), "plan": _plan(run, config, compiled, enumerated)}
+    profiled = _on_devices(run, config, lambda name: stages.profile.submit(run, config, name, compiled, enumerated))
     if until == "profile":
         return run.results(*profiled.values())
     accuracy = stages.sensitivities(run, config, trained)
@@ -70,10 +70,11 @@ def tailor(
     return _report(run, config, sources)
 
 
-def _plan(run: Run, config: RunConfig | AdaptConfig, enumerated: Output) -> dict[str, dict[str, Any]]:
+def _plan(run: Run, config: RunConfig | AdaptConfig, compiled: Path, enumerated: Output) -> dict[str, dict[str, Any]]:
     """What profiling would do on each device; nothing is measured."""
     return {
-        name: plan(config.profile_of(name), enumerated.folder, run.devices.capabilities(name)) for name in config.device
+        name: plan(config.profile_of(name), enumerated.folder, run.devices.capabilities(name), compiled)
+        for name in config.device
     }
 
 

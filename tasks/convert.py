@@ -13,12 +13,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import ncnn
+import onnx
 
 from tasks import bundle
-from tasks.ncnn_files import NcnnModel
+from tasks.ncnn_files import Layer, NcnnModel
 
 MIB = 2**20
 CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
@@ -54,7 +56,11 @@ def convert_operators(models: Sequence[bytes], limits: Limits = Limits()) -> lis
     Each has its own result or its own error.
     """
     results: dict[int, Outcome] = {}
-    pending = list(bundle.groups(models))
+    for index, content in enumerate(models):
+        if (constant := _constant(content)) is not None:
+            results[index] = constant
+    others = [index for index in range(len(models)) if index not in results]
+    pending = [[others[own] for own in part] for part in bundle.groups([models[index] for index in others])]
     while pending:
         part = pending.pop()
         outcomes = _convert_part([models[index] for index in part], limits)
@@ -65,6 +71,19 @@ def convert_operators(models: Sequence[bytes], limits: Limits = Limits()) -> lis
             half = (len(unknown) + 1) // 2
             pending += [rest for rest in (unknown[:half], unknown[half:]) if rest]
     return [results[index] for index in range(len(models))]
+
+
+def _constant(content: bytes) -> NcnnModel | None:
+    """The file of an operator without inputs: numbers that lie in memory. None for all others."""
+    graph = onnx.load_from_string(content).graph
+    if graph.input or len(graph.output) != 1:
+        return None
+    shape = [dimension.dim_value for dimension in graph.output[0].type.tensor_type.shape.dim][1:]
+    width, *rest = reversed(shape)
+    keys = ("0", "1", "2") if len(shape) < 4 else ("0", "1", "11", "2")
+    parameters = tuple(f"{key}={size}" for key, size in zip(keys, (width, *rest), strict=False))
+    layer = Layer("MemoryData", "constant", (), ("out0",), parameters)
+    return NcnnModel.of([layer], bytes(4 * prod(shape)))
 
 
 def _convert_part(models: Sequence[bytes], limits: Limits) -> Sequence[Outcome | None]:

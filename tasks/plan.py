@@ -7,10 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+import tailor_ir
 from profiling_agents.messages import Capabilities, MeasureSettings
 from tasks.enumerate import read_operators
+from tasks.insitu.cover import covering_codes
 from tasks.lut import Entry, Lut
-from tasks.profile import STORE_FOLDER, Settings, open_table
+from tasks.profile import STORE_FOLDER, Operators, Settings, open_table, unknown
 
 HANDLING_MS = 15.0
 """Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
@@ -38,17 +42,22 @@ class Costs:
         return self.by_operator.get(operator, fallback)
 
 
-def plan(settings: Settings, operators_folder: Path, capabilities: Capabilities) -> dict[str, Any]:
+def plan(
+    settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None
+) -> dict[str, Any]:
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
-    `estimated_s`: device time [s], from what measuring cost this device before under the same settings, else from the
-    settings (warm-up and time cap). Conversion, which goes on meanwhile, is not in it.
+    `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
+    else, and of SubNets, from the settings (warm-up, time cap, layers). Conversion, which goes on meanwhile, is not in it.
     """
     operators = read_operators(operators_folder)
     lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)
     known = [entry for digest in operators if (entry := lut.get(digest))]
-    todo = [feature.operator for digest, feature in operators.items() if settings.measures(lut.get(digest))]
+    missing = unknown(settings, lut, operators)
+    todo = [feature.operator for feature in missing.values()]
     costs = Costs.of(lut, settings.measure)
+    subnets = _subnets(missing, supernet) if settings.method == "in situ" else None
+    estimated_ms = sum(map(costs.ms, todo)) if subnets is None else subnets * _subnet_ms(settings.subnet)
     return {
         "description": lut.device.description,
         "store": str(lut.folder),
@@ -58,9 +67,22 @@ def plan(settings: Settings, operators_folder: Path, capabilities: Capabilities)
         "known_failed": sum(entry.state == "failed" for entry in known),
         "to_measure": len(todo),
         "to_measure_by_operator": dict(Counter(todo).most_common()),
-        "estimated_s": round(sum(map(costs.ms, todo)) / 1e3, 3),
-        "estimated_from": "settings" if costs.overall is None else "earlier measurements",
+        "subnets": subnets,
+        "estimated_s": round(estimated_ms / 1e3, 3),
+        "estimated_from": "settings" if costs.overall is None or subnets is not None else "earlier measurements",
     }
+
+
+def _subnets(missing: Operators, supernet: Path | None) -> int:
+    """How many SubNets have all of the operators."""
+    assert supernet is not None
+    if not missing:
+        return 0
+    return len(covering_codes(tailor_ir.load(supernet), set(missing.values()), np.random.default_rng(0)))
+
+
+def _subnet_ms(settings: MeasureSettings) -> float:
+    return settings.warmup_ms + settings.time_cap_ms + settings.layers_ms
 
 
 def _names(entries: Iterable[Entry]) -> set[str]:

@@ -1,8 +1,10 @@
 """Stage "profile": measure every unique operator once on one device, into its look-up table.
 
-The table is part of a store that networks and runs share. What is already in it is not measured again, for whichever
-network it was measured, so a killed run goes on; the stage's own folder gets a copy of this network's entries. While
-the device measures one batch, the next is made and converted to the format that the device takes.
+Operators are measured in situ, inside a few whole SubNets (`tasks.insitu`), or alone, each as a model of its own.
+What no SubNet gave is measured alone. The table is part of a store that networks and runs share. What is already in
+it is not measured again, for whichever network it was measured, so a killed run goes on; the stage's own folder gets
+a copy of this network's entries. While the device measures one batch, the next is made and converted to the format
+that the device takes.
 """
 
 import time
@@ -21,25 +23,32 @@ from tasks.artifacts import read_json, write_json
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.enumerate import read_operators
 from tasks.fleet import Meter
+from tasks.insitu import measure as insitu
 from tasks.jobs import ncnn_job, onnx_job
-from tasks.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now, settings_text
+from tasks.lut import DeviceKey, Entry, Lut, LutStore, Method, feature_text, now, settings_text
 from tasks.progress import Bar, Progress
 
 LUT_FOLDER = "lut"
 STORE_FOLDER = "luts"
 REMEASURE_FILE = "remeasure.json"
+SUBNETS_FILE = "subnets.jsonl"
+
+Operators = Mapping[str, OperatorFeature]
 
 
 class Settings(BaseModel):
     """How operators are measured, where the table is and how often it is written.
 
-    `store`: folder of the tables that networks and runs share; None: one of the stage's own. `remeasure`: what is
-    measured again though it is known. `other_settings`: entries that were measured with another `measure` count too.
+    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `store`: folder of the tables that
+    networks and runs share; None: one of the stage's own. `remeasure`: what is measured again though it is known.
+    `other_settings`: entries that were measured with another `measure` count too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    method: Method = "in situ"
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
+    subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
     store: Path | None = None
     remeasure: tuple[Literal["noisy", "failed", "all"], ...] = ()
     other_settings: bool = False
@@ -53,10 +62,15 @@ class Settings(BaseModel):
         """What one conversion may use."""
         return Limits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
-    @property
-    def measured_with(self) -> str:
+    def measured_with(self, method: Method) -> str:
         """The `settings` of the entries that are measured with these."""
-        return settings_text(self.measure.model_dump(mode="json"))
+        settings = self.measure if method == "alone" else self.subnet
+        return settings_text(settings.model_dump(mode="json"))
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """In order of trust, those of the table."""
+        return ("in situ", "alone") if self.method == "in situ" else ("alone",)
 
     def measures(self, entry: Entry | None, since: str = "") -> bool:
         """Whether an operator with this entry is measured; `since`: not if that was done since then (UTC, ISO 8601)."""
@@ -80,26 +94,50 @@ def device_key(capabilities: Capabilities) -> DeviceKey:
 
 def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> Lut:
     """What is known of this device's operators under these settings."""
-    measured_with = None if settings.other_settings else settings.measured_with
-    return LutStore(store).open(device_key(capabilities), methods=("alone",), settings=measured_with)
+    methods = settings.methods
+    measured_with = None if settings.other_settings else {settings.measured_with(method) for method in methods}
+    return LutStore(store).open(device_key(capabilities), methods=methods, settings=measured_with)
+
+
+def unknown(settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = "") -> Operators:
+    """Those of `operators` (by digest) that are measured by the method of the settings."""
+    return {
+        digest: one
+        for digest, one in operators.items()
+        if settings.measures(lut.of_method(digest, settings.method), since)
+    }
 
 
 def run(
-    settings: Settings, operators_folder: Path, meter: Meter, out_folder: Path, progress: Progress
+    settings: Settings,
+    operators_folder: Path,
+    meter: Meter,
+    out_folder: Path,
+    progress: Progress,
+    supernet: Path | None = None,
 ) -> dict[str, Any]:
     """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
-    Returns the summary. The caller holds the lease of a single device. An operator that fails is an entry with its
-    reason. AgentError when the device is gone; call again.
+    `supernet`: the folder of the SuperNet that has these operators, for measuring in situ. Returns the summary. The
+    caller holds the lease of a single device. An operator that fails is an entry with its reason. AgentError when the
+    device is gone; call again.
     """
     operators = read_operators(operators_folder)
     capabilities = meter.capabilities()
     lut = open_table(settings, settings.store or out_folder / STORE_FOLDER, capabilities)
     since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
-    todo = {digest: one for digest, one in operators.items() if settings.measures(lut.get(digest), since)}
+    todo = unknown(settings, lut, operators, since)
     start = time.perf_counter()
-    with progress.bar("profile", total=len(operators), done=len(operators) - len(todo)) as bar:
-        fill(settings, lut, todo, capabilities, meter, bar)
+    if settings.method == "in situ" and todo:
+        assert supernet is not None
+        net = tailor_ir.load(supernet)
+        file = out_folder / SUBNETS_FILE
+        text = settings.measured_with("in situ")
+        lut.append(insitu.entries(net, todo, meter, settings.subnet, text, settings.limits, file, progress))
+    alone = {digest: one for digest, one in todo.items() if _alone(settings, lut, digest, since)}
+    if alone:
+        with progress.bar("profile", total=len(alone)) as bar:
+            fill(settings, lut, alone, capabilities, meter, bar)
     wall_s = time.perf_counter() - start
     own = lut.snapshot(out_folder / LUT_FOLDER, operators)
     own.require(operators.values())
@@ -113,6 +151,13 @@ def run(
         "operators_per_s": round(len(todo) / wall_s, 2) if todo else None,
         "lut": own.summary(),
     }
+
+
+def _alone(settings: Settings, lut: Lut, digest: str, since: str) -> bool:
+    """Whether an operator is measured by itself: always so, or because no SubNet gave its time."""
+    in_situ = lut.of_method(digest, "in situ")
+    given = settings.method == "in situ" and in_situ is not None and in_situ.state != "failed"
+    return not given and settings.measures(lut.of_method(digest, "alone"), since)
 
 
 def _since(file: Path) -> str:
@@ -177,7 +222,7 @@ def _entry(
         digest=feature.digest,
         operator=feature.operator,
         feature=feature_text(feature.to_json()),
-        settings=settings.measured_with,
+        settings=settings.measured_with("alone"),
         cache=settings.measure.cache,
         cost_ms=cost_ms,
         measured_at=now(),

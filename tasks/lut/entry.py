@@ -12,7 +12,7 @@ import pyarrow as pa
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
 
-State = Literal["ok", "failed"]
+State = Literal["ok", "fused", "failed"]
 Method = Literal["alone", "in situ"]
 Cache = Literal["warm", "cold"]
 Row = dict[str, Any]
@@ -75,7 +75,8 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One operator on one device. `state` "failed" has a reason and no times; `feature` is its JSON text.
+    """One operator on one device. `feature` is its JSON text. `state` "failed" has a reason and no times; "fused" has no
+    times either: inside networks the device runs no layer for it, and what it takes is in its neighbours' times.
 
     Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601.
     `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
@@ -108,6 +109,10 @@ class Entry:
         _one_of(where, "cache", self.cache, (None, *get_args(Cache)))
         if not _is_utc(self.measured_at):
             raise ValueError(f"{where}: measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00")
+        if self.state == "fused" and (self.method != "in situ" or self.p50_ms is not None or self.p90_ms is not None):
+            raise ValueError(f"{where}: a fused entry is from inside networks and has no times")
+        if self.state == "fused":
+            return
         if self.state == "failed":
             if not self.reason or self.p50_ms is not None or self.p90_ms is not None:
                 raise ValueError(f"{where}: a failed entry has a reason and no times")
@@ -115,6 +120,11 @@ class Entry:
         for name, value in (("p50_ms", self.p50_ms), ("p90_ms", self.p90_ms)):
             if value is None or not math.isfinite(value) or value <= 0:
                 raise ValueError(f"{where}: {name} = {value}; allowed: a number above 0")
+
+    @property
+    def latency_ms(self) -> float | None:
+        """What it adds to a network's sum; None where nothing is known."""
+        return 0.0 if self.state == "fused" else self.p50_ms
 
     @property
     def key(self) -> tuple[str, str, str]:

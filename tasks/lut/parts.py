@@ -90,7 +90,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 def _order(row: Row) -> tuple[object, ...]:
     """By time; the rest decides between rows of one moment, the same way in whatever order they are read."""
-    return row["measured_at"], row["state"] == "ok", row["n"], str(row["p50_ms"]), str(row["reason"])
+    return row["measured_at"], row["state"] != "failed", row["n"], str(row["p50_ms"]), str(row["reason"])
 
 
 def _listing(folder: Path) -> tuple[Path, ...]:

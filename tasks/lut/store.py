@@ -1,6 +1,6 @@
 """A store of look-up tables: one folder for each device, shared by networks, runs and processes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,9 @@ class LutStore:
 
     root: Path
 
-    def open(self, device: DeviceKey, *, methods: Sequence[Method] = METHODS, settings: str | None = None) -> Lut:
+    def open(
+        self, device: DeviceKey, *, methods: Sequence[Method] = METHODS, settings: Collection[str] | None = None
+    ) -> Lut:
         """The table of a device, to be filled: what is not valid in it counts as not there."""
         folder = self.root / device.name
         return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)

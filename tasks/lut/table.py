@@ -1,7 +1,7 @@
 """The look-up table of one device: what is known of each operator, in one folder of parts."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,7 +40,7 @@ class Lut:
         device: DeviceKey | None = None,
         *,
         methods: Sequence[Method] = METHODS,
-        settings: str | None = None,
+        settings: Collection[str] | None = None,
         leave_out_invalid: bool = False,
     ) -> Self:
         """Read all parts in `folder`; entries of other devices, methods and (unless None) settings are left out.
@@ -57,7 +57,7 @@ class Lut:
         lut = cls(folder, device, methods)
         lut._others = devices - {device}
         wanted = [row for row in rows if device_of(row) == device and row["method"] in methods]
-        lut._load([row for row in wanted if settings is None or row["settings"] == settings], leave_out_invalid)
+        lut._load([row for row in wanted if settings is None or row["settings"] in settings], leave_out_invalid)
         return lut
 
     def _load(self, rows: Sequence[Row], leave_out_invalid: bool) -> None:
@@ -100,7 +100,11 @@ class Lut:
         """The entry of an operator: of the first method that succeeded, else of the first that failed."""
         found = self._entries.get(digest, {})
         inorder = [found[method] for method in self.methods if method in found]
-        return next((entry for entry in inorder if entry.state == "ok"), inorder[0] if inorder else None)
+        return next((entry for entry in inorder if entry.state != "failed"), inorder[0] if inorder else None)
+
+    def of_method(self, digest: str, method: Method) -> Entry | None:
+        """The entry of an operator that one method gave."""
+        return self._entries.get(digest, {}).get(method)
 
     def missing(self, digests: Iterable[str]) -> Iterator[str]:
         """Those without an entry; an operator that failed has one."""
@@ -138,6 +142,7 @@ class Lut:
             "device": self.device.identity() | {"description": self.device.description},
             "entries": len(entries),
             "ok": len(ok),
+            "fused": sum(entry.state == "fused" for entry in entries),
             "failed": len(failed),
             "noisy": sum(entry.noisy for entry in ok),
             "median_spread": spreads[len(spreads) // 2] if spreads else None,

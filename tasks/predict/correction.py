@@ -1,54 +1,108 @@
-"""What a sum of operators measured alone leaves out of a network: caches, layouts, the runtime's overhead."""
+"""What a sum over operators leaves out of a network: caches, layouts, the runtime's overhead for each layer and each run."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import least_squares
+
+from tailor_ir import OperatorFeature
 
 Values = NDArray[np.float64]
-SCALE = 0.05  # relative errors well above this count linearly, not squared
-LARGEST_OFFSET = 0.4  # share of the smallest sum that overhead may add or take away
+NOISE = 0.03  # relative standard deviation of a network's measured latency
+FAMILY_SD = 0.15  # how far the factor of one family of operators may be from that of all, relative
+OFFSET_SD = 0.1  # standard deviation of the offset, relative to the fastest network
+OVERHEAD_SD = 0.05  # of all operators' overheads together, relative to a network
+HUBER = 1.5  # residuals beyond so many standard deviations count linearly
+SMALLEST = 0.1  # share of its time in the table that an operator keeps in any case
+ITERATIONS = 20
+
+
+def family(feature: OperatorFeature) -> str:
+    """Operators that a runtime treats alike."""
+    grouped = any(step.op == "Conv" and dict(step.attributes).get("group", 1) != 1 for step in feature.steps)
+    return f"{feature.operator} grouped" if grouped else feature.operator
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network's operators in the look-up table: how many run, and the sum of their latencies [ms] by family."""
+
+    operators: int
+    sums_ms: Mapping[str, float]
+
+    @property
+    def sum_ms(self) -> float:
+        """Of all operators."""
+        return sum(self.sums_ms.values())
 
 
 class Correction(BaseModel):
-    """Latency of a network from the sum over its operators: `offset_ms + factor * sum_ms`."""
+    """Latency of a network: `offset_ms` plus, for each operator, the factor of its family × its latency + `overhead_ms`.
+
+    `factor`: for families that no fitted network has. `spread`: relative error that is left in the fitted networks,
+    each predicted from the others (standard deviation, robust); None without a fit.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     offset_ms: float = Field(default=0.0, allow_inf_nan=False)
+    overhead_ms: float = Field(default=0.0, allow_inf_nan=False)
     factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    factors: dict[str, float] = Field(default_factory=dict)
+    spread: float | None = Field(default=None, ge=0)
 
     @classmethod
-    def fit(cls, sums_ms: Values, measured_ms: Values) -> Self:
-        """Robust least squares (soft L1) on the relative error, (n,) each, from the median ratio on.
+    def fit(cls, networks: Sequence[Network], measured_ms: Values) -> Self:
+        """Bayesian linear regression on relative errors with Huber's weights; (n,) networks.
 
-        The offset is bounded, so that a few disturbed measurements cannot make small networks look free.
+        Before any network is seen, all families have one factor and there is no overhead: a handful of networks moves
+        what they tell about, and nothing else.
         """
-
-        def relative_errors(parameters: Values) -> Values:
-            offset_ms, factor = parameters
-            return (offset_ms + factor * sums_ms) / measured_ms - 1
-
-        ratio = float(np.median(measured_ms / sums_ms))
-        if len(set(sums_ms.tolist())) < 2:
-            return cls(factor=ratio)
-        widest_ms = LARGEST_OFFSET * float(sums_ms.min()) * ratio
-        found = least_squares(
-            relative_errors,
-            x0=(0.0, ratio),
-            bounds=((-widest_ms, ratio / 4), (widest_ms, ratio * 4)),
-            x_scale=(max(widest_ms, 1e-9), ratio),
-            loss="soft_l1",
-            f_scale=SCALE,
+        families = sorted({name for network in networks for name in network.sums_ms})
+        sums_ms = np.array([[network.sums_ms.get(name, 0.0) for name in families] for network in networks])
+        counts = np.array([network.operators for network in networks])
+        ratio = float(np.median(measured_ms / sums_ms.sum(axis=1)))
+        inputs = np.column_stack([np.ones(len(networks)), counts, sums_ms]) / measured_ms[:, None]
+        mean = np.array([0.0, 0.0, *[ratio] * len(families)])
+        overhead_sd = OVERHEAD_SD * float(np.median(measured_ms / counts))
+        sd = np.array([OFFSET_SD * measured_ms.min(), overhead_sd, *[FAMILY_SD * ratio] * len(families)])
+        found, spread = _regression(inputs, mean, sd)
+        factors = {name: float(max(f, ratio / 4)) for name, f in zip(families, found[2:], strict=True)}
+        lowest_ms = -0.5 * ratio * float(sums_ms.sum(axis=1).min())
+        return cls(
+            offset_ms=max(float(found[0]), lowest_ms),
+            overhead_ms=float(found[1]),
+            factor=ratio,
+            factors=factors,
+            spread=spread,
         )
-        offset_ms, factor = (float(value) for value in found.x)
-        return cls(offset_ms=offset_ms, factor=factor)
 
-    def apply(self, sums_ms: Values) -> Values:
-        """Corrected latencies [ms]."""
-        return self.offset_ms + self.factor * sums_ms
+    def operator_ms(self, name: str, latency_ms: float) -> float:
+        """What an operator of a family adds; nothing, where the runtime runs no layer for it."""
+        if latency_ms == 0.0:
+            return 0.0
+        scaled_ms = self.factors.get(name, self.factor) * latency_ms
+        return max(scaled_ms + self.overhead_ms, SMALLEST * scaled_ms)
+
+
+def _regression(inputs: Values, mean: Values, sd: Values) -> tuple[Values, float]:
+    """Coefficients with normal priors for which `inputs` (n, k) times them is 1, and the spread left out one by one."""
+    precision = np.diag(sd**-2.0)
+    found, noise = mean, NOISE
+    weights = np.ones(len(inputs))
+    for _ in range(ITERATIONS):
+        weighted = inputs * (weights / noise**2)[:, None]
+        covariance = np.linalg.inv(weighted.T @ inputs + precision)
+        found = covariance @ (weighted.sum(axis=0) + precision @ mean)
+        residuals = np.abs(inputs @ found - 1)
+        noise = max(NOISE, 1.4826 * float(np.median(residuals)))
+        weights = 1 / np.maximum(residuals / (HUBER * noise), 1.0)
+    leverage = np.einsum("ij,jk,ik->i", weighted, covariance, inputs)
+    left_out = np.abs(inputs @ found - 1) / np.maximum(1 - leverage, 0.05)
+    return found, 1.4826 * float(np.median(left_out))
 
 
 UNCORRECTED = Correction()

@@ -16,7 +16,7 @@ from tasks.convert import Limits
 from tasks.errors import UserError
 from tasks.lut import Lut
 from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor
+from tasks.predict.latency import LatencyPredictor, network_of
 from tasks.predict.measure import SubNetMeter, validation_configs
 from tasks.predict.settings import Settings
 from tasks.profile import LUT_FOLDER, device_key
@@ -40,16 +40,15 @@ def run(
     net = tailor_ir.load(supernet)
     lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))
     lut.require(net.unique_operators())
-    predictor = LatencyPredictor.compile(net, lut)
     configs = validation_configs(net, settings.random_subnets, settings.seed)
     codes = net.space.encode(configs)
-    sums_ms = predictor.sum_ms(codes)
+    networks = [network_of(net, lut, config) for config in configs]
     limits = Limits(wall_s=settings.conversion_wall_s, memory_mib=settings.conversion_memory_mib)
     meter = SubNetMeter(net, client, settings.measure, limits)
     measured = meter.measure(configs, out / MEASURED_FILE, progress, "validate latency")
     measured_ms = _times(measured)
     fitted = FIXED_SUBNETS + settings.fit_subnets
-    predictor = predictor.corrected(Correction.fit(sums_ms[:fitted], measured_ms[:fitted]))
+    predictor = LatencyPredictor.compile(net, lut, Correction.fit(networks[:fitted], measured_ms[:fitted]))
     predictor.save(out / LATENCY_FILE)
     predicted_ms = predictor.predict(codes)
     rows = [
@@ -58,7 +57,7 @@ def run(
             "digest": measurement.key,
             "kind": ("largest", "smallest")[index] if index < FIXED_SUBNETS else "random",
             "used_for": "fit" if index < fitted else "held out",
-            "sum_ms": float(sums_ms[index]),
+            "sum_ms": networks[index].sum_ms,
             "predicted_ms": float(predicted_ms[index]),
             "measured_ms": float(measured_ms[index]),
             "noisy": measurement.noisy,

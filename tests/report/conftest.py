@@ -25,6 +25,7 @@ from tasks.progress import Silent
 SPACE = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
          "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
+SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
 PREDICT = PredictSettings(random_subnets=6, fit_subnets=2, validation_images=50, recalibration_images=64, measure=QUICK)
 
 
@@ -51,8 +52,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     splits = load_splits(data)
     images = {"test": EvaluationData(splits["test"], splits["train"], limit=50, recalibration_images=64)}
     with local_agent(backend="onnxruntime") as client, client.lease():
-        settings = profile.Settings(measure=QUICK)
-        profiled = stage("profile", lambda out: profile.run(settings, enumerated, client, out, silent))
+        settings = profile.Settings(measure=QUICK, subnet=SUBNET)
+        profiled = stage("profile", lambda out: profile.run(settings, enumerated, client, out, silent, supernet))
         latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
         predictors = (
             LatencyPredictor.load(latency / validate.LATENCY_FILE),

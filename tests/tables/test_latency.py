@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tailor_ir
 from tasks.errors import UserError
 from tasks.lut import DeviceKey, Entry, Lut, feature_text
-from tasks.predict.correction import Correction
-from tasks.predict.latency import LatencyPredictor, operators_sum_ms
+from tasks.predict.correction import Correction, Network
+from tasks.predict.latency import LatencyPredictor, network_of, subnet_ms
 from tasks.predict.validate import errors
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
@@ -54,17 +56,17 @@ def all_codes(net: tailor_ir.SuperNet) -> np.ndarray:
 
 
 def test_prediction_equals_the_sum_over_the_operators_of_every_subnet(net, lut):
-    correction = Correction(offset_ms=0.3, factor=0.8)
-    predictor = LatencyPredictor.compile(net, lut).corrected(correction)
+    correction = Correction(offset_ms=0.3, overhead_ms=0.002, factor=0.8, factors={"Conv": 0.7})
+    predictor = LatencyPredictor.compile(net, lut, correction)
     codes = all_codes(net)
     assert len(codes) == net.space.distinct
-    slow = [0.3 + 0.8 * operators_sum_ms(net, lut, net.space.decode(code)) for code in codes]
+    slow = [subnet_ms(net, lut, correction, net.space.decode(code)) for code in codes]
     np.testing.assert_allclose(predictor.predict(codes), slow, rtol=0, atol=1e-9)
     assert len(set(slow)) > len(codes) / 2
 
 
 def test_saved_predictor_predicts_exactly_the_same(net, lut, tmp_path):
-    predictor = LatencyPredictor.compile(net, lut).corrected(Correction(offset_ms=0.1, factor=1.1))
+    predictor = LatencyPredictor.compile(net, lut, Correction(offset_ms=0.1, factor=1.1))
     predictor.save(tmp_path / "latency.json")
     codes = all_codes(net)
     again = LatencyPredictor.load(tmp_path / "latency.json")
@@ -74,7 +76,7 @@ def test_saved_predictor_predicts_exactly_the_same(net, lut, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"cardinalities": [1], "extra": 2}'])
 def test_damaged_predictor_is_one_clear_line(content, tmp_path):
     (tmp_path / "latency.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"latency predictor.*run the predict stage again") as caught:
+    with pytest.raises(UserError, match=r"predictor .*run the predict stage again") as caught:
         LatencyPredictor.load(tmp_path / "latency.json")
     assert "\n" not in str(caught.value)
 
@@ -100,37 +102,79 @@ def test_an_operator_that_was_never_measured_is_named(net, tmp_path):
         predictor.predict(net.space.encode([net.max_config]))
 
 
-def test_correction_is_recovered_from_networks_that_follow_it():
-    sums_ms = np.array([1.0, 2.0, 5.0, 9.0])
-    correction = Correction.fit(sums_ms, 0.4 + 0.9 * sums_ms)
-    assert correction.offset_ms == pytest.approx(0.4, abs=1e-4)
-    assert correction.factor == pytest.approx(0.9, abs=1e-4)
+def test_the_compiled_sum_without_a_correction_is_that_of_the_table(net, lut):
+    codes = all_codes(net)[::7]
+    sums_ms = [network_of(net, lut, net.space.decode(code)).sum_ms for code in codes]
+    np.testing.assert_allclose(LatencyPredictor.compile(net, lut).predict(codes), sums_ms, rtol=0, atol=1e-9)
 
 
-def test_correction_weighs_relative_errors():
-    sums_ms, measured_ms = np.array([1.0, 100.0]), np.array([2.0, 150.0])
-    fitted = Correction.fit(np.repeat(sums_ms, 2), np.repeat(measured_ms, 2) * np.array([0.97, 1.03, 0.97, 1.03]))
-    relative = np.abs(fitted.apply(sums_ms) - measured_ms) / measured_ms
-    assert relative.max() < 0.03
+def test_an_operator_that_runs_in_another_adds_nothing(net, lut):
+    config = net.max_config
+    feature = net.operators(config)[0]
+    before = network_of(net, lut, config)
+    fused = replace(lut.get(feature.digest), state="fused", method="in situ", p50_ms=None, p90_ms=None, spread=None)
+    lut.append([fused])
+    after = network_of(net, lut, config)
+    assert after.operators < before.operators
+    assert after.sum_ms < before.sum_ms
+    correction = Correction(overhead_ms=0.5)
+    code = net.space.encode([config])
+    predicted = LatencyPredictor.compile(net, lut, correction).predict(code)
+    assert predicted[0] == pytest.approx(after.sum_ms + 0.5 * after.operators, abs=1e-9)
 
 
-def test_correction_is_not_moved_by_a_disturbed_measurement():
-    sums_ms = np.array([0.1, 0.3, 0.5, 0.7, 1.0, 1.4, 1.9])
-    measured_ms = 1.2 * sums_ms
-    disturbed = measured_ms * np.array([1.0, 1.0, 3.5, 1.0, 1.0, 6.0, 1.0])
-    fitted = Correction.fit(sums_ms, disturbed)
-    assert np.abs(fitted.apply(sums_ms) / measured_ms - 1).max() < 0.05
+def networks(rng: np.random.Generator, count: int) -> list[Network]:
+    """Networks of two families of operators."""
+    return [
+        Network(int(rng.integers(20, 60)), {"Conv": float(rng.uniform(1, 9)), "Add": float(rng.uniform(0.2, 3))})
+        for _ in range(count)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("sums_ms", "measured_ms"),
-    [([2.0, 1.0], [1.0, 2.0]), ([1.0, 1.0], [1.0, 1.2]), ([1.0], [3.0]), ([1.0, 9.0, 10.0], [0.01, 9.0, 10.0])],
-)
-def test_correction_never_orders_networks_backwards_nor_below_zero(sums_ms, measured_ms):
-    sums = np.array(sums_ms)
-    correction = Correction.fit(sums, np.array(measured_ms))
-    assert correction.factor > 0
-    assert (correction.apply(sums) > 0).all()
+def latency_ms(network: Network, offset_ms: float, overhead_ms: float, conv: float, add: float) -> float:
+    return offset_ms + overhead_ms * network.operators + conv * network.sums_ms["Conv"] + add * network.sums_ms["Add"]
+
+
+def corrected_ms(correction: Correction, network: Network) -> float:
+    sums = sum(correction.factors[name] * value for name, value in network.sums_ms.items())
+    return correction.offset_ms + correction.overhead_ms * network.operators + sums
+
+
+@pytest.mark.parametrize("law", [(0.0, 0.0, 0.9, 0.9), (0.1, 0.002, 0.8, 1.0), (0.0, -0.004, 1.1, 0.95)])
+def test_correction_predicts_networks_that_follow_it(law):
+    rng = np.random.default_rng(0)
+    seen, unseen = networks(rng, 12), networks(rng, 50)
+    correction = Correction.fit(seen, np.array([latency_ms(one, *law) for one in seen]))
+    errors_ = [abs(corrected_ms(correction, one) / latency_ms(one, *law) - 1) for one in unseen]
+    assert np.median(errors_) < 0.02
+    assert correction.spread is not None
+    assert correction.spread < 0.05
+
+
+def test_correction_is_not_moved_by_disturbed_measurements():
+    rng = np.random.default_rng(1)
+    seen, unseen = networks(rng, 14), networks(rng, 50)
+    measured_ms = np.array([latency_ms(one, 0.0, 0.0, 1.2, 1.2) for one in seen])
+    measured_ms[[3, 9]] *= (3.5, 2.0)
+    correction = Correction.fit(seen, measured_ms)
+    errors_ = [abs(corrected_ms(correction, one) / latency_ms(one, 0.0, 0.0, 1.2, 1.2) - 1) for one in unseen]
+    assert np.median(errors_) < 0.03
+
+
+def test_one_network_scales_all_families_alike():
+    correction = Correction.fit([Network(30, {"Conv": 4.0, "Add": 1.0})], np.array([10.0]))
+    assert correction.factors["Conv"] == pytest.approx(2.0, rel=0.05)
+    assert correction.factors["Add"] == pytest.approx(2.0, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9), st.floats(0.05, 40)), min_size=1, max_size=8))
+def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than_nothing(rows):
+    seen = [Network(10, {"Conv": conv, "Add": add}) for conv, add, _ in rows]
+    correction = Correction.fit(seen, np.array([measured for *_, measured in rows]))
+    assert all(factor > 0 for factor in correction.factors.values())
+    assert correction.operator_ms("Conv", 0.01) > 0
+    assert correction.operator_ms("never seen", 0.01) > 0
+    assert correction.operator_ms("Conv", 0.0) == 0.0
 
 
 def test_errors_are_relative_to_what_was_measured():

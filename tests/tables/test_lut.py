@@ -87,7 +87,7 @@ def test_ways_of_measuring_and_settings_are_kept_apart(tmp_path):
     assert set(Lut.open(tmp_path).entries()) == {inside, only_alone}
     assert set(Lut.open(tmp_path, methods=["alone"]).entries()) == {alone, only_alone}
     assert Lut.open(tmp_path, methods=["alone", "in situ"]).get("a") == alone
-    assert Lut.open(tmp_path, settings=longer.settings).entries() == (longer,)
+    assert Lut.open(tmp_path, settings={longer.settings}).entries() == (longer,)
     assert list(Lut.open(tmp_path, methods=["in situ"]).missing("ab")) == ["b"]
 
 

@@ -35,7 +35,7 @@ def measured(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     enumeration.write_operators(
         few / enumeration.OPERATORS_FILE, {one: {} for one in features[: 2 * len(features) // 3]}
     )
-    settings = profile.Settings(measure=MEASURE, store=folder / "luts", flush_s=0.1)
+    settings = profile.Settings(method="alone", measure=MEASURE, store=folder / "luts", flush_s=0.1)
     for backend, operators in (("ncnn", folder), ("onnxruntime", few)):
         with local_agent(backend=backend) as client, client.lease():
             profile.run(settings, operators, client, folder / backend, Silent())

@@ -20,7 +20,9 @@ from tasks import profile
 from tasks.lut import Lut, LutStore
 from tasks.progress import Silent
 
-QUICK = profile.Settings(measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1), flush_s=0.05)
+QUICK = profile.Settings(
+    method="alone", measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1), flush_s=0.05
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_larger_convolutions_take_longer(operators, device, tmp_path):
     small, *_, large = sorted((f for f in listed.values() if f.operator == "Conv"), key=lambda f: f.macs)
     enumeration.write_operators(tmp_path / enumeration.OPERATORS_FILE, {small: {}, large: {}})
     assert large.macs > 20 * small.macs
-    profile.run(profile.Settings(), tmp_path, device, tmp_path, Silent())
+    profile.run(profile.Settings(method="alone"), tmp_path, device, tmp_path, Silent())
     lut = Lut.open(tmp_path / profile.LUT_FOLDER)
     assert lut.get(large.digest).p50_ms > lut.get(small.digest).p50_ms
 
@@ -133,7 +135,9 @@ def test_what_was_measured_before_the_agent_died_is_kept(operators, tmp_path):
 
 
 def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators, tmp_path):
-    settings = profile.Settings(measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05)
+    settings = profile.Settings(
+        method="alone", measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05
+    )
     script = """
         import sys
         from pathlib import Path

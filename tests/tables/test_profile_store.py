@@ -41,7 +41,7 @@ def halves(operators: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> profile.Settings:
-    return profile.Settings(measure=MEASURE, store=tmp_path / "luts", flush_s=0.05)
+    return profile.Settings(method="alone", measure=MEASURE, store=tmp_path / "luts", flush_s=0.05)
 
 
 def count(folder: Path) -> int:

@@ -23,7 +23,7 @@ QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
 def profiled(supernet: Path, device, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     enumeration.run(supernet, folder, Silent())
-    profile.run(profile.Settings(measure=QUICK), folder, device, folder, Silent())
+    profile.run(profile.Settings(method="alone", measure=QUICK), folder, device, folder, Silent())
     return folder
 
 

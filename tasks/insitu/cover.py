@@ -1,0 +1,77 @@
+"""A few SubNets that together contain every operator: what in-situ measuring runs.
+
+An operator depends on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets
+are chosen one after the other: from an operator that is still missing, the other variables are set one at a time to
+the choice that brings most new operators, until no single change brings more.
+"""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailor_ir import OperatorFeature, SuperNet
+
+Code = NDArray[np.int64]
+SWEEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one operator of the largest network stands: its variables, and for their choices the operator's number or -1."""
+
+    columns: tuple[int, ...]
+    numbers: NDArray[np.int32]
+
+    def along(self, code: Code, column: int) -> NDArray[np.int32]:
+        """The operators for every choice of one of its variables, the others as in `code` (V,)."""
+        picked = tuple(slice(None) if own == column else code[own] for own in self.columns)
+        found: NDArray[np.int32] = self.numbers[picked]
+        return found
+
+
+def covering_codes(net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> Code:
+    """(n, V) codes of SubNets that together have all `wanted` operators of the SuperNet, most of them early."""
+    return _Cover(net, wanted, rng).codes()
+
+
+class _Cover:
+    def __init__(self, net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._cardinalities = np.array([len(variable.choices) for variable in net.space.variables])
+        terms = net.operator_terms()
+        self._places = [_Place(term.variables, term.features.numbers) for term in terms]
+        self._of_column = [[p for p in self._places if c in p.columns] for c in range(len(self._cardinalities))]
+        operators = terms[0].features.operators
+        self._missing = np.zeros(len(operators) + 1, bool)  # the last: "skipped", number -1
+        self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = True
+
+    def codes(self) -> Code:
+        """One SubNet after the other, each with at least one operator that those before lack."""
+        codes = []
+        for place in self._places:
+            for at in np.argwhere(self._missing[place.numbers]):
+                if self._missing[place.numbers[tuple(at)]]:
+                    codes.append(self._around(place, at))
+                    self._missing[self._numbers(codes[-1])] = False
+        return np.array(codes, np.int64).reshape(-1, len(self._cardinalities))
+
+    def _around(self, seed: _Place, at: NDArray[np.int64]) -> Code:
+        """A SubNet with the operator at these choices and as many other missing ones as single changes find."""
+        code = self._rng.integers(self._cardinalities)
+        code[list(seed.columns)] = at
+        free = [column for column in range(len(code)) if column not in seed.columns and self._cardinalities[column] > 1]
+        for _ in range(SWEEPS):
+            before = code.copy()
+            for column in self._rng.permutation(free):
+                gains = sum(self._missing[p.along(code, column)].astype(np.int64) for p in self._of_column[column])
+                ties = np.flatnonzero(gains == np.max(gains))
+                if gains[code[column]] != np.max(gains):
+                    code[column] = self._rng.choice(ties)
+            if np.array_equal(before, code):
+                break
+        return code
+
+    def _numbers(self, code: Code) -> NDArray[np.int32]:
+        return np.array([place.numbers[tuple(code[list(place.columns)])] for place in self._places])

@@ -1,0 +1,160 @@
+"""Timing operators inside whole SubNets: what each SubNet said of its operators, and the entries that follow.
+
+Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tailor_ir
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import Measurement, MeasureSettings
+from tailor_ir import OperatorFeature, SuperNet
+from tasks.ahead import ahead
+from tasks.artifacts import append_line, read_lines
+from tasks.convert import ConversionError, Limits, convert_operators
+from tasks.fleet import Meter
+from tasks.insitu.cover import covering_codes
+from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.lut import Entry, feature_text, now
+from tasks.ncnn_files import NcnnModel
+from tasks.progress import Progress
+
+Config = Mapping[str, Any]
+SUBNETS_AT_ONCE = 8
+"""SubNets that are made while the device measures as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One time of an operator [ms] in one SubNet; noisy if that SubNet's timing was."""
+
+    time_ms: float
+    noisy: bool
+
+
+def entries(
+    net: SuperNet,
+    todo: Mapping[str, OperatorFeature],
+    meter: Meter,
+    settings: MeasureSettings,
+    settings_text: str,
+    limits: Limits,
+    file: Path,
+    progress: Progress,
+) -> Iterator[Entry]:
+    """An entry for each operator (by digest): the median of its times in the SubNets that have it.
+
+    State "fused" where the device runs no layer for it: its time is in its neighbours'. State "failed" where no SubNet
+    that has it could be measured. AgentError when the device is gone; call again with the same file.
+    """
+    codes = covering_codes(net, set(todo.values()), np.random.default_rng(settings.seed))
+    configs = [net.space.decode(code) for code in codes]
+    lines = measure_subnets(net, configs, meter, settings, limits, file, progress)
+    seen: dict[str, list[Seen]] = {digest: [] for digest in todo}
+    reasons: dict[str, str] = {}
+    for line in lines:
+        for digest, time_ms in line["operators"]:
+            if digest in seen:
+                seen[digest].append(Seen(time_ms, line["noisy"]))
+        if line["state"] == "failed":
+            config = net.space.decode(net.space.row(line["config"]))
+            reasons |= {feature.digest: line["reason"] for feature in net.operators(config)}
+    for digest, feature in todo.items():
+        reason = reasons.get(digest, "no SubNet that has it could be measured")
+        yield _entry(feature, seen[digest], settings_text, reason)
+
+
+def measure_subnets(
+    net: SuperNet,
+    configs: Sequence[Config],
+    meter: Meter,
+    settings: MeasureSettings,
+    limits: Limits,
+    file: Path,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and the digest and time of each operator."""
+    known = {line["key"]: line for line in read_lines(file)}
+    by_key = {net.space.digest(config): config for config in configs}
+    missing = {key: config for key, config in by_key.items() if key not in known}
+    maker = _Maker(net, "ncnn" in meter.capabilities().formats, limits)
+    with progress.bar("profile in situ", len(by_key), len(by_key) - len(missing)) as bar:
+        for subnets, failures in ahead(_chunks(list(missing.items())), maker.make):
+            by_job = {subnet.job.key: subnet for subnet in subnets}
+            jobs: list[ModelJob] = [subnet.job for subnet in subnets]
+            for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
+                line = _line(measurement, missing[measurement.key], by_job.get(measurement.key))
+                append_line(file, line)
+                known[measurement.key] = line
+                bar.advance()
+    return [known[key] for key in by_key]
+
+
+def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:
+    operators: list[tuple[str, float]] = []
+    if subnet is not None and measurement.state == "ok":
+        features = [placed.feature.digest for placed in subnet.placed.operators]
+        operators = list(zip(features, subnet.attribute(measurement.layers), strict=True))
+    kept = measurement.model_dump(include={"key", "state", "reason", "p50_ms", "spread", "noisy"})
+    return kept | {"config": dict(config), "operators": operators}
+
+
+class _Maker:
+    """Makes SubNets for the device; for ncnn it converts each operator once."""
+
+    def __init__(self, net: SuperNet, ncnn: bool, limits: Limits) -> None:
+        self._net, self._ncnn, self._limits = net, ncnn, limits
+        self._snippets: dict[OperatorFeature, NcnnModel | ConversionError] = {}
+
+    def make(self, chunk: Sequence[tuple[str, Config]]) -> tuple[list[WholeSubNet], list[Measurement]]:
+        """The SubNets by digest, and a failure for each that the device cannot get."""
+        if not self._ncnn:
+            return [onnx_subnet(self._net, key, config) for key, config in chunk], []
+        self._convert([feature for _, config in chunk for feature in self._net.operators(config)])
+        made: list[WholeSubNet] = []
+        failures: list[Measurement] = []
+        for key, config in chunk:
+            outcomes = {feature: self._snippets[feature] for feature in self._net.operators(config)}
+            errors = {f: error for f, error in outcomes.items() if isinstance(error, ConversionError)}
+            if errors:
+                feature, error = next(iter(errors.items()))
+                failures.append(Measurement.failed(key, f"{feature.operator} {feature.digest}: {error}"))
+            else:
+                snippets = {feature: one for feature, one in outcomes.items() if isinstance(one, NcnnModel)}
+                made.append(ncnn_subnet(self._net, key, config, snippets))
+        return made, failures
+
+    def _convert(self, features: Sequence[OperatorFeature]) -> None:
+        new = [feature for feature in dict.fromkeys(features) if feature not in self._snippets]
+        models = [tailor_ir.operator_model(feature) for feature in new]
+        self._snippets.update(zip(new, convert_operators(models, self._limits), strict=True))
+
+
+def _entry(feature: OperatorFeature, seen: Sequence[Seen], settings_text: str, reason: str) -> Entry:
+    calm = [one.time_ms for one in seen if not one.noisy]
+    times_ms = calm or [one.time_ms for one in seen]
+    common: dict[str, Any] = {
+        "digest": feature.digest,
+        "operator": feature.operator,
+        "feature": feature_text(feature.to_json()),
+        "settings": settings_text,
+        "method": "in situ",
+        "measured_at": now(),
+        "n": len(times_ms),
+    }
+    if not times_ms:
+        return Entry(**common, state="failed", reason=reason, noisy=False)
+    p10_ms, p50_ms, p90_ms = (float(time_ms) for time_ms in np.quantile(times_ms, (0.1, 0.5, 0.9)))
+    if p50_ms == 0.0:
+        return Entry(**common, state="fused", noisy=False)
+    spread = (p90_ms - p10_ms) / p50_ms
+    return Entry(**common, state="ok", p50_ms=p50_ms, p90_ms=p90_ms, spread=spread, noisy=not calm)
+
+
+def _chunks(items: Sequence[tuple[str, Config]]) -> Iterator[Sequence[tuple[str, Config]]]:
+    return (items[first : first + SUBNETS_AT_ONCE] for first in range(0, len(items), SUBNETS_AT_ONCE))

@@ -1,0 +1,133 @@
+"""Whole SubNets for a device without their weights, such that each layer that the device runs belongs to one operator.
+
+onnxruntime gets the SubNet itself and names its layers after the SubNet's values. An NCNN file keeps no names, so that the
+network is put together from the files of its operators, each of which is converted once.
+"""
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import LayerTiming
+from tailor_ir import OperatorFeature, SuperNet
+from tailor_ir.operators import PlacedOperators
+from tasks.jobs import onnx_job
+from tasks.ncnn_files import Layer, NcnnModel
+
+Config = Mapping[str, int | float]
+Snippets = Mapping[OperatorFeature, NcnnModel]
+OWN = re.compile(r"op(\d+)/")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSubNet:
+    """A SubNet as a job, and its operators."""
+
+    placed: PlacedOperators
+    job: ModelJob
+
+    def attribute(self, layers: Sequence[LayerTiming]) -> list[float]:
+        """Time of each of the operators [ms]: of the layers that ran for it; 0 where the runtime runs it in another."""
+        times_ms = [0.0] * len(self.placed.operators)
+        owners = _by_number(layers) if self.job.format == "ncnn" else _by_name(layers, self.placed)
+        for layer, number in zip(layers, owners, strict=True):
+            if number is not None:
+                times_ms[number] += layer.time_ms
+        return times_ms
+
+
+def onnx_subnet(net: SuperNet, key: str, config: Config) -> WholeSubNet:
+    """A SubNet for runtimes that take ONNX."""
+    with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
+        path = Path(folder) / "subnet.onnx"
+        net.export(config, path, fold_batch_norm=True, weights=False)
+        return WholeSubNet(net.placed_operators(config), onnx_job(key, path.read_bytes()))
+
+
+def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> WholeSubNet:
+    """A SubNet for ncnn, from the files of its operators. KeyError when one has none."""
+    placed = net.placed_operators(config)
+    layers = _joined(placed, snippets)
+    job = ModelJob(
+        key=key,
+        format="ncnn",
+        files=(NcnnModel.of(layers, b"").param,),
+        input_names=tuple(f"in{number}" for number in range(len(placed.inputs))),
+        input_shapes=(net.input_shape(config),),
+        output_names=tuple(f"out{number}" for number in range(len(placed.outputs))),
+    )
+    return WholeSubNet(placed, job)
+
+
+def _joined(placed: PlacedOperators, snippets: Snippets) -> list[Layer]:
+    """The operators' layers one after another, named after their operator."""
+    blobs = {value: f"in{number}" for number, value in enumerate(placed.inputs)}
+    layers = [Layer("Input", blob, (), (blob,), ()) for blob in blobs.values()]
+    for number, operator in enumerate(placed.operators):
+        names = {f"in{i}": blobs[value] for i, value in enumerate(operator.inputs)}
+        for i, value in enumerate(operator.outputs):
+            names[f"out{i}"] = blobs[value] = f"op{number}/out{i}"
+        for position, layer in enumerate(snippets[operator.feature].layers()):
+            if layer.kind == "Input":
+                continue
+            inner = {b: f"op{number}/{b}" for b in (*layer.inputs, *layer.outputs) if b not in names}
+            renamed = layer.renamed(names | inner)
+            layers.append(
+                Layer(layer.kind, f"op{number}/{position}", renamed.inputs, renamed.outputs, layer.parameters)
+            )
+    ends = [blobs[value] for value in placed.outputs]
+    layers += [Layer("Noop", f"end{i}", (blob,), (f"out{i}",), ()) for i, blob in enumerate(ends)]
+    return _with_splits(layers)
+
+
+def _with_splits(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers with a Split wherever a blob is read more than once, as ncnn wants it."""
+    readers: dict[str, int] = {}
+    for layer in layers:
+        for blob in layer.inputs:
+            readers[blob] = readers.get(blob, 0) + 1
+    copies: dict[str, list[str]] = {}
+    result: list[Layer] = []
+    for layer in layers:
+        inputs = tuple(copies[blob].pop(0) if blob in copies else blob for blob in layer.inputs)
+        result.append(Layer(layer.kind, layer.name, inputs, layer.outputs, layer.parameters))
+        for blob in layer.outputs:
+            if readers.get(blob, 0) > 1:
+                copies[blob] = [f"{blob}/{i}" for i in range(readers[blob])]
+                result.append(Layer("Split", f"split/{blob}", (blob,), tuple(copies[blob]), ()))
+    return result
+
+
+def _by_number(layers: Sequence[LayerTiming]) -> list[int | None]:
+    """The operator of each layer of a network that was put together here; None for a Split."""
+    found = [OWN.match(layer.name) for layer in layers]
+    return [None if match is None else int(match[1]) for match in found]
+
+
+def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int | None]:
+    """The operator of each layer of onnxruntime, which names layers after the node or the value that they end with.
+
+    Layers with names of its own belong to the operator before them, such as an activation that it has put together from
+    several nodes; to the one behind them, if they prepare its input.
+    """
+    numbers = {name: number for number, one in enumerate(placed.operators) for name in one.names}
+    owners = [_longest_known(layer.name, numbers) for layer in layers]
+    for position in range(len(owners) - 2, -1, -1):
+        if owners[position] is None and _prepares(layers[position]):
+            owners[position] = owners[position + 1]
+    for position in range(1, len(owners)):
+        if owners[position] is None:
+            owners[position] = owners[position - 1]
+    return owners
+
+
+def _prepares(layer: LayerTiming) -> bool:
+    return layer.kind == "ReorderInput" or layer.name.startswith("gemm_input")
+
+
+def _longest_known(name: str, numbers: Mapping[str, int]) -> int | None:
+    """What is known under the longest beginning of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
+    return next((numbers[name[:end]] for end in range(len(name), 0, -1) if name[:end] in numbers), None)

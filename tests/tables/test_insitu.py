@@ -1,0 +1,149 @@
+"""Operators timed inside whole SubNets: every operator is in one, each layer belongs to an operator, and nothing twice."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import enumerate as enumerate_stage
+from tasks import profile
+from tasks.artifacts import read_lines
+from tasks.convert import Limits, convert_operators
+from tasks.insitu.cover import covering_codes
+from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.ncnn_files import NcnnModel
+from tasks.plan import plan
+from tasks.predict.correction import UNCORRECTED
+from tasks.predict.latency import subnet_ms
+from tasks.progress import Silent
+from tests.ir.networks import perturb
+
+SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0)
+SETTINGS = profile.Settings(subnet=SUBNET, flush_s=0.05)
+FACTOR = 3.0  # between timings of tiny networks on a shared machine; how well they agree is benchmarks/latency.py's
+NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
+
+
+def compiled(name: str) -> tailor_ir.SuperNet:
+    torch.manual_seed(0)
+    model = perturb(timm.create_model(name))
+    return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]))
+
+
+def whole(net: tailor_ir.SuperNet, config: dict, backend: str) -> WholeSubNet:
+    if backend != "ncnn":
+        return onnx_subnet(net, "whole", config)
+    features = list(dict.fromkeys(net.operators(config)))
+    converted = convert_operators([tailor_ir.operator_model(feature) for feature in features], Limits())
+    assert all(isinstance(one, NcnnModel) for one in converted), converted
+    return ncnn_subnet(net, "whole", config, dict(zip(features, converted, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def operators(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operators")
+    enumerate_stage.run(supernet, folder, Silent())
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: str) -> None:
+    net = compiled(name)
+    wanted = set(net.unique_operators())
+    codes = covering_codes(net, wanted, np.random.default_rng(0))
+    seen: set = set()
+    for code in codes:
+        own = set(net.operators(net.space.decode(code)))
+        assert own - seen
+        seen |= own
+    assert seen >= wanted
+    assert len(codes) < len(wanted) / 3
+    few = set(list(wanted)[:3])
+    assert len(covering_codes(net, few, np.random.default_rng(0))) <= 3
+
+
+@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str) -> None:
+    net = compiled(name)
+    config = net.space.sample(np.random.default_rng(3))
+    with local_agent(backend) as client:
+        subnet = whole(net, config, backend)
+        (measured,) = client.measure([subnet.job], SUBNET)
+        (real,) = client.measure([job(net, config, client)], SUBNET.model_copy(update={"layers_ms": 0.0}))
+    assert measured.state == "ok", measured.reason
+    assert measured.p50_ms is not None
+    assert real.p50_ms is not None
+    times_ms = subnet.attribute(measured.layers)
+    assert sum(times_ms) >= 0.8 * sum(layer.time_ms for layer in measured.layers)
+    convolutions = [
+        t for t, one in zip(times_ms, subnet.placed.operators, strict=True) if one.feature.operator == "Conv"
+    ]
+    assert all(time_ms > 0 for time_ms in convolutions)
+    assert 1 / FACTOR <= measured.p50_ms / real.p50_ms <= FACTOR
+
+
+def job(net: tailor_ir.SuperNet, config: dict, client: AgentClient):
+    from tasks.jobs import job_for
+    from tasks.predict.measure import onnx_of
+
+    return job_for(client.capabilities().formats, "real", onnx_of(net, config), Limits())
+
+
+def test_profile_in_situ_knows_every_operator_and_adds_up(
+    supernet: Path, operators: Path, device: AgentClient, tmp_path: Path
+) -> None:
+    net = tailor_ir.load(supernet)
+    planned = plan(SETTINGS, operators, device.capabilities(), supernet)
+    result = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
+    lines = read_lines(tmp_path / profile.SUBNETS_FILE)
+    assert planned["to_measure"] == result["measured_now"] == len(net.unique_operators())
+    assert planned["subnets"] == len(lines)
+    table = profile.open_table(SETTINGS, tmp_path / profile.STORE_FOLDER, device.capabilities())
+    states = Counter(table.get(feature.digest).state for feature in net.unique_operators())
+    assert set(states) <= {"ok", "fused"}
+    assert {table.get(feature.digest).method for feature in net.unique_operators()} == {"in situ"}
+    ratios = [subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]
+    assert 1 / FACTOR <= np.median(ratios) <= FACTOR
+    again = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
+    assert again["measured_now"] == 0
+    assert read_lines(tmp_path / profile.SUBNETS_FILE) == lines
+
+
+def test_a_run_that_was_killed_goes_on_with_the_next_subnet(
+    supernet: Path, operators: Path, device: AgentClient, tmp_path: Path
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    class Stopping(Silent):
+        def bar(self, name, total, done=0):
+            outer = super().bar(name, total, done)
+
+            class Bar:
+                def __enter__(self):
+                    self.bar, self.left = outer.__enter__(), 3
+                    return self
+
+                def __exit__(self, *exception):
+                    return outer.__exit__(*exception)
+
+                def advance(self, steps=1):
+                    self.left -= 1
+                    if not self.left:
+                        raise Stopped
+
+            return Bar()
+
+    with pytest.raises(Stopped):
+        profile.run(SETTINGS, operators, device, tmp_path, Stopping(), supernet)
+    before = read_lines(tmp_path / profile.SUBNETS_FILE)
+    assert len(before) == 3
+    profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
+    assert read_lines(tmp_path / profile.SUBNETS_FILE)[:3] == before
