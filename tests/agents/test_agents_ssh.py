@@ -1,6 +1,7 @@
 """Agents over ssh, against a real sshd on loopback that the tests start."""
 
 import ast
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -168,6 +169,7 @@ def test_a_refusal_of_the_agent_itself_arrives(target: SshTarget) -> None:
         pass
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh on this machine: apt-get install openssh-client")
 def test_a_port_without_a_server_is_one_line() -> None:
     with (
         pytest.raises(AgentError, match=r"ssh nobody@127.0.0.1: .*Connection refused"),
