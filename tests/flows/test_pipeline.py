@@ -21,6 +21,7 @@ STAGES = [
     "profile/onnxruntime",
     "sensitivities",
     "latency/onnxruntime",
+    "resources/onnxruntime",
     "search/onnxruntime",
     "export/onnxruntime",
 ]
@@ -62,7 +63,7 @@ def test_another_device_profile_trains_nothing(finished: dict[str, Any], command
 def test_more_training_measures_no_operator_again(finished: dict[str, Any], command: Command) -> None:
     changed = command("predict", "finetune.label_smoothing=0.05")
     cached = {stage["stage"]: stage["cached"] for stage in changed["stages"]}
-    assert cached == {"sensitivities": False, "latency/onnxruntime": True}
+    assert cached == {"sensitivities": False, "latency/onnxruntime": True, "resources/onnxruntime": True}
 
 
 def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str, Any], command: Command) -> None:
