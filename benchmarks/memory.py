@@ -1,0 +1,93 @@
+"""Peak memory of activations as predicted, against what ONNX Runtime asks its allocator for.
+
+    python -m benchmarks.memory [--random 8] [--timm NAME …] [--json FILE] [PRESET …]
+
+For each preset the largest, the smallest and random SubNets, exported as for a device, batch 1, run once by onnxruntime with
+all optimisations, one thread. The truth is counted by the runtime itself: an allocator that is registered with it sees
+every request (tests/ir/runtime_memory.py). Beside it what the runtime's own arena has in use at most; its chunks may be up
+to twice what was asked for. --timm: networks by name with the proposed space instead, which no rule was made for.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import tailor_ir
+from benchmarks.enumeration import PRESETS, supernet_of
+from tasks.predict.memory import MIB, MemoryPredictor
+from tests.ir.runtime_memory import subnet_peaks
+
+POPULATION = 4096
+CLASSES = 10
+Row = dict[str, float | int | str]
+
+
+def timm_supernet(name: str) -> tailor_ir.SuperNet:
+    """A network of timm with the proposed space, from random weights."""
+    model = timm.create_model(name, num_classes=CLASSES).eval()
+    return tailor_ir.compile(model, torch.zeros(1, *model.default_cfg.get("input_size", (3, 224, 224))))
+
+
+def measure(name: str, net: tailor_ir.SuperNet, random: int) -> list[Row]:
+    """A row for each SubNet."""
+    rng = np.random.default_rng(0)
+    configs = [net.max_config, net.min_config, *(net.space.sample(rng) for _ in range(random))]
+    predictor = MemoryPredictor.compile(net)
+    population = net.space.random_codes(POPULATION, rng)
+    start = time.perf_counter()
+    predictor.peak_bytes(population)
+    per_second = POPULATION / (time.perf_counter() - start)
+    predicted = predictor.peak_bytes(net.space.encode(configs)).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        measured = subnet_peaks(net, configs, Path(folder))
+    return [
+        {
+            "network": name,
+            "subnet": ("largest", "smallest")[index] if index < 2 else "random",
+            "parameters_mib": net.parameters(config) * 4 / MIB,
+            "predicted_mib": bytes_ / MIB,
+            "asked_mib": peaks.asked / MIB,
+            "error_percent": 100 * (bytes_ / peaks.asked - 1),
+            "arena_mib": peaks.arena / MIB,
+            "subnets_per_s": round(per_second),
+        }
+        for index, (config, bytes_, peaks) in enumerate(zip(configs, predicted, measured, strict=True))
+    ]
+
+
+def show(rows: Iterable[Row]) -> None:
+    rows = list(rows)
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=160).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="*", choices=(*PRESETS, []), metavar="PRESET")
+    parser.add_argument("--random", type=int, default=8, help="random SubNets of each")
+    parser.add_argument("--timm", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    names = arguments.timm or arguments.presets or PRESETS
+    make = timm_supernet if arguments.timm else supernet_of
+    rows = [row for name in track(names, "networks") for row in measure(name, make(name), arguments.random)]
+    show(rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
