@@ -131,6 +131,7 @@ class DeviceProfile(BaseModel):
     cores: tuple[int, ...] | None = Field(
         default=None, description="numbers of the cores to bind to, one for each thread; null: free ones"
     )
+    batch: int = Field(default=1, ge=1, le=4096, description="samples of one run")
     provider: str | None = Field(
         default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
     )
@@ -144,6 +145,12 @@ class DeviceProfile(BaseModel):
     resources: dict[str, bool | float | tuple[float, ...]] = Field(
         default={}, description="what differs from resources on this device"
     )
+
+    @model_validator(mode="after")
+    def _ncnn_has_no_batch_axis(self) -> Self:
+        if self.batch != 1 and self.backend.startswith("ncnn"):
+            raise ValueError(f"batch={self.batch} with backend={self.backend}, which has no batch axis; allowed: 1")
+        return self
 
     @model_validator(mode="after")
     def _a_core_for_each_thread(self) -> Self:

@@ -10,6 +10,7 @@ from flows.locks import only_user
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import AgentError, Capabilities
 from profiling_agents.ssh import ssh_agent
+from tasks.artifacts import digest_of
 from tasks.errors import UserError
 from tasks.fleet import Fleet, Meter
 
@@ -52,8 +53,9 @@ class Devices:
         return found
 
     def fingerprint(self, name: str) -> str:
-        """What makes measurements comparable: the device's own fingerprint; checked against the profile."""
-        return self.capabilities(name).fingerprint
+        """What makes measurements comparable: the device's own fingerprint, checked against the profile; the batch."""
+        own, batch = self.capabilities(name).fingerprint, self.profiles[name].batch
+        return own if batch == 1 else digest_of(own, batch)
 
     @contextmanager
     def exclusive(self, name: str, *, alone: bool = False) -> Iterator[AgentClient]:

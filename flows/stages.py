@@ -118,16 +118,16 @@ def finetune(run: Run, config: RunConfig, compiled: Output) -> Output:
 
 
 @_stage("enumerate")
-def enumerate(run: Run, supernet: Path) -> Output:
-    """Every unique operator of a SuperNet."""
+def enumerate(run: Run, supernet: Path, batch: int = 1) -> Output:
+    """Every unique operator of a SuperNet, of a batch of samples."""
     stage = Stage(
         name="enumerate",
         modules=("tasks.enumerate",),
-        settings={},
+        settings={} if batch == 1 else {"batch": batch},
         inputs=(supernet,),
         artifacts=(tasks.enumerate.OPERATORS_FILE,),
     )
-    return _finish(run.execute(stage, lambda out, progress: tasks.enumerate.run(supernet, out, progress)))
+    return _finish(run.execute(stage, lambda out, progress: tasks.enumerate.run(supernet, out, progress, batch)))
 
 
 @_stage("profile", agent=True)
@@ -145,7 +145,8 @@ def profile(run: Run, config: CommonConfig, device: str, supernet: Path, enumera
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         with run.devices.meter(device) as meter:
-            return tasks.profile.run(settings, enumerated.folder, meter, out, progress, supernet)
+            batch = config.device[device].batch
+            return tasks.profile.run(settings, enumerated.folder, meter, out, progress, supernet, batch)
 
     return _finish(run.execute(stage, body))
 
@@ -181,7 +182,8 @@ def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profile
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         with run.devices.exclusive(device) as client:
-            return tasks.predict.validate.run(config.predict, supernet, profiled.folder, client, out, progress)
+            batch = config.device[device].batch
+            return tasks.predict.validate.run(config.predict, supernet, profiled.folder, client, out, progress, batch)
 
     return _finish(run.execute(stage, body))
 
@@ -247,7 +249,8 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         with run.devices.exclusive(device, alone=True) as client:
             data = _evaluation_data(config)
-            return tasks.export.run(config.export, supernet, found.folder, data, client, out, progress)
+            batch = config.device[device].batch
+            return tasks.export.run(config.export, supernet, found.folder, data, client, out, progress, batch)
 
     return _finish(run.execute(stage, body))
 

@@ -26,9 +26,14 @@ def tailor(
     enumerated = stages.enumerate(run, compiled)
     if until == "enumerate":
         return run.results(enumerated)
+    batches = {profile.batch for profile in config.device.values()} - {1}
+    by_batch = {1: enumerated} | {batch: stages.enumerate(run, compiled, batch) for batch in sorted(batches)}
+    operators = {name: by_batch[profile.batch] for name, profile in config.device.items()}
     if until == "plan":
-        return {**run.results(enumerated), "plan": _plan(run, config, compiled, enumerated)}
-    profiled = _on_devices(run, config, lambda name: stages.profile.submit(run, config, name, compiled, enumerated))
+        return {**run.results(enumerated), "plan": _plan(run, config, compiled, operators)}
+    profiled = _on_devices(
+        run, config, lambda name: stages.profile.submit(run, config, name, compiled, operators[name])
+    )
     if until == "profile":
         return run.results(*profiled.values())
     accuracy = stages.sensitivities(run, config, trained)
@@ -70,11 +75,15 @@ def tailor(
     return _report(run, config, sources)
 
 
-def _plan(run: Run, config: RunConfig | AdaptConfig, compiled: Path, enumerated: Output) -> dict[str, dict[str, Any]]:
+def _plan(
+    run: Run, config: RunConfig | AdaptConfig, compiled: Path, operators: Mapping[str, Output]
+) -> dict[str, dict[str, Any]]:
     """What profiling would do on each device; nothing is measured."""
     return {
-        name: plan(config.profile_of(name), enumerated.folder, run.devices.capabilities(name), compiled)
-        for name in config.device
+        name: plan(
+            config.profile_of(name), operators[name].folder, run.devices.capabilities(name), compiled, profile.batch
+        )
+        for name, profile in config.device.items()
     }
 
 

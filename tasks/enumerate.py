@@ -15,9 +15,9 @@ OPERATORS_FILE = "operators.json"
 COUNTS = ("modifications", "codes", "distinct", "unique_operators", "enumerate_s")
 
 
-def run(net_folder: Path, out_folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write `operators.json` from a folder of `SuperNet.save`; returns the summary."""
-    net = tailor_ir.load(net_folder)
+def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) -> dict[str, Any]:
+    """Write `operators.json` from a folder of `SuperNet.save`, of a batch of samples; returns the summary."""
+    net = tailor_ir.load(net_folder, batch=batch)
     start = time.perf_counter()
     witnesses = net.unique_operators()
     enumerate_s = time.perf_counter() - start

@@ -77,11 +77,13 @@ def run(
     client: AgentClient,
     out: Path,
     progress: Progress,
+    batch: int = 1,
 ) -> Row:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
-    `data`: split -> images to state the accuracy on; the first one's images check the files. The caller holds
-    the device's lease. What an earlier call finished is not done again.
+    `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
+    file; NCNN files have no batch axis. The caller holds the device's lease. What an earlier call finished is not done
+    again.
     """
     front = read_json(search / FRONT_FILE)
     winners = front["winners"]
@@ -89,7 +91,7 @@ def run(
     todo = {row["digest"]: row["config"] for row in winners if row["digest"] not in done}
     total = len({row["digest"] for row in winners})
     with ExitStack() as stack, progress.bar("export", total, total - len(todo)) as bar:
-        net = tailor_ir.load(supernet)
+        net = tailor_ir.load(supernet, batch=batch)
         exporter = Exporter(settings, net, data, client, out, stack)
         for digest, config in todo.items():
             done[digest] = exporter.export(digest, config)
@@ -140,7 +142,7 @@ class Exporter:
         module = self.net.build(dict(config), statistics).eval()
         model = onnx_of(self.net, config, statistics)
         inputs, expected = self._references(module, config, images)
-        jobs = self._jobs(digest, model)
+        jobs = self._jobs(digest, model, model if self.net.batch == 1 else onnx_of(self.net, config, statistics, 1))
         files = {name: self._file(job, inputs, expected) for name, job in jobs.items()}
         card = {
             "digest": digest,
@@ -155,9 +157,9 @@ class Exporter:
         write_json(self.out / f"{digest}.json", card)
         return card
 
-    def _jobs(self, digest: str, model: bytes) -> dict[Format, ModelJob | ConversionError]:
+    def _jobs(self, digest: str, model: bytes, one_sample: bytes) -> dict[Format, ModelJob | ConversionError]:
         try:
-            ncnn: ModelJob | ConversionError = ncnn_job(digest, model, convert(model, self.settings.limits))
+            ncnn: ModelJob | ConversionError = ncnn_job(digest, one_sample, convert(one_sample, self.settings.limits))
         except ConversionError as error:
             ncnn = error
         return {"onnx": onnx_job(digest, model), "ncnn": ncnn}
@@ -181,7 +183,7 @@ class Exporter:
             return {"state": "failed", "reason": str(job)}
         try:
             client = self._runtime(job.format)
-            got = np.concatenate([client.run(job, [x[np.newaxis]])[0] for x in inputs])
+            got = _outputs(client, job, inputs)
         except AgentError as error:
             return {"state": "failed", "reason": str(error)}
         difference = float(np.abs(got - expected).max() / np.abs(expected).max())
@@ -223,3 +225,14 @@ class Exporter:
             return {"state": "failed", "reason": str(job), "p50_ms": None}
         meter = SubNetMeter(self.net, self.client, self.settings.measure, self.settings.limits)
         return meter.time(job).model_dump(mode="json", exclude={"key"})
+
+
+def _outputs(client: AgentClient, job: ModelJob, inputs: np.ndarray) -> np.ndarray:
+    """Outputs for all images, in batches of the job; the last one is filled up with its last image."""
+    batch = job.input_shapes[0][0]
+    parts = []
+    for start in range(0, len(inputs), batch):
+        part = inputs[start : start + batch]
+        filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])
+        parts.append(client.run(job, [filled])[0][: len(part)])
+    return np.concatenate(parts)

@@ -43,7 +43,7 @@ class Costs:
 
 
 def plan(
-    settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None
+    settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None, batch: int = 1
 ) -> dict[str, Any]:
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
@@ -56,7 +56,7 @@ def plan(
     missing = unknown(settings, lut, operators)
     todo = [feature.operator for feature in missing.values()]
     costs = Costs.of(lut, settings.measure)
-    subnets = _subnets(missing, supernet) if settings.method == "in situ" else None
+    subnets = _subnets(missing, supernet, batch) if settings.method == "in situ" else None
     estimated_ms = sum(map(costs.ms, todo)) if subnets is None else subnets * _subnet_ms(settings.subnet)
     return {
         "description": lut.device.description,
@@ -73,12 +73,12 @@ def plan(
     }
 
 
-def _subnets(missing: Operators, supernet: Path | None) -> int:
+def _subnets(missing: Operators, supernet: Path | None, batch: int) -> int:
     """How many SubNets have all of the operators."""
     assert supernet is not None
     if not missing:
         return 0
-    return len(covering_codes(tailor_ir.load(supernet), set(missing.values()), np.random.default_rng(0)))
+    return len(covering_codes(tailor_ir.load(supernet, batch=batch), set(missing.values()), np.random.default_rng(0)))
 
 
 def _subnet_ms(settings: MeasureSettings) -> float:

@@ -115,12 +115,13 @@ def run(
     out_folder: Path,
     progress: Progress,
     supernet: Path | None = None,
+    batch: int = 1,
 ) -> dict[str, Any]:
     """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
-    `supernet`: the folder of the SuperNet that has these operators, for measuring in situ. Returns the summary. The
-    caller holds the lease of a single device. An operator that fails is an entry with its reason. AgentError when the
-    device is gone; call again.
+    `supernet`: the folder of the SuperNet that has these operators at this batch, for measuring in situ. Returns the
+    summary. The caller holds the lease of a single device. An operator that fails is an entry with its reason.
+    AgentError when the device is gone; call again.
     """
     operators = read_operators(operators_folder)
     capabilities = meter.capabilities()
@@ -130,7 +131,7 @@ def run(
     start = time.perf_counter()
     if settings.method == "in situ" and todo:
         assert supernet is not None
-        net = tailor_ir.load(supernet)
+        net = tailor_ir.load(supernet, batch=batch)
         file = out_folder / SUBNETS_FILE
         text = settings.measured_with("in situ")
         lut.append(insitu.entries(net, todo, meter, settings.subnet, text, settings.limits, file, progress))

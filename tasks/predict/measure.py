@@ -23,11 +23,11 @@ Statistics = dict[str, torch.Tensor]
 ATTEMPTS = 2  # while a measurement is noisy
 
 
-def onnx_of(net: SuperNet, config: Config, statistics: Statistics | None = None) -> bytes:
-    """ONNX model of one SubNet for batch 1, BatchNorm folded."""
+def onnx_of(net: SuperNet, config: Config, statistics: Statistics | None = None, batch: int | None = None) -> bytes:
+    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given."""
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "subnet.onnx"
-        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True)
+        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch)
         return path.read_bytes()
 
 

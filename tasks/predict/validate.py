@@ -31,13 +31,20 @@ Values = NDArray[np.float64]
 
 
 def run(
-    settings: Settings, supernet: Path, profile: Path, client: AgentClient, out: Path, progress: Progress
+    settings: Settings,
+    supernet: Path,
+    profile: Path,
+    client: AgentClient,
+    out: Path,
+    progress: Progress,
+    batch: int = 1,
 ) -> dict[str, Any]:
     """Write the corrected predictor and its validation for one device, whose lease the caller holds.
 
-    `profile` is the folder of the profile stage. UserError: operators without a latency, SubNets that fail.
+    `profile` is the folder of the profile stage; latencies are those of a batch. UserError: operators without a latency,
+    SubNets that fail.
     """
-    net = tailor_ir.load(supernet)
+    net = tailor_ir.load(supernet, batch=batch)
     lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))
     lut.require(net.unique_operators())
     configs = validation_configs(net, settings.random_subnets, settings.seed)

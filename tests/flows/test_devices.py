@@ -62,3 +62,16 @@ def test_a_profile_has_a_core_for_each_thread(cores: tuple[int, ...]) -> None:
 def test_cores_can_be_given_on_the_command_line() -> None:
     config = validate(RunConfig, compose_config("config", ["device.ncnn.cores=[4,5]", "device.ncnn.threads=2"]))
     assert config.device["ncnn"].cores == (4, 5)
+
+
+def test_a_batch_is_another_device_to_what_was_measured() -> None:
+    profiles = {f"{batch}": DeviceProfile(backend="onnxruntime", batch=batch) for batch in (1, 4)}
+    with Devices(profiles) as devices:
+        assert devices.fingerprint("1") == devices.capabilities("1").fingerprint
+        assert devices.fingerprint("4") != devices.fingerprint("1")
+
+
+@pytest.mark.parametrize("backend", ["ncnn", "ncnn-adb"])
+def test_ncnn_takes_no_batch(backend: str) -> None:
+    with pytest.raises(ValidationError, match=rf"batch=4 with backend={backend}, which has no batch axis; allowed: 1"):
+        DeviceProfile.model_validate({"backend": backend, "batch": 4})
