@@ -1,0 +1,176 @@
+"""Latencies predicted and measured: the error on SubNets that no fit has seen, and what profiling costs.
+
+    python -m benchmarks.latency [--devices ncnn …] [--method "in situ"|alone] [--subnets 200] [--fit 16] [--work DIR]
+                                 [--json FILE] [--markdown] [NETWORK …]
+
+NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
+every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
+and the first `--fit` random ones, and all others are held out. The store of tables is shared by the networks of a device,
+in the order given; "known" counts operators that an earlier network has brought. Noise: the largest SubNet's p50, measured
+again after everything else, over its first. DIR keeps what was measured; a second run goes on from there.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tailor_ir
+from benchmarks.bars import Terminal
+from benchmarks.elastic import compiled
+from profiling_agents.client import AgentClient, local_agent
+from tasks import enumerate as enumeration
+from tasks import profile
+from tasks.artifacts import read_json, write_json
+from tasks.predict import validate
+from tasks.predict.measure import SubNetMeter
+from tasks.predict.settings import Settings as PredictSettings
+
+NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
+DEVICES: dict[str, tuple[str, str]] = {  # backend, precision
+    "ncnn": ("ncnn", "fp32"),
+    "ncnn_bf16": ("ncnn", "bf16"),
+    "onnxruntime": ("onnxruntime", "fp32"),
+}
+MINUTES_ALLOWED = {"mobilenetv2": 4.0, "resnet50": 10.0}
+
+
+def supernet(name: str, folder: Path) -> Path:
+    """A SuperNet with random weights, and its operators beside it."""
+    path = folder / "supernet"
+    if not path.exists():
+        if name in timm.list_models():
+            torch.manual_seed(0)
+            model = timm.create_model(name).eval()
+            net = tailor_ir.compile(model, torch.zeros(1, *model.pretrained_cfg["input_size"]))
+        else:
+            net = compiled(name)
+        net.save(path)
+        enumeration.run(path, folder, Terminal())
+    return path
+
+
+def measure(
+    name: str, device: str, client: AgentClient, method: str, predict: PredictSettings, work: Path
+) -> dict[str, Any]:
+    """One row."""
+    folder = work / name
+    net_folder = supernet(name, folder)
+    own = folder / f"{device} {method}"
+    own.mkdir(parents=True, exist_ok=True)
+    settings = profile.Settings.model_validate({"method": method, "store": work / "luts"})
+    cost_file = own / "cost.json"
+    if not cost_file.exists():
+        start = time.perf_counter()
+        found = profile.run(settings, folder, client, own, Terminal(), net_folder)
+        write_json(cost_file, {"minutes": (time.perf_counter() - start) / 60, **found})
+    cost = read_json(cost_file)
+    result = validate.run(predict, net_folder, own, client, own, Terminal())
+    held_out, rows = result["held_out"], result["subnets"]
+    sums = np.array([row["sum_ms"] / row["measured_ms"] for row in rows if row["used_for"] == "held out"])
+    net = tailor_ir.load(net_folder)
+    meter = SubNetMeter(net, client, predict.measure, settings.limits)
+    (again,) = meter.measure([net.max_config], own / "again.jsonl", Terminal(), "noise")
+    assert again.p50_ms is not None
+    return {
+        "network": name,
+        "device": device,
+        "method": method,
+        "operators": cost["known"] + cost["measured_now"],
+        "known": cost["known"],
+        "minutes": cost["minutes"],
+        "operators_per_s": cost["operators_per_s"],
+        "fused": cost["lut"]["fused"],
+        "n": held_out["n"],
+        "median_error": held_out["median_relative_error"],
+        "within_10_percent": held_out["within_10_percent"],
+        "largest_error": held_out["max_relative_error"],
+        "kendall_tau": held_out["kendall_tau"],
+        "plain_sum": float(np.median(sums)) - 1,
+        "spread_stated": result["correction"]["spread"],
+        "fastest_ms": min(row["measured_ms"] for row in rows),
+        "slowest_ms": max(row["measured_ms"] for row in rows),
+        "noise": again.p50_ms / rows[0]["measured_ms"] - 1,
+    }
+
+
+COLUMNS = {
+    "network": "network",
+    "device": "device",
+    "method": "method",
+    "operators": "operators",
+    "known": "known",
+    "minutes": "profiling, min",
+    "operators_per_s": "operators / s",
+    "n": "held out",
+    "median_error": "median error",
+    "within_10_percent": "within ±10 %",
+    "kendall_tau": "Kendall's tau",
+    "plain_sum": "plain sum, median",
+    "spread_stated": "spread stated",
+    "fastest_ms": "fastest, ms",
+    "slowest_ms": "slowest, ms",
+    "noise": "noise",
+}
+
+
+def _cell(name: str, value: Any) -> str:
+    if name in ("median_error", "within_10_percent", "spread_stated"):
+        return f"{value:.1%}"
+    if name in ("plain_sum", "noise"):
+        return f"{value:+.1%}"
+    if name == "kendall_tau":
+        return f"{value:.3f}"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _show(rows: list[dict[str, Any]], markdown: bool) -> None:
+    cells = [[_cell(name, row[name]) for name in COLUMNS] for row in rows]
+    if markdown:
+        print("| " + " | ".join(COLUMNS.values()) + " |\n" + "|---" * len(COLUMNS) + "|")
+        for line in cells:
+            print("| " + " | ".join(line) + " |")
+        return
+    table = Table(*COLUMNS.values())
+    for line in cells:
+        table.add_row(*line)
+    Console(width=200).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
+    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
+    parser.add_argument("--method", choices=("in situ", "alone"), default="in situ")
+    parser.add_argument("--subnets", type=int, default=200, help="held out (200)")
+    parser.add_argument("--fit", type=int, default=16, help="random SubNets of the fit (16)")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="what was measured; a folder to go on from")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the README")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    predict = PredictSettings(random_subnets=options.subnets + options.fit, fit_subnets=options.fit)
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        for device in options.devices:
+            backend, precision = DEVICES[device]
+            with local_agent(backend, options=("--precision", precision)) as client, client.lease():
+                for name in options.networks:
+                    rows.append(measure(name, device, client, options.method, predict, work))
+                    _show(rows[-1:], markdown=False)
+    _show(rows, options.markdown)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
