@@ -210,6 +210,14 @@ class DimPool:
             return False
         return form.kind in ("spatial", "batch") or any(self.depends_on_input(p) for p in form.parts)
 
+    def freeze_positions(self, dim: Dim, reason: str) -> None:
+        """Keep what depends on the resolution at its full size; channels beside it may change."""
+        form = dim.root.form
+        if form is not None and form.kind == "spatial":
+            self.freeze(dim, reason)
+        for part in form.parts if form is not None else ():
+            self.freeze_positions(part, reason)
+
     def freeze(self, dim: Dim, reason: str) -> None:
         """Keep a dimension at its full size in every SubNet."""
         dim = dim.root

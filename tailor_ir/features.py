@@ -209,6 +209,7 @@ MACS: dict[str, Callable[[FeatureStep, Shapes], int]] = {
     "LSTM": _recurrent_macs,
     "Linear": _product_macs,
     "MatMul": _product_macs,
+    "RNN": _recurrent_macs,
 }
 
 

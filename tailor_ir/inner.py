@@ -78,7 +78,7 @@ def _factor(axis: Axis, group: int) -> int:
     if isinstance(axis, Channels):
         return 1
     if isinstance(axis, Product):
-        others = [f for f in axis.factors if group not in f.groups]
+        others = [f for f in axis.factors if group not in f.groups and not f.spatial]  # positions are no channels
         mine = [f for f in axis.factors if group in f.groups]
         if len(mine) == 1 and isinstance(mine[0], Channels) and all(isinstance(f, Fixed) for f in others):
             return prod(f.size for f in others)

@@ -123,9 +123,17 @@ def _freeze_unmovable(p: Propagation) -> None:
         values = tensor.is_floating_point() or tensor.dtype == torch.bool
         mixed = next((node for node in users if _sums_over_positions(node, name, axes)), None)
         if mixed is not None or not values:
-            p.freeze(p.dims[name], mixed or users[0], f"'{name}' has one entry for each position")
+            where = mixed or users[0]
+            reason = f"operator '{where.op}' at '{where.name}': '{name}' has one entry for each position"
+            for dim in p.dims[name]:
+                p.pool.freeze_positions(dim, reason)
 
 
 def _sums_over_positions(node: Node, name: str, axes: Sequence[ax.Axis]) -> bool:
-    """Whether an operator adds up a stored tensor's entries for positions; values that a linear map is applied to are not."""
-    return node.op in MIXERS and not (node.op == "Linear" and node.inputs[0] == name and not axes[-1].spatial)
+    """Whether an operator has a number of its own for each position of a stored tensor.
+
+    Values that a convolution or a linear map over channels is applied to are not such a tensor.
+    """
+    channels = {"Conv": 1, "ConvTranspose": 1, "Linear": -1}.get(node.op)
+    applied = channels is not None and node.inputs[0] == name and not axes[channels].spatial
+    return node.op in MIXERS and not applied

@@ -111,13 +111,11 @@ def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
 class Convolution(nn.Module):
     """Convolution of x (B, C, *S) with a weight (O, C / groups, *K) given with each call."""
 
-    def __init__(
-        self, strides: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...], groups: int
-    ) -> None:
+    def __init__(self, strides: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...]) -> None:
         super().__init__()
         rank = len(strides)
         self.function = FUNCTIONS[rank]
-        self.strides, self.dilations, self.groups = strides, dilations, groups
+        self.strides, self.dilations = strides, dilations
         self.symmetric = pads[:rank] == pads[rank:]
         self.pads = pads[:rank] if self.symmetric else (0,) * rank
         # F.pad lists the last axis first, its begin before its end
@@ -126,11 +124,12 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not self.symmetric:
             x = F.pad(x, self.outer)
-        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, self.groups)
+        groups = x.shape[1] // weight.shape[1]  # as many as samples, where each has a weight of its own
+        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, groups)
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Convolution(*_settings(node, shapes))
+    return Convolution(*_settings(node, shapes)[:3])
 
 
 def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:

@@ -202,3 +202,56 @@ def test_repeated_entries_leave_other_constants_alone(tmp_path: Path) -> None:
 def test_a_threshold_with_another_value(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.Threshold(0.1, 0.2), nn.Conv2d(32, 4, 16), nn.Flatten())
     check(model, image(), tmp_path)
+
+
+def test_channels_beside_positions_are_elastic(tmp_path: Path) -> None:
+    """A linear map over all positions keeps the resolution, not the channels that it reads and gives."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 64, 64), nn.ReLU(), nn.Linear(64, 4)
+    )
+    net = check(model, image(size=16), tmp_path)
+    assert "resolution" not in {v.kind for v in net.space.variables}
+    smallest = net.build(net.min_config)
+    (convolution,) = (m for m in smallest.modules() if isinstance(m, nn.Conv2d))
+    first, second = (m for m in smallest.modules() if isinstance(m, nn.Linear))
+    assert convolution.out_channels < 32
+    assert first.in_features == 64 * convolution.out_channels
+    assert first.out_features == second.in_features < 64
+
+
+def test_weights_of_each_sample_s_own(tmp_path: Path) -> None:
+    """Conditionally parametrised convolutions run the samples as groups. Source: CondConv (NeurIPS 2019)."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.routes = nn.Conv2d(3, 32, 3, 2, 1), nn.Linear(32, 4)
+            self.weight = nn.Parameter(0.1 * torch.randn(4, 16 * 32 * 9))
+            self.answer = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            samples, channels, height, width = x.shape
+            weight = (torch.sigmoid(self.routes(x.mean((2, 3)))) @ self.weight).reshape(samples * 16, channels, 3, 3)
+            y = F.conv2d(x.reshape(1, samples * channels, height, width), weight, padding=1, groups=samples)
+            return self.answer(y.reshape(samples, 16, height, width).mean((2, 3)))
+
+    net = check(Mixed(), image(), tmp_path)
+    assert "resolution" in {v.kind for v in net.space.variables}
+
+
+def test_positions_that_layers_over_channels_are_applied_to_follow_the_resolution(tmp_path: Path) -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.places = nn.Conv2d(3, 32, 4, 4), nn.Conv2d(2, 32, 1)
+            self.answer = nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            lines = torch.linspace(-1, 1, x.shape[2])
+            grid = torch.stack(torch.meshgrid(lines, lines, indexing="ij"))[None].repeat(x.shape[0], 1, 1, 1)
+            return self.answer(torch.relu(x + self.places(grid)).mean((2, 3)))
+
+    net = check(Placed(), image(), tmp_path)
+    assert "resolution" in {v.kind for v in net.space.variables}
