@@ -4,8 +4,9 @@
 
 For each preset the largest, the smallest and random SubNets, exported as for a device, batch 1, run once by onnxruntime with
 all optimisations, one thread. The truth is counted by the runtime itself: an allocator that is registered with it sees
-every request (tests/ir/runtime_memory.py). Beside it what the runtime's own arena has in use at most; its chunks may be up
-to twice what was asked for. --timm: networks by name with the proposed space instead, which no rule was made for.
+every request (tests/ir/runtime_memory.py). Beside it: what the runtime's own arena has in use at most, whose chunks may be
+up to twice what was asked for, and what is planned as one block for later runs. --timm: networks by name with the proposed
+space instead, which no rule was made for.
 """
 
 import argparse
@@ -59,6 +60,7 @@ def measure(name: str, net: tailor_ir.SuperNet, random: int) -> list[Row]:
             "asked_mib": peaks.asked / MIB,
             "error_percent": 100 * (bytes_ / peaks.asked - 1),
             "arena_mib": peaks.arena / MIB,
+            "planned_mib": peaks.planned / MIB,
             "subnets_per_s": round(per_second),
         }
         for index, (config, bytes_, peaks) in enumerate(zip(configs, predicted, measured, strict=True))

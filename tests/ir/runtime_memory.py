@@ -99,10 +99,15 @@ class Counter:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes above those of the weights, in the first run of a model: `asked` of the allocator, `arena`: in use there."""
+    """Bytes above those of the weights.
+
+    In the first run of a model, `asked` of the allocator, and `arena`: in use there. `planned`: asked for in later runs,
+    when all tensors lie in one block that was planned in the first (memory patterns).
+    """
 
     asked: int
     arena: int
+    planned: int
 
 
 class Runtime:
@@ -128,10 +133,13 @@ class Runtime:
 
     def peaks(self, model: bytes, x: np.ndarray) -> Peaks:
         """Of a model with one input, float32."""
-        return Peaks(asked=self._asked(model, x), arena=self._arena(model, x))
+        first, later = (self._asked(model, x, later) for later in (False, True))
+        return Peaks(asked=first, arena=self._arena(model, x), planned=later)
 
-    def _asked(self, model: bytes, x: np.ndarray) -> int:
-        session = self._session(model, own_allocator=True)
+    def _asked(self, model: bytes, x: np.ndarray, later: bool) -> int:
+        session = self._session(model, own_allocator=True, patterns=later)
+        if later:
+            self._run(session, model, x)
         before = self._counter.peak = self._counter.now
         self._run(session, model, x)
         self._release("Session", session)
@@ -148,12 +156,13 @@ class Runtime:
             self._release(kind, handle)
         return peak - before
 
-    def _session(self, model: bytes, own_allocator: bool) -> Pointer:
+    def _session(self, model: bytes, own_allocator: bool, patterns: bool = False) -> Pointer:
         options = self._make("CreateSessionOptions")
         self._call("SetIntraOpNumThreads", options, ctypes.c_int(1))
         self._call("SetSessionGraphOptimizationLevel", options, ctypes.c_int(ENABLE_ALL))
         self._call("SetSessionLogSeverityLevel", options, ctypes.c_int(WARNING_AND_WORSE))
-        self._call("DisableMemPattern", options)
+        if not patterns:
+            self._call("DisableMemPattern", options)
         if own_allocator:
             entry = ctypes.c_char_p(b"session.use_env_allocators"), ctypes.c_char_p(b"1")
             self._call("AddSessionConfigEntry", options, *entry)
