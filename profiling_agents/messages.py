@@ -204,7 +204,7 @@ class JobMessage(Message):
     key: Name
     format: Format
     files: tuple[Digest, ...]
-    input_names: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    input_names: tuple[Name, ...] = Field(max_length=64)
     input_shapes: tuple[Shape, ...]
     output_names: tuple[Name, ...] = Field(min_length=1, max_length=64)
     output_shapes: tuple[Shape, ...] | None = None

@@ -197,3 +197,15 @@ def test_fingerprints_tell_devices_apart(ncnn_agent: AgentClient, onnxruntime_ag
     assert ncnn_agent.capabilities().fingerprint != onnxruntime_agent.capabilities().fingerprint
     with local_agent("ncnn") as again:
         assert again.capabilities().fingerprint == ncnn_agent.capabilities().fingerprint
+
+
+def test_an_operator_without_inputs_is_measured(agent: AgentClient, backend: str) -> None:
+    if backend == "ncnn":
+        job = models.ncnn_job("constant", ["MemoryData constant 0 1 out0 0=4 1=3"], 1, bytes(4 * 12))
+    else:
+        node = helper.make_node("Expand", ["value", "shape"], ["out0"])
+        values = {"value": np.ones((1, 1, 4), np.float32), "shape": np.array([1, 3, 4], np.int64)}
+        job = models.onnx_job("constant", [node], values)
+    (found,) = agent.measure([job])
+    assert found.state == "ok", found.reason
+    assert found.p50_ms is not None
