@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailor_ir.axes import Channels, Concat
+from tailor_ir.axes import Channels, Concat, groups_of
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph
 from tailor_ir.inner import InnerGroups, inner_groups
+from tailor_ir.ops.conv import explicit_pads
 from tailor_ir.propagate import AxisMap
 from tailor_ir.regions import Block, Regions, Stage, inner_of
 from tailor_ir.resolution import Resolutions
@@ -357,7 +358,7 @@ class Proposal:
             return None
         choices = tuple(wished) or tuple(_plain(size / scale) for size in proposed)
         sizes = [round(choice * scale) for choice in choices]
-        legal = [size for size in range(1, full + 1) if attribute != "kernel_size" or (full - size) % 2 == 0]
+        legal = [s for s in range(1, full + 1) if attribute != "kernel_size" or self._padded(groups, full - s)]
         for choice, size in zip(choices, sizes, strict=True):
             if size not in legal or abs(choice * scale - size) > 1e-6:
                 allowed = ", ".join(str(_plain(round(size / scale, 4))) for size in legal[-12:])
@@ -386,6 +387,19 @@ class Proposal:
         full = self.axis_map.groups[groups[0]]
         proposed = sorted({_kept(share * full, full) for share in RELATIVE_RATIOS})
         return self._absolute(place, "v_scale", groups, proposed, scale=place.inner.key_size)
+
+    def _padded(self, groups: Sequence[int], cropped: int) -> bool:
+        """Whether kernels of these groups can lose so many positions: as much padding as that can be left out."""
+        if cropped % 2:
+            return False
+        convolutions = [n for n in self.graph.nodes if n.op == "Conv" and n.inputs[1] in self.axis_map.axes]
+        found = [n for n in convolutions if not groups_of(self.axis_map.axes[n.inputs[1]][2:]).isdisjoint(groups)]
+        for node in found:
+            rank = len(self.axis_map.axes[node.inputs[1]]) - 2
+            dilations = node.ints("dilations", (1,) * rank)
+            if any(p < dilations[i % rank] * cropped // 2 for i, p in enumerate(explicit_pads(node, rank))):
+                return False
+        return True
 
     def _kernels(self, place: _Place) -> Expansion | None:
         if not place.inner.kernels:

@@ -8,8 +8,10 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import tailor_ir
+from tailor_ir.errors import SpaceError
 from tests.ir.networks import small_net
 
 SAMPLE = torch.randn(1, 3, 32, 32)
@@ -137,3 +139,24 @@ def test_published_counts_of_resnet50_and_mobilenetv2() -> None:
     )
     assert mobilenet.space.modifications == 85
     assert mobilenet.space.codes == 25 * 3**4 * 3**16
+
+
+def test_kernels_smaller_than_their_padding_allows_are_refused() -> None:
+    class Residual(nn.Module):
+        def __init__(self, padding: int) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3, padding=1)
+            outer = nn.Conv2d(8, 8, 3, padding=4 - padding)
+            self.block = nn.Sequential(nn.Conv2d(8, 8, 7, padding=padding), nn.ReLU(), outer)
+            self.head = nn.Conv2d(8, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            return self.head(x + self.block(x)).mean((2, 3))
+
+    sample = torch.randn(1, 3, 32, 32)
+    wish = {"*.kernel_size": [1, 7]}
+    loose = tailor_ir.compile(Residual(3).eval(), sample, wish)
+    assert loose.min_config
+    with pytest.raises(SpaceError, match=r"kernel_size=1; allowed: 3, 5, 7"):
+        tailor_ir.compile(Residual(2).eval(), sample, wish)
