@@ -11,6 +11,7 @@ import torch
 from tailor_ir.errors import ImportFailed
 from tailor_ir.folding import fold, lay_aside, restore
 from tailor_ir.forms import drop_idle, normalise, resolve_identities, share_rows
+from tailor_ir.gates import reorder_blocks
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.trace import OPSET, TRACE_BATCH
 
@@ -44,6 +45,7 @@ def import_onnx(
     _refuse_control_flow(surgeon)
     resolve_identities(surgeon)
     drop_idle(surgeon)
+    reorder_blocks(surgeon, weights)
     share_rows(surgeon)
     restore(surgeon, values)
     return _to_graph(surgeon, weights, state)

@@ -70,20 +70,26 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
 
 def _unit(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
     """Channels for each element of a group that is always cut as a whole; 0 where it is not."""
-    units = {_factor(axis, group) for name in names for axis in axis_map.axes[name] if group in axis.groups}
+    axes = {axis for name in names for axis in axis_map.axes[name] if group in axis.groups}
+    units = {_factor(axis, group) for axis in axes}
+    if len(units) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
+        units = {_factor(axis, group, copies=True) for axis in axes}
     return units.pop() if len(units) == 1 else 0
 
 
-def _factor(axis: Axis, group: int) -> int:
+def _factor(axis: Axis, group: int, copies: bool = False) -> int:
+    """Channels of an axis for each element of a group; `copies`: of one of the copies that the group is repeated in."""
     if isinstance(axis, Channels):
         return 1
     if isinstance(axis, Product):
         others = [f for f in axis.factors if group not in f.groups and not f.spatial]  # positions are no channels
         mine = [f for f in axis.factors if group in f.groups]
+        if copies and mine:
+            others = [f for f in axis.factors[axis.factors.index(mine[0]) :] if f in others]
         if len(mine) == 1 and isinstance(mine[0], Channels) and all(isinstance(f, Fixed) for f in others):
             return prod(f.size for f in others)
         return 0
-    inner = {_factor(part, group) for part in axis.parts if group in part.groups}
+    inner = {_factor(part, group, copies) for part in axis.parts if group in part.groups}
     return inner.pop() if len(inner) == 1 else 0
 
 

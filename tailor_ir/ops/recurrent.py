@@ -1,4 +1,4 @@
-"""Recurrent layers. Their hidden sizes are kept; the features that they read may be cut."""
+"""Recurrent layers. Hidden features are cut alike in all gates and directions."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Node, Tensors
+from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc as torch's ifgo; ONNX's zrh as torch's rzn
@@ -84,15 +84,21 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
     p.unify(x[2], weight[2], node)
-    p.freeze((*weight[:2], *recurrent), node, "hidden features of a recurrent layer")
+    p.freeze((weight[0], recurrent[0]), node, "directions")
+    hidden, gates = recurrent[2], p.pool.fixed(len(GATES[node.op]))
+    for rows in (weight[1], recurrent[1]):
+        p.unify(rows, p.pool.product((gates, hidden)), node)
     if "b" in given:
-        p.freeze(p.of(given["b"]), node, "hidden features of a recurrent layer")
-    fixed = [p.pool.fixed(size) for size in (directions, node.int("hidden_size", recurrent[2].size))]
+        half = p.pool.product((gates, hidden))
+        own = p.of(given["b"])
+        p.freeze(own[:1], node, "directions")
+        p.unify(own[1], p.pool.concat((half, half)), node)
+    state = (p.pool.fixed(directions), x[1], hidden)
     for name in ("h", "c"):
         if name in given:
-            for own, dim in zip(p.of(given[name]), (fixed[0], x[1], fixed[1]), strict=True):
-                p.unify(own, dim, node)
-    return (x[0], fixed[0], x[1], fixed[1]), (fixed[0], x[1], fixed[1]), (fixed[0], x[1], fixed[1])
+            for dim, wanted in zip(p.of(given[name]), state, strict=True):
+                p.unify(dim, wanted, node)
+    return (x[0], *state), state, state
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
@@ -101,4 +107,8 @@ def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs), activation)
 
 
-OPERATORS = (Operator(names=tuple(GATES), axes=_axes, lower=_lower),)
+def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    return {"hidden_size": shapes.inputs[2][2]}
+
+
+OPERATORS = (Operator(names=tuple(GATES), axes=_axes, lower=_lower, attributes=_attributes),)
