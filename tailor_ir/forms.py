@@ -121,6 +121,9 @@ def normalise(node: gs.Node, samples: int) -> None:
             node.attrs["axes"] = [int(a) for a in axes.values]
     node.attrs.pop("noop_with_empty_axes", None)
     node.attrs.pop("num_outputs", None)
+    if node.op == "GridSample":  # names of opset 20
+        mode = str(node.attrs.get("mode", "bilinear"))
+        node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     if node.op == "Gelu" and node.attrs.get("approximate") == "none":
         del node.attrs["approximate"]
     if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):

@@ -169,6 +169,8 @@ def set_element_types(op: str, inputs: Inputs, outputs: Inputs, attributes: Attr
     for output in outputs:
         if isinstance(output, gs.Variable):
             output.dtype = found
+    if op == "TopK" and isinstance(outputs[1], gs.Variable):
+        outputs[1].dtype = np.int64
 
 
 def guard_padding(inputs: Inputs) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.functional import interpolate
 from torch.onnx import (
     register_custom_op_symbolic,
     symbolic_helper,
@@ -226,9 +227,35 @@ def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
     return g.op("Reshape", moved, g.op("Constant", value_t=torch.tensor([batch, height, width, 2])))
 
 
+def _antialiased(mode: str) -> Callable[..., Any]:
+    """Interpolation that averages what falls together: each axis is multiplied by a matrix of weights."""
+
+    def resize(g: Any, x: Any, size: Any, corners: Any, *scales: Any) -> Any:
+        """Source: torch.nn.functional.interpolate, antialias=True."""
+        before, after = _traced_sizes(g)
+        aligned = bool(symbolic_helper._get_const(corners, "b", "align_corners"))
+        result = x
+        for axis in (2, 3):
+            if before[axis] == after[axis]:
+                continue
+            entries = torch.eye(before[axis])[None, None]
+            shape = (after[axis], before[axis])
+            weights = interpolate(entries, shape, mode=mode, align_corners=aligned, antialias=True)[0, 0]
+            if axis == 2:
+                result = g.op("MatMul", g.op("Constant", value_t=weights), result)
+            else:
+                result = g.op("MatMul", result, g.op("Constant", value_t=weights.T.contiguous()))
+        result.setType(x.type().with_sizes(after))
+        return result
+
+    return resize
+
+
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **{f"aten::adaptive_avg_pool{rank}d": _extreme("ReduceMean") for rank in (1, 2, 3)},
     **{f"aten::adaptive_max_pool{rank}d": _extreme("ReduceMax") for rank in (1, 2, 3)},
+    "aten::_upsample_bicubic2d_aa": _antialiased("bicubic"),
+    "aten::_upsample_bilinear2d_aa": _antialiased("bilinear"),
     "aten::affine_grid_generator": _affine_grid,
     "aten::col2im": _fold,
     "aten::dot": _inner_product,

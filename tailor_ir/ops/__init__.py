@@ -1,10 +1,10 @@
 """What the IR knows of each operator: one record per operator, families side by side in one file each."""
 
-from tailor_ir.ops import conv, elementwise, kernels, layout, linear, norm, pooling, recurrent, resample
+from tailor_ir.ops import conv, elementwise, kernels, layout, linear, norm, pooling, recurrent, resample, select
 from tailor_ir.ops.registry import Lowered, NodeShapes, Operator, Propagation, find
 
 OPERATORS: dict[str, Operator] = {}
-for family in (conv, elementwise, kernels, layout, linear, norm, pooling, recurrent, resample):
+for family in (conv, elementwise, kernels, layout, linear, norm, pooling, recurrent, resample, select):
     for record in family.OPERATORS:
         for name in record.names:
             assert name not in OPERATORS, f"two records for operator {name}"

@@ -255,3 +255,59 @@ def test_positions_that_layers_over_channels_are_applied_to_follow_the_resolutio
 
     net = check(Placed(), image(), tmp_path)
     assert "resolution" in {v.kind for v in net.space.variables}
+
+
+LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["forward", "both directions"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_hidden_features_of_recurrent_layers_are_elastic(kind: str, both: bool, tmp_path: Path) -> None:
+    layer = LAYERS[kind](16, 32, 2, batch_first=True, bidirectional=both)
+    model = Written(
+        lambda given, x: given["answer"](given["r"](x)[0].mean(1)), r=layer, answer=nn.Linear(64 if both else 32, 4)
+    )
+    net = check(model, sequence(), tmp_path)
+    assert net.macs(net.min_config) < 0.6 * net.macs(net.max_config)
+    path = tmp_path / "net.onnx"
+    net.export(net.max_config, path)
+    stored = tailor_ir.compile(path)
+    assert [v.choices for v in stored.space.variables] == [v.choices for v in net.space.variables]
+
+
+def test_the_largest_entries_and_entries_by_index(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = layers["stem"](x)
+        scores, places = layers["gate"](x).topk(2, -1)
+        gates = torch.zeros(x.shape[0], x.shape[1], 4).scatter(-1, places, scores.softmax(-1))
+        y = torch.stack([layers[f"expert{i}"](x) for i in range(4)], -1)
+        order = x.mean(-1).argsort(1, descending=True)
+        y = x + torch.relu((y * gates.unsqueeze(2)).sum(-1))
+        y = torch.gather(y, 1, order[:, :4, None].expand(-1, -1, y.shape[2]))
+        return layers["answer"](y.mean(1))
+
+    experts = {f"expert{i}": nn.Linear(32, 32) for i in range(4)}
+    layers = {"stem": nn.Linear(16, 32), "gate": nn.Linear(32, 4), "answer": nn.Linear(32, 4), **experts}
+    check(Written(forward, **layers), sequence(), tmp_path)
+
+
+def test_images_at_coordinates(tmp_path: Path) -> None:
+    """A spatial transformer. Source: Jaderberg et al. (NeurIPS 2015)."""
+
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = layers["stem"](x)
+        moves = 0.1 * layers["moves"](x.mean((2, 3))).view(-1, 2, 3) + torch.eye(2, 3)
+        grid = F.affine_grid(moves, list(x.shape), align_corners=False)
+        return layers["answer"](F.grid_sample(x, grid, align_corners=False).amax((2, 3)))
+
+    layers = {"stem": nn.Conv2d(3, 32, 3, 2, 1), "moves": nn.Linear(32, 6), "answer": nn.Linear(32, 4)}
+    check(Written(forward, **layers), image(), tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_interpolation_that_averages(mode: str, tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = F.interpolate(layers["stem"](x), size=(12, 20), mode=mode, antialias=True)
+        return layers["answer"](torch.relu(x).mean((2, 3)))
+
+    check(Written(forward, stem=nn.Conv2d(3, 32, 3, padding=1), answer=nn.Linear(32, 4)), image(), tmp_path)

@@ -48,10 +48,10 @@ def test_corrupt_file(tmp_path: Path, content: bytes) -> None:
 def test_unsupported_operator_is_named_with_its_place(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
-        helper.make_node("GridSample", ["r", "g"], ["y"], "odd"),
+        helper.make_node("MaxRoiPool", ["r", "g"], ["y"], "odd", pooled_shape=[2, 2]),
     ]
-    onnx.save(model_of(nodes, [weight((1, 8, 8, 2), "g")]), tmp_path / "n.onnx")
-    with pytest.raises(tailor_ir.ImportFailed, match=r"operator 'GridSample' at 'odd': not supported; allowed: .*Conv"):
+    onnx.save(model_of(nodes, [weight((4, 5), "g")]), tmp_path / "n.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match=r"operator 'MaxRoiPool' at 'odd': not supported; allowed: .*Conv"):
         tailor_ir.compile(tmp_path / "n.onnx")
 
 
