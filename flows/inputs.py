@@ -1,11 +1,11 @@
 """What the user brings, as parts of a stage's key: content where it can be hashed quickly, names never."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from flows.versions import user_code_version
 from tasks.artifacts import digest_of
 from tasks.data.settings import DataSettings
 from tasks.models import ModelSettings
@@ -29,11 +29,11 @@ def _listing(root: Path) -> str:
 
 
 def model_key(settings: ModelSettings) -> dict[str, Any]:
-    """The model settings; the ONNX file, the checkpoint and the callable's source count by content."""
+    """The model settings; by content: the ONNX file, the checkpoint, the callable's source with what it imports beside it."""
     key = settings.model_dump(mode="json", exclude={"path", "checkpoint"})
     files = {name: digest_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
     if settings.kind == "callable" and (source := _source(settings.name)):
-        files["source"] = digest_of(source)
+        files["source"] = source
     return {**key, "files": files}
 
 
@@ -41,14 +41,10 @@ def _is_file(path: Path | None) -> bool:
     return path is not None and path.is_file()
 
 
-def _source(name: str) -> Path | None:
-    """The file of `module:function`; None when there is none (making the network says so in one line)."""
-    module = name.split(":")[0]
+def _source(name: str) -> str | None:
+    """Version of the code of `module:function`; None when there is none (making the network says so in one line)."""
     sys.path.append(str(Path.cwd()))
     try:
-        spec = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):
-        return None
+        return user_code_version(name.split(":")[0])
     finally:
         sys.path.pop()
-    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None

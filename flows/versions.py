@@ -8,12 +8,13 @@ import ast
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from tasks.artifacts import digest_of
 
+INSTALLED = frozenset(("site-packages", "dist-packages"))
 ROOMS = ("tasks", "tailor_ir", "profiling_agents")
 LIBRARIES = (
     "torch",
@@ -31,45 +32,75 @@ LIBRARIES = (
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
 
-def code_version(*modules: str) -> str:
-    """Digest of the source of `modules` and of everything of this project that they import."""
-    with _PARSER:
-        return _code_version(*modules)
+Locate = Callable[[str], Path | None]
+"""The file of a module that counts; None for anything else (a name inside a module, a library)."""
 
 
 @cache
-def _code_version(*modules: str) -> str:
+def code_version(*modules: str) -> str:
+    """Digest of the source of `modules` and of everything of this project that they import."""
+    return _version(modules, _of_this_project)
+
+
+def user_code_version(module: str) -> str | None:
+    """Digest of the source of a user's module and of what it imports beside it; None when there is no such module.
+
+    Beside it: below the folder that holds the module, or its package, and installed by no package manager.
+    """
+    file = _file(module)
+    if file is None:
+        return None
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+
+    def beside(name: str) -> Path | None:
+        first = _file(name.split(".")[0])  # of libraries nothing more is asked: that would import them
+        if first is None or not first.is_relative_to(root) or INSTALLED.intersection(first.parts):
+            return None
+        return _file(name)
+
+    return _version((module,), beside)
+
+
+def _version(modules: Sequence[str], locate: Locate) -> str:
     reached: dict[str, Path] = {}
     waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        if module in reached or (file := _source(module)) is None:
-            continue
-        reached[module] = file
-        waiting.extend(_imports(module, file))
+    with _PARSER:
+        while waiting:
+            module = waiting.pop()
+            if module in reached or (file := locate(module)) is None:
+                continue
+            reached[module] = file
+            waiting.extend(_imports(module, file))
     return digest_of(*(part for module in sorted(reached) for part in (module, reached[module].read_text())))
 
 
-def _source(module: str) -> Path | None:
-    """The file of a module of this project; None for anything else (a name inside a module, a library)."""
-    if module.split(".")[0] not in ROOMS:
-        return None
+def _of_this_project(module: str) -> Path | None:
+    return _file(module) if module.split(".")[0] in ROOMS else None
+
+
+def _file(module: str) -> Path | None:
+    """The source file of a module."""
     try:
         spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
+    except (ImportError, ValueError, AttributeError):
         return None
-    return Path(spec.origin) if spec and spec.origin else None
+    file = Path(spec.origin) if spec and spec.origin else None
+    return file if file and file.suffix == ".py" and file.is_file() else None
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
     """Candidate names of imported modules; parents count too, because importing a module runs them."""
-    yield from (module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1))
+    parts = module.split(".")
+    yield from (".".join(parts[:length]) for length in range(1, len(parts)))
+    package = parts if file.name == "__init__.py" else parts[:-1]
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*above, *([node.module] if node.module else [])])
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
 
 
 def library_versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import versions
-from flows.versions import code_version
+from flows.versions import code_version, user_code_version
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (room / "other.py").write_text("y = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(versions, "ROOMS", (room.name,))
-    versions._code_version.cache_clear()
+    code_version.cache_clear()
     return room
 
 
@@ -29,10 +29,33 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_change_counts_when_the_stage_can_reach_it(project: Path, changed: str, expected: bool) -> None:
     before = code_version(f"{project.name}.stage")
-    versions._code_version.cache_clear()
+    code_version.cache_clear()
     (project / f"{changed}.py").write_text("x = 2\n")
     assert (code_version(f"{project.name}.stage") != before) == expected
 
 
 def test_versions_of_the_libraries_are_known() -> None:
     assert set(versions.library_versions()) >= {"torch", "onnx", "ncnn", "onnxruntime", "prefect", "mlflow"}
+
+
+def test_a_users_network_counts_with_what_it_imports_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mine_networks"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "layers.py").write_text("WIDTH = 8\n")
+    (package / "blocks.py").write_text("from . import layers\nimport shared_by_mine\n")
+    (package / "unused.py").write_text("")
+    (package / "network.py").write_text("import torch.nn\nfrom mine_networks.blocks import layers\n")
+    (tmp_path / "shared_by_mine.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = user_code_version("mine_networks.network")
+    assert before is not None
+    (package / "unused.py").write_text("X = 1\n")
+    assert user_code_version("mine_networks.network") == before
+    seen = {before}
+    for file in (package / "layers.py", tmp_path / "shared_by_mine.py", package / "network.py"):
+        file.write_text(file.read_text() + "Y = 2\n")
+        seen.add(user_code_version("mine_networks.network"))
+    assert len(seen) == 4
+    assert user_code_version("mine_networks.nothing") is None
+    assert user_code_version("no_such_module_of_mine") is None
