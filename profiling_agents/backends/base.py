@@ -1,7 +1,8 @@
 """What a backend offers to the child process. Arrays carry the batch axis first."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,14 @@ from profiling_agents.messages import (
     Shape,
 )
 
+OUT_OF_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "out of memory",
+    "not enough memory",
+    "can't allocate",
+)
 LEAST_RUNS = 5  # with layers timed
 
 
@@ -101,6 +110,28 @@ class Backend(Protocol):
     def load(self, files: Sequence[Path], job: JobMessage) -> Model:
         """Load a model from its stored files; ModelError when the runtime refuses it."""
         ...
+
+
+@contextmanager
+def translated(runtime: str, step: str) -> Iterator[None]:
+    """Turns what a runtime raises, which has no common class, into ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+            raise ModelMemoryError(step) from error
+        raise ModelError(f"{runtime} cannot {step} the model: {text or type(error).__name__}") from error
+
+
+def random_arrays(shapes: Sequence[Shape], types: Sequence[np.dtype], rng: np.random.Generator) -> list[np.ndarray]:
+    """Standard normal floats, zeros (always valid indices) for all other types."""
+    return [
+        rng.standard_normal(shape).astype(dtype) if np.issubdtype(dtype, np.floating) else np.zeros(shape, dtype)
+        for shape, dtype in zip(shapes, types, strict=True)
+    ]
 
 
 def interquartile_mean(samples: np.ndarray) -> np.ndarray:

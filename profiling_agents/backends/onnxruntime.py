@@ -14,13 +14,14 @@ from onnx import TensorProto, helper
 from profiling_agents.backends.base import (
     LEAST_RUNS,
     ModelError,
-    ModelMemoryError,
     RuntimeOptions,
     check_inputs,
     interquartile_mean,
     library_hash,
+    random_arrays,
     require_fp32,
     restore_shape,
+    translated,
 )
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
@@ -41,7 +42,6 @@ MOST_EVENTS = 4000  # keep a profile below the largest file that the child may w
 CPU = "CPUExecutionProvider"
 PROVIDER_OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 """TF32 would be another precision under the name of fp32."""
-OUT_OF_MEMORY = ("bad_alloc", "failed to allocate", "out of memory", "bad allocation")
 
 
 class OnnxRuntimeBackend:
@@ -94,7 +94,7 @@ class OnnxRuntimeBackend:
         if self._provider != CPU:  # what a provider does not take would run on the CPU in silence
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         providers = [(self._provider, PROVIDER_OPTIONS.get(self._provider, {}))]
-        with _Translated("load"):
+        with translated("ONNX Runtime", "load"):
             return onnxruntime.InferenceSession(content, options, providers=providers)
 
     def _check_provider(self) -> None:
@@ -137,12 +137,8 @@ class OnnxModel:
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Standard normal floats, zeros for all other types."""
-        arrays: list[np.ndarray] = []
-        for name, shape in zip(self._job.input_names, self._job.input_shapes, strict=True):
-            dtype = TYPES[self._types[name]]
-            is_float = np.issubdtype(dtype, np.floating)
-            arrays.append(rng.standard_normal(shape).astype(dtype) if is_float else np.zeros(shape, dtype))
-        return arrays
+        types = [np.dtype(TYPES[self._types[name]]) for name in self._job.input_names]
+        return random_arrays(self._job.input_shapes, types, rng)
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs n times with inputs and outputs bound once."""
@@ -180,7 +176,7 @@ class OnnxModel:
     def _profile(self, feeds: dict[str, np.ndarray], most_runs: int, duration_ms: float) -> list[dict[str, Any]]:
         """The events of nodes over runs that last about so long, the first run left out."""
         session = self._open_session(profile=PROFILE_PREFIX)
-        with _Translated("profile"):
+        with translated("ONNX Runtime", "profile"):
             try:
                 session.run(None, feeds)
                 until = time.perf_counter() + duration_ms * 1e-3
@@ -203,7 +199,7 @@ class OnnxModel:
         """Outputs as the runtime gives them, or in the job's output shapes."""
         check_inputs(self._job, inputs)
         names = self._job.output_names
-        with _Translated("run"):
+        with translated("ONNX Runtime", "run"):
             outputs = self._session.run(list(names), dict(zip(self._job.input_names, inputs, strict=True)))
         if not all(isinstance(output, np.ndarray) for output in outputs):
             raise ModelError("outputs: not all of them are tensors")
@@ -214,21 +210,3 @@ class OnnxModel:
     def close(self) -> None:
         """Free the session."""
         del self._session
-
-
-class _Translated:
-    """Turns the runtime's exceptions (no common class of its own) into ModelError."""
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        """Nothing to open."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        text = str(error)
-        if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
-            raise ModelMemoryError(self._step) from error
-        raise ModelError(f"ONNX Runtime cannot {self._step} the model: {text}") from error

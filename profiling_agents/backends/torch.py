@@ -17,18 +17,17 @@ import torch
 from profiling_agents.backends.base import (
     LEAST_RUNS,
     ModelError,
-    ModelMemoryError,
     RuntimeOptions,
     check_inputs,
     interquartile_mean,
     library_hash,
+    random_arrays,
     require_fp32,
     restore_shape,
+    translated,
 )
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
-
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
 
 class TorchBackend:
@@ -69,7 +68,7 @@ class TorchBackend:
                 raise ModelError(f"output '{name}' is not in the model; it has {', '.join(outputs)}")
         if set(inputs) != set(job.input_names):
             raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(inputs)}")
-        with _Translated("convert"):
+        with translated("onnx2torch", "convert"):
             module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
         return TorchModel(job, module, inputs, outputs, self._device)
 
@@ -106,12 +105,8 @@ class TorchModel:
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Standard normal floats, zeros for all other types."""
-        arrays = []
-        for name, shape in zip(self._job.input_names, self._job.input_shapes, strict=True):
-            dtype = self._types[name]
-            is_float = np.issubdtype(dtype, np.floating)
-            arrays.append(rng.standard_normal(shape).astype(dtype) if is_float else np.zeros(shape, dtype))
-        return arrays
+        types = [self._types[name] for name in self._job.input_names]
+        return random_arrays(self._job.input_shapes, types, rng)
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
         """Runs n times on inputs that lie on the device; CUDA: seconds between two events."""
@@ -173,7 +168,7 @@ class TorchModel:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs as torch gives them, or in the job's output shapes."""
         check_inputs(self._job, inputs)
-        with _Translated("run"), torch.inference_mode():
+        with translated("torch", "run"), torch.inference_mode():
             result = self._module(*self._feeds(inputs))
         tensors = dict(zip(self._outputs, result if isinstance(result, list | tuple) else [result], strict=True))
         arrays = [tensors[name].cpu().numpy() for name in self._job.output_names]
@@ -196,25 +191,6 @@ class TorchModel:
             if array.dtype != self._types[name]:
                 raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
         return [torch.tensor(given[name], device=self._device) for name in self._types]
-
-
-class _Translated:
-    """Turns what onnx2torch and torch raise (no common class) into ModelError."""
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        """Nothing to open."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        text = str(error)
-        if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
-            raise ModelMemoryError(self._step) from error
-        who = "onnx2torch" if self._step == "convert" else "torch"
-        raise ModelError(f"{who} cannot {self._step} the model: {type(error).__name__}: {text}") from error
 
 
 def _provider(wanted: str | None) -> str:
