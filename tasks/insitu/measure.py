@@ -19,6 +19,7 @@ from tasks.artifacts import append_line, read_lines
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.fleet import Meter
 from tasks.insitu.cover import covering_codes
+from tasks.insitu.drift import drifts
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.lut import Entry, feature_text, now
 from tasks.ncnn_files import NcnnModel
@@ -31,7 +32,7 @@ SUBNETS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One time of an operator [ms] in one SubNet; noisy if that SubNet's timing was."""
+    """One time of an operator [ms] in one SubNet, without the drift; noisy if that SubNet's timing was."""
 
     time_ms: float
     noisy: bool
@@ -57,10 +58,10 @@ def entries(
     lines = measure_subnets(net, configs, meter, settings, limits, file, progress)
     seen: dict[str, list[Seen]] = {digest: [] for digest in todo}
     reasons: dict[str, str] = {}
-    for line in lines:
+    for line, drift in zip(lines, drifts([line["operators"] for line in lines]), strict=True):
         for digest, time_ms in line["operators"]:
             if digest in seen:
-                seen[digest].append(Seen(time_ms, line["noisy"]))
+                seen[digest].append(Seen(time_ms / float(drift), line["noisy"]))
         if line["state"] == "failed":
             config = net.space.decode(net.space.row(line["config"]))
             reasons |= {feature.digest: line["reason"] for feature in net.operators(config)}

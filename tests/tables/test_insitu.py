@@ -16,6 +16,7 @@ from tasks import profile
 from tasks.artifacts import read_lines
 from tasks.convert import Limits, convert_operators
 from tasks.insitu.cover import covering_codes
+from tasks.insitu.drift import drifts
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.ncnn_files import NcnnModel
 from tasks.plan import plan
@@ -66,6 +67,20 @@ def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: st
     assert len(codes) < len(wanted) / 3
     few = set(list(wanted)[:3])
     assert len(covering_codes(net, few, np.random.default_rng(0))) <= 3
+
+
+def test_a_slower_device_in_some_subnets_is_found_from_what_they_share() -> None:
+    rng = np.random.default_rng(0)
+    usual_ms = {str(number): float(rng.uniform(0.01, 2)) for number in range(60)}
+    slower = np.ones(20)
+    slower[[2, 9, 17]] = (1.5, 1.2, 1.3)
+    subnets = [
+        [(name, usual_ms[name] * factor * rng.normal(1, 0.02)) for name in rng.choice(list(usual_ms), 25)]
+        for factor in slower
+    ]
+    np.testing.assert_allclose(drifts(subnets), slower, rtol=0.05)
+    np.testing.assert_array_equal(drifts([[("a", 1.0)], [("b", 2.0)], []]), np.ones(3))
+    assert len(drifts([])) == 0
 
 
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
