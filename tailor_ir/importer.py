@@ -11,8 +11,8 @@ import torch
 from tailor_ir.errors import ImportFailed
 from tailor_ir.folding import fold, lay_aside, restore
 from tailor_ir.forms import drop_idle, normalise, resolve_identities, share_rows
-from tailor_ir.gates import reorder_blocks
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
+from tailor_ir.pieces import reorder_blocks, split_slices
 from tailor_ir.trace import OPSET, TRACE_BATCH
 
 BATCH_NORM_STATISTICS = (3, 4)  # input positions of the running mean and variance
@@ -46,6 +46,7 @@ def import_onnx(
     resolve_identities(surgeon)
     drop_idle(surgeon)
     reorder_blocks(surgeon, weights)
+    split_slices(surgeon)
     share_rows(surgeon)
     restore(surgeon, values)
     return _to_graph(surgeon, weights, state)

@@ -55,6 +55,11 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim] 
         parts = p.pool.free(outer), p.pool.free(dim.size // outer)
         p.unify(dim, p.pool.product(parts), node)
         return parts
+    pieces = dim.root.form.parts
+    if dim.root.form.kind == "concat" and [piece.size for piece in pieces] == [dim.size // outer] * outer:
+        for piece in pieces[1:]:  # pieces side by side are cut alike
+            p.unify(pieces[0], piece, node)
+        return p.pool.fixed(outer), pieces[0]
     p.freeze((dim,), node, f"splits an axis of {dim.size} into {outer} and {dim.size // outer}")
     return p.pool.fixed(outer), p.pool.fixed(dim.size // outer)
 

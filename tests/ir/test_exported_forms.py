@@ -311,3 +311,41 @@ def test_interpolation_that_averages(mode: str, tmp_path: Path) -> None:
         return layers["answer"](torch.relu(x).mean((2, 3)))
 
     check(Written(forward, stem=nn.Conv2d(3, 32, 3, padding=1), answer=nn.Linear(32, 4)), image(), tmp_path)
+
+
+def test_an_axis_taken_apart_by_slices_is_cut_in_each_piece(tmp_path: Path) -> None:
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(layers["stem"](x))
+        both = layers["both"](x)
+        x = layers["project"](both[:, :48] * torch.sigmoid(both[:, 48:]))
+        return layers["answer"](x.mean((2, 3)))
+
+    layers = {
+        "stem": nn.Conv2d(3, 32, 3, 2, 1),
+        "both": nn.Conv2d(32, 96, 1),
+        "project": nn.Conv2d(48, 32, 1),
+        "answer": nn.Linear(32, 4),
+    }
+    net = check(Written(forward, **layers), image(), tmp_path)
+    smallest = net.build(net.min_config).state_dict()
+    assert smallest["both_Conv.weight"].shape[0] == 2 * smallest["project_Conv.weight"].shape[1] < 96
+
+
+def test_channels_joined_and_taken_apart_into_groups(tmp_path: Path) -> None:
+    """A weight for each branch, as in selective kernels. Source: Li et al. (CVPR 2019)."""
+
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(layers["stem"](x))
+        branches = torch.cat([layers["a"](x), layers["b"](x)], 1)
+        branches = branches.view(-1, 2, 64, *branches.shape[2:])
+        return layers["answer"](torch.relu(branches.sum(1)).mean((2, 3)))
+
+    layers = {
+        "stem": nn.Conv2d(3, 32, 3, 2, 1),
+        "a": nn.Conv2d(32, 64, 3, padding=1),
+        "b": nn.Conv2d(32, 64, 1),
+        "answer": nn.Linear(64, 4),
+    }
+    net = check(Written(forward, **layers), image(), tmp_path)
+    smallest = net.build(net.min_config).state_dict()
+    assert smallest["a_Conv.weight"].shape[0] == smallest["b_Conv.weight"].shape[0] < 64
