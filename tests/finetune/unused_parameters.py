@@ -38,6 +38,9 @@ class BranchNetwork:
     def __init__(self) -> None:
         self.module: nn.Module = Branches()
 
+    def undecayed(self) -> list[torch.Tensor]:
+        return []
+
     def roles(self, step: int) -> list[Role]:
         return [Role("first", {"branch": "first"}, False), Role("last", {"branch": "last"}, False)]
 

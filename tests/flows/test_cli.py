@@ -60,7 +60,10 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "search.budgets_ms=[1,fast]"], "search.budgets_ms.1: got 'fast'; allowed: a number"),
         (["run", "search.budgets_ms=[nan]"], "search.budgets_ms.0: got nan; allowed: "),
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
-        (["run", "device.ncnn.backend=tflite"], "device.ncnn.backend: got 'tflite'; allowed: 'ncnn' or 'onnxruntime'"),
+        (
+            ["run", "device.ncnn.backend=tflite"],
+            "device.ncnn.backend: got 'tflite'; allowed: 'ncnn', 'ncnn-adb', 'onnxruntime' or",
+        ),
         (["run", "device.ncnn.measure.time_cap=3"], "device.ncnn.measure: time_cap: "),
         (["run", "device.ncnn.agent=http://board:1"], "an agent elsewhere needs its token"),
         (["run", "device.ncnn.agent=board"], "device.ncnn.agent: got 'board'; allowed: "),

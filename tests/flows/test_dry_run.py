@@ -35,13 +35,18 @@ def test_a_dry_run_measures_nothing_and_the_store_is_told_apart_by_device(
     assert "from the settings" in shown
 
 
-def test_after_profiling_a_larger_space_has_less_to_measure_than_operators(fresh: Command) -> None:
-    (profiled,) = fresh("profile")["stages"]
-    plan = fresh("profile", "space.resolution=[16,24,32]", "--dry-run")["plan"]["onnxruntime"]
+@pytest.mark.parametrize(("method", "source"), [("in situ", "settings"), ("alone", "earlier measurements")])
+def test_after_profiling_a_larger_space_has_less_to_measure_than_operators(
+    fresh: Command, method: str, source: str
+) -> None:
+    words = (f"profile.method='{method}'",)
+    (profiled,) = fresh("profile", *words)["stages"]
+    plan = fresh("profile", "space.resolution=[16,24,32]", *words, "--dry-run")["plan"]["onnxruntime"]
     assert plan["known"] == profiled["result"]["measured_now"]
     assert plan["to_measure"] == plan["operators"] - plan["known"] > 0
-    assert plan["estimated_from"] == "earlier measurements"
-    (larger,) = fresh("profile", "space.resolution=[16,24,32]")["stages"]
+    assert plan["estimated_from"] == source
+    assert (plan["subnets"] is None) == (method == "alone")
+    (larger,) = fresh("profile", "space.resolution=[16,24,32]", *words)["stages"]
     assert (larger["result"]["known"], larger["result"]["measured_now"]) == (plan["known"], plan["to_measure"])
 
 

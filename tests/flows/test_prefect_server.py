@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from profiling_agents.backends import BACKENDS
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -108,7 +109,7 @@ def test_the_parameters_are_a_typed_form(server: Server) -> None:
     assert set(schema["properties"]) == {"config", "until"}
     assert set(definitions["RunConfig"]["properties"]) >= {"model", "data", "device", "finetune", "search"}
     assert definitions["DeviceProfile"]["properties"]["threads"]["minimum"] == 1
-    assert definitions["DeviceProfile"]["properties"]["backend"]["enum"] == ["ncnn", "onnxruntime"]
+    assert definitions["DeviceProfile"]["properties"]["backend"]["enum"] == sorted(BACKENDS)
 
 
 def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
