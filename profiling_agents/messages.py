@@ -109,7 +109,7 @@ class DeviceState(Message):
 class Capabilities(RuntimeInfo):
     """One device: runtime, processor, limits. `fingerprint`: what makes two measurements comparable.
 
-    `state` is read anew whenever the device is asked.
+    `state` is read anew whenever the device is asked. `running_system`: equal for processes that share processors.
     """
 
     protocol: int
@@ -124,6 +124,7 @@ class Capabilities(RuntimeInfo):
     frequency_mhz: float | None
     frequency_state: Literal["pinned", "as shipped", "unknown"]
     operating_system: str | None
+    running_system: str | None
     power_sensors: tuple[PowerSensor, ...]
     state: DeviceState
     memory_mib: int

@@ -120,6 +120,7 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
             "frequency_mhz": sensors.frequency_mhz(cores[0]),
             "frequency_state": sensors.frequency_state(cores[0]),
             "operating_system": sensors.operating_system(),
+            "running_system": machine.running_system(),
             "power_sensors": (*sensors.power_sensors(), *gpu_sensors()),
             "state": sensors.state(machine.available_cores()),
             "memory_mib": machine.memory_mib(),

@@ -1,15 +1,24 @@
-"""Preparing the next piece of work while the last is in use."""
+"""Preparing the next piece of work while the last is with the device."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from profiling_agents.machine import running_system
+from profiling_agents.messages import Capabilities
+
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-def ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
-    """`map(prepare, items)`, where the next is prepared in a thread while the caller works with the last."""
+def ahead(items: Iterable[T], prepare: Callable[[T], U], device: Capabilities) -> Iterator[U]:
+    """`map(prepare, items)`, where the next is prepared in a thread while the device works with the last.
+
+    Not where the device is a part of this machine: what it measures would share memory and caches with the preparing.
+    """
+    if device.running_system is not None and device.running_system == running_system():
+        yield from map(prepare, items)
+        return
     with ThreadPoolExecutor(max_workers=1) as pool:
         waiting: Future[U] | None = None
         for item in items:

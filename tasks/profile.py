@@ -3,8 +3,8 @@
 Operators are measured in situ, inside a few whole SubNets (`tasks.insitu`), or alone, each as a model of its own.
 What no SubNet gave is measured alone. The table is part of a store that networks and runs share. What is already in
 it is not measured again, for whichever network it was measured, so a killed run goes on; the stage's own folder gets
-a copy of this network's entries. While the device measures one batch, the next is made and converted to the format
-that the device takes.
+a copy of this network's entries. While a device elsewhere measures one batch, the next is made and converted to the
+format that the device takes.
 """
 
 import time
@@ -183,6 +183,7 @@ def fill(
         for jobs, failures in ahead(
             _batches(list(operators.values()), settings.batch_operators),
             lambda batch: _jobs(batch, "ncnn" in capabilities.formats, settings.limits),
+            capabilities,
         ):
             for failure in failures:
                 writer.add(_entry(operators[failure.key], failure, settings))

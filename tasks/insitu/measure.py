@@ -83,9 +83,10 @@ def measure_subnets(
     known = {line["key"]: line for line in read_lines(file)}
     by_key = {net.space.digest(config): config for config in configs}
     missing = {key: config for key, config in by_key.items() if key not in known}
-    maker = _Maker(net, "ncnn" in meter.capabilities().formats, limits)
+    capabilities = meter.capabilities()
+    maker = _Maker(net, "ncnn" in capabilities.formats, limits)
     with progress.bar("profile in situ", len(by_key), len(by_key) - len(missing)) as bar:
-        for subnets, failures in ahead(_chunks(list(missing.items())), maker.make):
+        for subnets, failures in ahead(_chunks(list(missing.items())), maker.make, capabilities):
             by_job = {subnet.job.key: subnet for subnet in subnets}
             jobs: list[ModelJob] = [subnet.job for subnet in subnets]
             for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:

@@ -58,8 +58,9 @@ class SubNetMeter:
         known = {line["key"]: Measurement.model_validate(line) for line in read_lines(file)}
         digests = [self.net.space.digest(config) for config in configs]
         missing = {d: config for d, config in zip(digests, configs, strict=True) if d not in known}
+        device = self.client.capabilities()
         with progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar:
-            for digest, job in ahead(missing.items(), self._job):
+            for digest, job in ahead(missing.items(), self._job, device):
                 known[digest] = self.time(job) if isinstance(job, ModelJob) else Measurement.failed(digest, job)
                 append_line(file, known[digest].model_dump(mode="json"))
                 bar.advance()
