@@ -1,6 +1,6 @@
-"""Preparing the next piece of work while the last is with the device."""
+"""Work in pieces; preparing the next piece while the last is with the device."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -9,6 +9,11 @@ from profiling_agents.messages import Capabilities
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+def pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """`size` items at a time, in order; the last piece may have fewer."""
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def ahead(items: Iterable[T], prepare: Callable[[T], U], device: Capabilities) -> Iterator[U]:

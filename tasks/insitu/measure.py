@@ -14,7 +14,7 @@ import tailor_ir
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import OperatorFeature, SuperNet
-from tasks.ahead import ahead
+from tasks.ahead import ahead, pieces
 from tasks.artifacts import append_line, read_lines
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.fleet import Meter
@@ -86,7 +86,7 @@ def measure_subnets(
     capabilities = meter.capabilities()
     maker = _Maker(net, "ncnn" in capabilities.formats, limits)
     with progress.bar("profile in situ", len(by_key), len(by_key) - len(missing)) as bar:
-        for subnets, failures in ahead(_chunks(list(missing.items())), maker.make, capabilities):
+        for subnets, failures in ahead(pieces(list(missing.items()), SUBNETS_AT_ONCE), maker.make, capabilities):
             by_job = {subnet.job.key: subnet for subnet in subnets}
             jobs: list[ModelJob] = [subnet.job for subnet in subnets]
             for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
@@ -156,7 +156,3 @@ def _entry(feature: OperatorFeature, seen: Sequence[Seen], settings_text: str, r
         return Entry(**common, state="fused", noisy=False)
     spread = (p90_ms - p10_ms) / p50_ms
     return Entry(**common, state="ok", p50_ms=p50_ms, p90_ms=p90_ms, spread=spread, noisy=not calm)
-
-
-def _chunks(items: Sequence[tuple[str, Config]]) -> Iterator[Sequence[tuple[str, Config]]]:
-    return (items[first : first + SUBNETS_AT_ONCE] for first in range(0, len(items), SUBNETS_AT_ONCE))
