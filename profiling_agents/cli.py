@@ -83,6 +83,16 @@ def _cores(text: str) -> tuple[int, ...]:
 _cores.__name__ = "comma-separated list of core numbers"
 
 
+def _folder(text: str) -> Path:
+    path = Path(text).absolute()
+    if not path.is_dir():
+        raise ValueError
+    return path
+
+
+_folder.__name__ = "folder"
+
+
 def _add_network(parser: argparse.ArgumentParser, port: int) -> argparse._ArgumentGroup:
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
@@ -154,6 +164,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     runtime.add_argument(
         "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
+    )
+    runtime.add_argument(
+        "--sensors-root",
+        type=_folder,
+        default=Path("/"),
+        metavar="DIR",
+        help="where the device's /sys with its power sensors is, for a container that has it mounted (default /)",
     )
     network = _add_network(parser, port=8765)
     network.add_argument(
@@ -259,5 +276,6 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
                 wall_s=arguments.wall_limit_s,
             ),
             max_model_mib=arguments.max_model_mib,
+            sensors_root=arguments.sensors_root,
         )
     )

@@ -51,6 +51,7 @@ class ServerOptions:
     ca_file: Path | None
     limits: Limits
     max_model_mib: int
+    sensors_root: Path = sensors.SYSTEM
 
 
 def serve(options: ServerOptions) -> None:
@@ -73,6 +74,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
         threads=options.threads,
         precision=options.precision,
         provider=options.provider,
+        sensors_root=options.sensors_root,
         cores=claimed.cores,
         limits=options.limits,
         max_payload_bytes=MAX_TENSORS_MIB * MIB,
@@ -121,7 +123,7 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
             "frequency_state": sensors.frequency_state(cores[0]),
             "operating_system": sensors.operating_system(),
             "running_system": machine.running_system(),
-            "power_sensors": (*sensors.power_sensors(), *gpu_sensors()),
+            "power_sensors": (*sensors.power_sensors(options.sensors_root), *gpu_sensors()),
             "state": sensors.state(machine.available_cores()),
             "memory_mib": machine.memory_mib(),
             "memory_limit_mib": options.limits.memory_mib,

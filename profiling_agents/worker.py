@@ -16,7 +16,7 @@ from profiling_agents import frames
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
 from profiling_agents.caches import CacheFlush
-from profiling_agents.energy import find_meter
+from profiling_agents.energy import EnergyMeter, find_meter
 from profiling_agents.limits import Limits, allow_cpu, allow_memory, confine
 from profiling_agents.machine import pin
 from profiling_agents.measure import Repeat, measure
@@ -27,7 +27,7 @@ from profiling_agents.messages import (
     MeasureSettings,
     Timing,
 )
-from profiling_agents.sensors import frequency_mhz, throttle_events
+from profiling_agents.sensors import SYSTEM, frequency_mhz, throttle_events
 
 FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
@@ -39,6 +39,7 @@ class WorkerSettings(RuntimeOptions):
     cores: tuple[int, ...]
     limits: Limits
     max_payload_bytes: int
+    sensors_root: Path = SYSTEM
 
 
 def main(argument: str) -> int:
@@ -58,7 +59,7 @@ def main(argument: str) -> int:
         return 1
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
-        _send(replies, *_answer(backend, settings.cores, *request))
+        _send(replies, *_answer(backend, settings, *request))
     return 0
 
 
@@ -77,7 +78,7 @@ def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
 
 
 def _answer(
-    backend: Backend, cores: tuple[int, ...], request: ChildRequest, payload: bytes
+    backend: Backend, worker: WorkerSettings, request: ChildRequest, payload: bytes
 ) -> tuple[ChildReply, bytes]:
     """Load, do and free one model; every fault of the model becomes a reason."""
     try:
@@ -86,7 +87,7 @@ def _answer(
         model = backend.load([Path(digest) for digest in request.job.files], request.job)
         try:
             if request.settings is not None:
-                return ChildReply(timing=_time(model, request.settings, cores)), b""
+                return ChildReply(timing=_time(model, request.settings, worker)), b""
             outputs = model.run(frames.from_bytes(request.tensors, payload))
             return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
         finally:
@@ -99,7 +100,8 @@ def _answer(
         return ChildReply(reason=f"{type(error).__name__}: {error}"), b""
 
 
-def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Timing:
+def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings) -> Timing:
+    cores = worker.cores
     if model.elsewhere and (settings.cache == "cold" or settings.energy_ms):
         raise ModelError("another machine computes this model: neither cold caches nor energy can be measured here")
     inputs = model.random_inputs(np.random.default_rng(settings.seed))
@@ -115,16 +117,14 @@ def _time(model: Model, settings: MeasureSettings, cores: tuple[int, ...]) -> Ti
         for before, after in zip(before_mhz, after_mhz, strict=True)
     )
     noisy = timing.noisy or throttled or throttle_events(cores) != events
-    energy_mj = _energy_mj(repeat, timing.p50_ms, settings, on_gpu=not model.on_cpu)
+    meter = find_meter(on_gpu=not model.on_cpu, root=worker.sensors_root) if settings.energy_ms else None
+    energy_mj = None if meter is None else _energy_mj(meter, repeat, timing.p50_ms, settings.energy_ms)
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})
 
 
-def _energy_mj(repeat: Repeat, p50_ms: float, settings: MeasureSettings, *, on_gpu: bool) -> float | None:
-    """Energy of one run [mJ]; None when it was not asked for, or no sensor tells."""
-    meter = find_meter(on_gpu=on_gpu) if settings.energy_ms else None
-    if meter is None:
-        return None
-    runs = math.ceil(settings.energy_ms / p50_ms)
+def _energy_mj(meter: EnergyMeter, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
+    """Energy of one run [mJ] over runs that last about `energy_ms`; None when the sensor does not tell."""
+    runs = math.ceil(energy_ms / p50_ms)
     energy_mj = meter.measure_mj(lambda: repeat(runs))
     return None if energy_mj is None else energy_mj / runs
 

@@ -33,7 +33,7 @@ class Costs:
         """From the entries of a table that know their cost, and from the settings for a device without any."""
         timed = [entry for entry in lut.entries() if entry.cost_ms is not None]
         by_operator = {name: _mean(entry for entry in timed if entry.operator == name) for name in _names(timed)}
-        guess = HANDLING_MS + settings.warmup_ms + settings.time_cap_ms
+        guess = HANDLING_MS + settings.warmup_ms + settings.time_cap_ms + settings.energy_ms
         return cls(by_operator, _mean(timed) if timed else None, guess)
 
     def ms(self, operator: str) -> float:
@@ -48,7 +48,7 @@ def plan(
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
     `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
-    else, and of SubNets, from the settings (warm-up, time cap, layers). Conversion, which goes on meanwhile, is not in it.
+    else, and of SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not in it.
     """
     operators = read_operators(operators_folder)
     lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)
@@ -82,7 +82,7 @@ def _subnets(missing: Operators, supernet: Path | None, batch: int) -> int:
 
 
 def _subnet_ms(settings: MeasureSettings) -> float:
-    return settings.warmup_ms + settings.time_cap_ms + settings.layers_ms
+    return settings.warmup_ms + settings.time_cap_ms + settings.layers_ms + settings.energy_ms
 
 
 def _names(entries: Iterable[Entry]) -> set[str]:

@@ -33,6 +33,9 @@ STORE_FOLDER = "luts"
 REMEASURE_FILE = "remeasure.json"
 SUBNETS_FILE = "subnets.jsonl"
 
+MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "energy_mj"}
+"""What an entry takes from a measurement as it is."""
+
 Operators = Mapping[str, OperatorFeature]
 
 
@@ -228,7 +231,7 @@ def _entry(
         cache=settings.measure.cache,
         cost_ms=cost_ms,
         measured_at=now(),
-        **measurement.model_dump(include={"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy"}),
+        **measurement.model_dump(include=MEASURED),
     )
 
 

@@ -41,11 +41,19 @@ SCHEMA = pa.schema(
         pa.field("noisy", pa.bool_(), nullable=False),
         pa.field("cache", pa.string()),
         pa.field("cost_ms", pa.float64()),
+        pa.field("energy_mj", pa.float64()),
         pa.field("measured_at", pa.string(), nullable=False),
     ]
 )
 
-ABSENT: dict[str, Any] = {"method": "alone", "settings": "", "description": "", "cache": None, "cost_ms": None}
+ABSENT: dict[str, Any] = {
+    "method": "alone",
+    "settings": "",
+    "description": "",
+    "cache": None,
+    "cost_ms": None,
+    "energy_mj": None,
+}
 """Columns that came later, and what a part that was written before them means."""
 
 
@@ -82,8 +90,9 @@ class Entry:
     `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
     JSON text ("" when unknown). Entries of two methods or settings are kept apart. `cache`: state of the processor's
     caches, where it was controlled. `cost_ms`: how long profiling waited for it, where known; of several
-    identical devices, their share.
-    ValueError when a time is not a positive number.
+    identical devices, their share. `energy_mj`: of one run, by the device's power sensors, where they told it; unknown is
+    None, never 0.
+    ValueError when a time or an energy is not a positive number.
     """
 
     digest: str
@@ -101,6 +110,7 @@ class Entry:
     spread: float | None = None
     cache: Cache | None = None
     cost_ms: float | None = None
+    energy_mj: float | None = None
 
     def __post_init__(self) -> None:
         where = f"LUT entry of {self.operator} {self.digest}"
@@ -109,6 +119,10 @@ class Entry:
         _one_of(where, "cache", self.cache, (None, *get_args(Cache)))
         if not _is_utc(self.measured_at):
             raise ValueError(f"{where}: measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00")
+        if self.energy_mj is not None and self.state != "ok":
+            raise ValueError(f"{where}: a {self.state} entry has no energy")
+        if self.energy_mj is not None and not (math.isfinite(self.energy_mj) and self.energy_mj > 0):
+            raise ValueError(f"{where}: energy_mj = {self.energy_mj}; allowed: a number above 0, or none where unknown")
         if self.state == "fused" and (self.method != "in situ" or self.p50_ms is not None or self.p90_ms is not None):
             raise ValueError(f"{where}: a fused entry is from inside networks and has no times")
         if self.state == "fused":

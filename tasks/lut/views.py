@@ -92,6 +92,7 @@ def _counts(entries: Sequence[Row]) -> dict[str, Any]:
         "ok": len(ok),
         "failed": sum(row["state"] == "failed" for row in entries),
         "noisy": sum(row["noisy"] for row in ok),
+        "with_energy": sum(row["energy_mj"] is not None for row in ok),
         "median_spread": median(spreads) if spreads else None,
     }
 

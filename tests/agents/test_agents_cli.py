@@ -56,6 +56,7 @@ def test_an_occupied_port_is_one_line() -> None:
         ((*NCNN, "--threads", "4096"), "--threads: got 4096; allowed: 1 to"),
         ((*NCNN, "--cores", "4095"), "--cores: got 4095"),
         ((*NCNN, "--port", "65536"), "--port"),
+        ((*NCNN, "--sensors-root", "absent"), "--sensors-root: invalid folder value: 'absent'"),
         ((*NCNN, "--frobnicate"), "unrecognized arguments: --frobnicate"),
         ((*NCNN, "--host", "0.0.0.0"), "not a loopback address; it takes --tls-cert"),
         ((*NCNN, "--host", "::", "--token-file", "absent"), "--token-file 'absent': cannot be read"),

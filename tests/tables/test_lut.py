@@ -162,7 +162,7 @@ def test_a_snapshot_has_the_wanted_operators_only_and_equal_entries_make_equal_f
 def test_a_part_from_before_a_column_existed_is_read(tmp_path):
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
-    older = ["method", "settings", "description", "cache", "cost_ms"]
+    older = ["method", "settings", "description", "cache", "cost_ms", "energy_mj"]
     parquet.write_table(parquet.read_table(part).drop_columns(older), part)
     assert Lut.open(tmp_path).entries() == (entry("a"),)
 
@@ -196,6 +196,23 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert list(lut.missing("ab")) == ["b"]
+
+
+def test_energy_is_read_back_and_its_absence_stays_none(tmp_path):
+    Lut.open(tmp_path, DEVICE).append([entry("a", energy_mj=1.25), entry("b")])
+    lut = Lut.open(tmp_path)
+    assert (lut.get("a").energy_mj, lut.get("b").energy_mj) == (1.25, None)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_an_energy_that_is_no_positive_number_is_refused(value):
+    with pytest.raises(ValueError, match=r"LUT entry of Conv a: energy_mj = .*allowed: a number above 0, or none"):
+        entry("a", energy_mj=value)
+
+
+def test_what_has_no_time_has_no_energy():
+    with pytest.raises(ValueError, match="a failed entry has no energy"):
+        failed("a", energy_mj=1.0)
 
 
 def test_a_damaged_part_is_named(tmp_path):
