@@ -121,7 +121,7 @@ class _Planner:
 
     def plan(self, aliases: Mapping[str, str]) -> Steps:
         """aliases: what a skipped block's exit stands for."""
-        self.data, self.consumers = self.graph.data_values(), self.graph.consumers()
+        self.data, self.consumers = _computed(self.graph), self.graph.consumers()
         self.makers = self.graph.producers()
         self.forms = dict.fromkeys(self.graph.inputs, "plain")
         for position, node in enumerate(self.graph.nodes):
@@ -394,6 +394,15 @@ class _Planner:
             view=draft.view,
             relayout=draft.relayout,
         )
+
+
+def _computed(graph: Graph) -> frozenset[str]:
+    """Values that depend on what goes in; what only has one entry for each sample is folded into the weights."""
+    found = set(graph.inputs)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return frozenset(found)
 
 
 def find_steps(
