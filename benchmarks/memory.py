@@ -4,9 +4,9 @@
 
 For each preset the largest, the smallest and random SubNets, exported as for a device, batch 1, run once by onnxruntime with
 all optimisations, one thread. The truth is counted by the runtime itself: an allocator that is registered with it sees
-every request (tests/ir/runtime_memory.py). Beside it: what the runtime's own arena has in use at most, whose chunks may be
-up to twice what was asked for, and what is planned as one block for later runs. --timm: networks by name with the proposed
-space instead, which no rule was made for.
+every request (tests/ir/runtime_memory.py). The same for what the runtime's own arena has in use at most, by its own
+statistics, whose chunks may be up to twice what was asked for. Beside it, not predicted: what is planned as one block for
+later runs. --timm: networks by name with the proposed space instead, which no rule was made for.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def measure(name: str, net: tailor_ir.SuperNet, random: int) -> list[Row]:
     start = time.perf_counter()
     predictor.peak_bytes(population)
     per_second = POPULATION / (time.perf_counter() - start)
-    predicted = predictor.peak_bytes(net.space.encode(configs)).tolist()
+    codes = net.space.encode(configs)
+    predicted = predictor.peak_bytes(codes).tolist()
+    arena = [predictor.arena_mib(code) for code in codes]
     with tempfile.TemporaryDirectory() as folder:
         measured = subnet_peaks(net, configs, Path(folder))
     return [
@@ -59,11 +61,15 @@ def measure(name: str, net: tailor_ir.SuperNet, random: int) -> list[Row]:
             "predicted_mib": bytes_ / MIB,
             "asked_mib": peaks.asked / MIB,
             "error_percent": 100 * (bytes_ / peaks.asked - 1),
+            "predicted_arena_mib": arena_mib,
             "arena_mib": peaks.arena / MIB,
+            "arena_error_percent": 100 * (arena_mib * MIB / peaks.arena - 1),
             "planned_mib": peaks.planned / MIB,
             "subnets_per_s": round(per_second),
         }
-        for index, (config, bytes_, peaks) in enumerate(zip(configs, predicted, measured, strict=True))
+        for index, (config, bytes_, arena_mib, peaks) in enumerate(
+            zip(configs, predicted, arena, measured, strict=True)
+        )
     ]
 
 

@@ -6,12 +6,13 @@ the same number: `peak_bytes` walks through the steps of one SubNet; `MemoryTerm
 all SubNets as arrays over few variables, for whole populations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from tailor_ir.arena import Event, Release, Request, arena_peak
 from tailor_ir.axes import Axis, Sizes
 from tailor_ir.elastic import Elastic
 from tailor_ir.grids import Grids, SkippedBy
@@ -69,9 +70,12 @@ class MemoryTerms:
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor in the walk through one SubNet. `last`: the step that reads it last."""
+    """A tensor in the walk through one SubNet. place: the tensor that asked for the memory that it lies in.
 
-    bytes_: int
+    last: the step that reads it last.
+    """
+
+    place: str
     stored: Key
     last: int
     taken: bool = False  # another tensor lies in its place
@@ -105,6 +109,22 @@ class MemoryTable:
 
     def peak_bytes(self, codes: np.ndarray) -> int:
         """Largest sum of the tensors that are alive at once, batch 1; without the network's input."""
+        alive: dict[Hashable, int] = {}
+        peak = 0
+        for event in self.events(codes):
+            if isinstance(event, Request):
+                alive[event.tensor] = event.bytes_
+                peak = max(peak, sum(alive.values()))
+            else:
+                del alive[event.tensor]
+        return peak
+
+    def arena_bytes(self, codes: np.ndarray) -> int:
+        """What onnxruntime's arena has in use at most for the same tensors, in a first run (`arena`)."""
+        return arena_peak(self.events(codes))
+
+    def events(self, codes: np.ndarray) -> tuple[Event, ...]:
+        """What one SubNet asks the allocator for and gives back, in order, batch 1; without the network's input."""
         skipped = self.space.skipped_blocks(codes)
         sizes = sizes_of(self.space, codes)
         alias: dict[str, str] = {}
@@ -113,7 +133,12 @@ class MemoryTable:
                 alias[exit_] = alias.get(entry, entry)
         steps = self._needed(skipped, alias)
         owner, last = self._lifetimes(steps, alias, sizes)
-        return self._walk(steps, alias, owner, last, sizes)
+        tensors, new = self._walk(steps, alias, owner, last, sizes)
+        freed: dict[int, list[Event]] = {}
+        for tensor in tensors.values():
+            if not tensor.taken:
+                freed.setdefault(tensor.last, []).append(Release(tensor.place))
+        return tuple(event for at in range(len(steps) + 1) for event in (*new.get(at, ()), *freed.get(at, ())))
 
     def _needed(self, skipped: frozenset[int], alias: Mapping[str, str]) -> list[Step]:
         read = {alias.get(name, name) for name in self._outputs}
@@ -159,15 +184,16 @@ class MemoryTable:
         owner: Mapping[str, str],
         last: Mapping[str, int],
         sizes: Sizes,
-    ) -> int:
+    ) -> tuple[dict[str, _Tensor], dict[int, list[Event]]]:
+        """All tensors, and the requests of each step."""
         tensors: dict[str, _Tensor] = {}
-        changes = [0] * (len(steps) + 2)
+        new: dict[int, list[Event]] = {}
         for at, step in enumerate(steps):
             for position, name in enumerate(step.writes):
                 if name in owner:
                     continue
                 key = self._stored(name, sizes)
-                bytes_, temporary = prod(key), name in self._groups
+                temporary = name in self._groups
                 before = None
                 if position == 0:
                     before = self._overwritten(name, step, at, alias, owner, tensors, sizes)
@@ -175,15 +201,13 @@ class MemoryTable:
                     fits = [t for t in tensors.values() if t.stored == key and t.last < at]
                     free = [t for t in fits if not t.taken and not t.temporary]
                     before = max(free, key=lambda t: t.last, default=None)
+                place = name
                 if before is None:
-                    changes[at] += bytes_
+                    new.setdefault(at, []).append(Request(name, prod(key)))
                 else:
-                    before.taken, key = True, before.stored
-                tensors[name] = _Tensor(bytes_, key, last[name], temporary=temporary)
-        for tensor in tensors.values():
-            if not tensor.taken:
-                changes[tensor.last + 1] -= tensor.bytes_
-        return int(max(np.cumsum(changes)))
+                    before.taken, key, place = True, before.stored, before.place
+                tensors[name] = _Tensor(place, key, last[name], temporary=temporary)
+        return tensors, new
 
     def _overwritten(
         self,

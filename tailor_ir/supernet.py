@@ -163,6 +163,13 @@ class SuperNet:
         """
         return self._memory_table(rules).peak_bytes(self.space.row(config))
 
+    def peak_arena_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
+        """What onnxruntime's arena has in use at most for a SubNet's activations in a first run (batch 1).
+
+        More than `peak_activation_bytes`: chunks may be up to twice what was asked for (`arena`).
+        """
+        return self._memory_table(rules).arena_bytes(self.space.row(config))
+
     def memory_terms(self, rules: Rules = ONNXRUNTIME) -> MemoryTerms:
         """What `peak_activation_bytes` works with, over all configs, as functions of few variables."""
         return self._memory_table(rules).terms()

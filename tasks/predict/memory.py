@@ -5,7 +5,7 @@ what depends on which blocks are skipped is a mask over the population; where a 
 the same shape, the shapes' numbers are compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,14 +31,19 @@ CHUNK = 1024  # SubNets at once: their arrays stay in the cache
 class MemoryPredictor:
     """Predicts memory [MiB] of codes (n, V), batch 1, weights and activations in fp32."""
 
-    def __init__(self, terms: MemoryTerms, parameters: Sums) -> None:
-        self.terms, self.parameters = terms, parameters
+    def __init__(self, terms: MemoryTerms, parameters: Sums, arena_bytes: Callable[[Codes], int]) -> None:
+        """arena_bytes: of the code (V,) of one SubNet."""
+        self.terms, self.parameters, self._arena_bytes = terms, parameters, arena_bytes
         self._candidates = _candidates(terms)
 
     @classmethod
     def compile(cls, net: SuperNet, rules: Rules = ONNXRUNTIME) -> "MemoryPredictor":
         """Arrays from the lifetimes and operators of a SuperNet."""
-        return cls(net.memory_terms(rules), parameter_sums(net))
+
+        def arena_bytes(code: Codes) -> int:
+            return net.peak_arena_bytes(net.space.decode(code), rules)
+
+        return cls(net.memory_terms(rules), parameter_sums(net), arena_bytes)
 
     def predict(self, codes: Codes) -> Values:
         """Parameters and peak activations (n,) [MiB]."""
@@ -51,6 +56,13 @@ class MemoryPredictor:
         parts = [codes[start : start + CHUNK] for start in range(0, len(codes), CHUNK)]
         peaks = [_Walk(self.terms, self._candidates, part).peaks() for part in parts]
         return np.concatenate(peaks) if peaks else np.zeros(0, np.int64)
+
+    def arena_mib(self, code: Codes) -> float:
+        """What onnxruntime's arena has in use at most for one SubNet (V,) in a first run [MiB], without its weights.
+
+        Not for populations: what is free in the arena depends on everything before, so each SubNet is walked by itself.
+        """
+        return self._arena_bytes(np.asarray(code)) / MIB
 
 
 def _candidates(terms: MemoryTerms) -> dict[int, tuple[int, ...]]:

@@ -6,6 +6,7 @@ Nothing is run and no device is asked: all of it follows from the SuperNet and f
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 import tailor_ir
@@ -56,6 +57,7 @@ def run(settings: Settings, supernet: Path, out: Path) -> dict[str, Any]:
     columns = {
         "memory_mib": memory.predict(codes),
         "peak_activations_mib": memory.peak_bytes(codes) / MIB,
+        "peak_arena_mib": np.asarray([memory.arena_mib(code) for code in codes]),
         "parameters": parameters.predict(codes).astype(int),
         "macs": macs.predict(codes).astype(int),
         "energy_mj": energy.predict(codes),

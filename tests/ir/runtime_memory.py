@@ -10,7 +10,8 @@ which new ones are only appended (onnxruntime_c_api.h); the table of version 23 
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+
+from tailor_ir.arena import Event, Request
 
 API_VERSION = 23
 FUNCTIONS = {
@@ -33,6 +36,8 @@ FUNCTIONS = {
     "SetIntraOpNumThreads": 24,
     "CreateTensorWithDataAsOrtValue": 49,
     "CreateCpuMemoryInfo": 69,
+    "AllocatorAlloc": 75,
+    "AllocatorFree": 76,
     "ReleaseMemoryInfo": 94,
     "ReleaseSession": 95,
     "ReleaseValue": 96,
@@ -145,16 +150,40 @@ class Runtime:
         self._release("Session", session)
         return self._counter.peak - before
 
+    def replay(self, events: Iterable[Event]) -> list[int]:
+        """Bytes that a new arena of the runtime's has in use after each event; nothing is written to them."""
+        model = _smallest_model()
+        live: dict[Hashable, Pointer] = {}
+        in_use = []
+        with self._fresh_arena(model) as (_, arena):
+            before = self._statistic(arena, b"InUse")
+            for event in events:
+                if isinstance(event, Request):
+                    live[event.tensor] = self._make("AllocatorAlloc", arena, ctypes.c_size_t(event.bytes_))
+                else:
+                    self._call("AllocatorFree", arena, live.pop(event.tensor))
+                in_use.append(self._statistic(arena, b"InUse") - before)
+            for address in live.values():
+                self._call("AllocatorFree", arena, address)
+        return in_use
+
     def _arena(self, model: bytes, x: np.ndarray) -> int:
+        with self._fresh_arena(model) as (session, arena):
+            before = self._statistic(arena, b"InUse")
+            self._run(session, model, x)
+            return self._statistic(arena, b"MaxInUse") - before
+
+    @contextmanager
+    def _fresh_arena(self, model: bytes) -> Iterator[tuple[Pointer, Pointer]]:
+        """A session that has not been run, and its arena."""
         session = self._session(model, own_allocator=False)
         info = self._make("CreateCpuMemoryInfo", ctypes.c_int(ARENA), ctypes.c_int(0))
         arena = self._make("CreateAllocator", session, info)
-        before = self._statistic(arena, b"InUse")
-        self._run(session, model, x)
-        peak = self._statistic(arena, b"MaxInUse")
-        for kind, handle in (("Allocator", arena), ("MemoryInfo", info), ("Session", session)):
-            self._release(kind, handle)
-        return peak - before
+        try:
+            yield session, arena
+        finally:
+            for kind, handle in (("Allocator", arena), ("MemoryInfo", info), ("Session", session)):
+                self._release(kind, handle)
 
     def _session(self, model: bytes, own_allocator: bool, patterns: bool = False) -> Pointer:
         options = self._make("CreateSessionOptions")
@@ -213,6 +242,15 @@ class Runtime:
 
     def _release(self, kind: str, handle: Pointer) -> None:
         self._function(f"Release{kind}", None, Pointer)(handle)
+
+
+def _smallest_model() -> bytes:
+    """For its session's arena."""
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1,)) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    model: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return model
 
 
 @cache

@@ -70,6 +70,23 @@ def test_less_of_anything_never_takes_more_memory_when_all_is_freed_at_once() ->
         assert net.peak_activation_bytes(config, rules) <= largest
 
 
+class Token(nn.Module):
+    """One position of its own before those of the picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(2).transpose(1, 2)
+        return torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+
+
+def test_what_only_has_one_entry_for_each_sample_lies_with_the_weights() -> None:
+    layers = nn.Sequential(nn.Conv2d(16, 16, 1), Token())
+    assert peak(layers) == FLOAT * (16 * 8 * 8 + 16 * (8 * 8 + 1))  # the positions of the picture, and all joined
+
+
 class Best(nn.Module):
     """Positions of the largest channels: integers of eight bytes."""
 

@@ -170,6 +170,7 @@ def test_the_stage_writes_what_the_largest_and_the_smallest_subnet_need(tmp_path
         peak = net.peak_activation_bytes(config)
         assert (row["macs"], row["parameters"]) == (net.macs(config), net.parameters(config))
         assert row["peak_activations_mib"] == peak / MIB
+        assert row["peak_arena_mib"] == net.peak_arena_bytes(config) / MIB >= row["peak_activations_mib"]
         assert row["memory_mib"] == (4 * net.parameters(config) + peak) / MIB
         assert row["energy_mj"] > 0
     largest, smallest = result["subnets"]
