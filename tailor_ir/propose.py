@@ -17,6 +17,7 @@ from tailor_ir.wishes import Wish, Wishes
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed expansions, as shares of the network's own
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
 SMALLEST_KERNEL = 3  # of the proposed ones
+CHANNELS_LAST = ("MatMul", "LayerNormalization", "RMSNormalization")
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
 PARTS = {"expand_ratio": "FFN", "heads": "Attention", "v_scale": "Attention"}  # of a Transformer block
 
@@ -258,11 +259,14 @@ class Proposal:
                 starts.append((index, f"stage.{len(seen)}"))
         return starts
 
-    def _reference(self, value: str) -> Width | None:
+    def _reference(self, block: Block, value: str) -> Width | None:
         group = self._stream(value)
         if group is not None and group in self.widths:
             return self.widths[group]
-        sizes = [axis.size for axis in self.axis_map.axes[value][1:2]]
+        axes = self.axis_map.axes[value]
+        readers = [node.inputs[0] for node in block.nodes if node.op in CHANNELS_LAST]
+        last = any(self.axis_map.axes[one] == axes for one in readers)
+        sizes = [axis.size for axis in (axes[-1:] if last else axes[1:2])]
         size = self.axis_map.groups[group] if group is not None else sizes[0] if sizes else None
         return Width(group=group, variable=None, sizes=(size,)) if size else None
 
@@ -302,9 +306,9 @@ class Proposal:
         if not groups:
             return None
         full = max(self.axis_map.groups[g] * units[g] for g in groups)
-        reference = self._reference(place.block.entry)
+        reference = self._reference(place.block, place.block.entry)
         if reference is None or full <= reference.sizes[-1]:  # a bottleneck's ratio is of its output
-            reference = self._reference(place.block.exit) or reference
+            reference = self._reference(place.block, place.block.exit) or reference
         if reference is None:
             return None
         own = full / reference.sizes[-1]

@@ -160,3 +160,25 @@ def test_answers_in_a_dictionary_and_arguments_with_defaults() -> None:
     net.elastic.eval().activate(net.max_config)
     assert net.elastic.graph.inputs == ("input",)
     assert difference(model(x)["out"], net.elastic(x)) <= ORIGINAL_TOLERANCE
+
+
+def test_ratios_are_of_the_features_of_a_token_where_these_must_stay(tmp_path: Path) -> None:
+    encoder = TextEncoder(masked=False, norm_first=False)
+    encoder.head = nn.Identity()
+    encoder.eval()
+
+    class Tokens(nn.Module):
+        """Classes, and the features of every token, which are an output and so keep their width."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = encoder.encoder, nn.Linear(WIDTH, 5)
+            self.embedding = encoder.embedding
+
+        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            features = self.encoder(self.embedding(tokens))
+            return self.head(features[:, 0]), features
+
+    net = check_network(Tokens().eval(), torch.randint(0, TOKENS, (1, LENGTH)), tmp_path, subnets=2)
+    ratios = [v.choices[-1] for v in net.space.variables if v.kind == "expand_ratio"]
+    assert ratios == [4, 4]
