@@ -189,17 +189,24 @@ def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profile
 
 
 @_stage("resources")
-def resources(run: Run, config: CommonConfig, device: str, supernet: Path) -> Output:
-    """Memory, multiply-accumulates, parameters and energy of SubNets on one device."""
+def resources(run: Run, config: CommonConfig, device: str, supernet: Path, timed: Output) -> Output:
+    """Memory, multiply-accumulates, parameters and energy of SubNets on one device, on which `timed` measured some."""
     settings = config.resources_of(device)
+    batch = config.device[device].batch
     stage = Stage(
         name=f"resources/{device}",
         modules=("tasks.predict.resources",),
-        settings=settings.model_dump(mode="json"),
-        inputs=(supernet,),
+        settings=settings.model_dump(mode="json") | ({} if batch == 1 else {"batch": batch}),
+        inputs=(
+            supernet,
+            timed.folder / tasks.predict.validate.LATENCY_FILE,
+            timed.folder / tasks.predict.validate.VALIDATION_FILE,
+        ),
         artifacts=(tasks.predict.resources.RESOURCES_FILE,),
     )
-    return _finish(run.execute(stage, lambda out, _: tasks.predict.resources.run(settings, supernet, out)))
+    return _finish(
+        run.execute(stage, lambda out, _: tasks.predict.resources.run(settings, supernet, out, timed.folder, batch))
+    )
 
 
 @_stage("search")

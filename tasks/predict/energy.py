@@ -1,4 +1,4 @@
-"""Energy of any SubNet on a device without a power sensor: an analytic model of arithmetic and of moving bytes.
+"""Energy of any SubNet: an analytic model of arithmetic and of moving bytes, calibrated where a power sensor told more.
 
 An operator costs its multiply-accumulates and the bytes that come from each level of memory. From the nearest cache
 come all operands, at least once, and as often as the registers make it necessary: with a fast memory of S elements, n
@@ -25,6 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.artifacts import write_json
+from tasks.predict.calibration import Calibration
+from tasks.predict.latency import LatencyFile, LatencyPredictor
 from tasks.predict.sums import Codes, Sums, SumsFile, Values, read_file
 
 FLOAT_BYTES = 4
@@ -73,14 +75,20 @@ def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> fl
 
 
 class EnergyPredictor:
-    """Predicts energy [mJ] of codes (n, V), batch 1.
+    """Predicts energy [mJ] of one sample for codes (n, V).
 
     `operators`: sums of the operators' energies. `weights`: elements that are read once for each inference, of operators
-    whose energy is not measured.
+    whose energy is not measured. `calibration`: by whole SubNets, and the latencies that it goes by.
     """
 
-    def __init__(self, settings: EnergySettings, operators: Sums, weights: Sums) -> None:
-        self.settings, self.operators, self.weights = settings, operators, weights
+    def __init__(
+        self,
+        settings: EnergySettings,
+        operators: Sums,
+        weights: Sums,
+        calibration: tuple[Calibration, LatencyPredictor] | None = None,
+    ) -> None:
+        self.settings, self.operators, self.weights, self.calibration = settings, operators, weights, calibration
 
     @classmethod
     def compile(
@@ -100,8 +108,20 @@ class EnergyPredictor:
             weights[feature] = feature.parameters if measured is None else 0
         return cls(settings, Sums.compile(net, energies), Sums.compile(net, weights))
 
+    def calibrated(self, latency: LatencyPredictor, codes: Codes, measured_mj: Values) -> "EnergyPredictor":
+        """The predictor that comes closest to the measured energies (n,) [mJ] of one sample of SubNets (n, V)."""
+        calibration = Calibration.fit(self.model(codes), latency.predict(codes), measured_mj)
+        return EnergyPredictor(self.settings, self.operators, self.weights, (calibration, latency))
+
     def predict(self, codes: Codes) -> Values:
-        """Energies (n,) [mJ] of codes (n, V)."""
+        """Energies (n,) [mJ] of codes (n, V). UserError, where calibrated: an operator of a SubNet has no latency."""
+        if self.calibration is None:
+            return self.model(codes)
+        calibration, latency = self.calibration
+        return calibration.energy_mj(self.model(codes), latency.predict(codes))
+
+    def model(self, codes: Codes) -> Values:
+        """Energies (n,) [mJ] of codes (n, V) by the analytic model alone."""
         bytes_ = self.weights.predict(codes) * FLOAT_BYTES
         fits: NDArray[np.bool_] = bytes_ <= self.settings.cache_bytes[-1]
         pj_per_byte = np.where(fits, self.settings.cache_pj_per_byte[-1], self.settings.dram_pj_per_byte)
@@ -110,14 +130,24 @@ class EnergyPredictor:
 
     def save(self, path: Path) -> None:
         """Write JSON."""
-        file = _File(settings=self.settings, operators=self.operators.to_file(), weights=self.weights.to_file())
+        calibration, latency = self.calibration or (None, None)
+        file = _File(
+            settings=self.settings,
+            operators=self.operators.to_file(),
+            weights=self.weights.to_file(),
+            calibration=calibration,
+            latency=latency and latency.to_file(),
+        )
         write_json(path, file.model_dump(mode="json"))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. UserError when the file is not that."""
         file = read_file(_File, path)
-        return cls(file.settings, Sums.of_file(file.operators), Sums.of_file(file.weights))
+        calibration = None
+        if file.calibration is not None and file.latency is not None:
+            calibration = file.calibration, LatencyPredictor.of_file(file.latency)
+        return cls(file.settings, Sums.of_file(file.operators), Sums.of_file(file.weights), calibration)
 
 
 class _File(BaseModel):
@@ -126,3 +156,11 @@ class _File(BaseModel):
     settings: EnergySettings
     operators: SumsFile
     weights: SumsFile
+    calibration: Calibration | None = None
+    latency: LatencyFile | None = None
+
+    @model_validator(mode="after")
+    def _calibration_has_latencies(self) -> Self:
+        if (self.calibration is None) != (self.latency is None):
+            raise ValueError("calibration and latency belong together; allowed: both, or neither")
+        return self

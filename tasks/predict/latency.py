@@ -74,21 +74,28 @@ class LatencyPredictor:
             next_step=NEXT_STEP,
         )
 
-    def save(self, path: Path) -> None:
-        """Write JSON."""
+    def to_file(self) -> "LatencyFile":
+        """As JSON; `of_file` gives an equal predictor."""
         missing = [
             _MissingFile(operator=m.operator, reason=m.reason, choices=tuple(m.choices.items())) for m in self.missing
         ]
         sums, unknown = self.sums.to_file(), self.unknown.to_file()
-        file = _File(sums=sums, correction=self.correction, unknown=unknown, missing=tuple(missing))
-        write_json(path, file.model_dump(mode="json"))
+        return LatencyFile(sums=sums, correction=self.correction, unknown=unknown, missing=tuple(missing))
+
+    @classmethod
+    def of_file(cls, file: "LatencyFile") -> Self:
+        """What `to_file` described."""
+        missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
+        return cls(Sums.of_file(file.sums), file.correction, Sums.of_file(file.unknown), missing)
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        write_json(path, self.to_file().model_dump(mode="json"))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. UserError when the file is not that."""
-        file = read_file(_File, path)
-        missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
-        return cls(Sums.of_file(file.sums), file.correction, Sums.of_file(file.unknown), missing)
+        return cls.of_file(read_file(LatencyFile, path))
 
 
 def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> Network:
@@ -151,7 +158,9 @@ class _MissingFile(_Strict):
     choices: tuple[tuple[int, int], ...]
 
 
-class _File(_Strict):
+class LatencyFile(_Strict):
+    """`LatencyPredictor` in a file."""
+
     sums: SumsFile
     correction: Correction
     unknown: SumsFile

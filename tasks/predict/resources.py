@@ -1,20 +1,27 @@
 """Stage "resources": what SubNets need on one device besides time: memory, multiply-accumulates, parameters, energy.
 
-Nothing is run and no device is asked: all of it follows from the SuperNet and from what the settings say of the device.
+Nothing is run and no device is asked: memory and counts follow from the SuperNet and from what the settings say of the
+device; energy too, unless the SubNets that were timed on the device have measured energies: then it is calibrated by them.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 import tailor_ir
+from tailor_ir import SuperNet
 from tailor_ir.steps import Rules
-from tasks.artifacts import write_json
+from tasks.artifacts import read_json, write_json
+from tasks.predict.calibration import FEWEST_SUBNETS
 from tasks.predict.counts import mac_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
+from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE, errors
 
 MACS_FILE = "macs.json"
 PARAMETERS_FILE = "parameters.json"
@@ -41,14 +48,18 @@ class Settings(EnergySettings):
         return EnergySettings.model_validate(self.model_dump(include=set(EnergySettings.model_fields)))
 
 
-def run(settings: Settings, supernet: Path, out: Path) -> dict[str, Any]:
-    """Write the predictors, and what they say of the largest and the smallest SubNet.
+def run(settings: Settings, supernet: Path, out: Path, latency: Path | None = None, batch: int = 1) -> dict[str, Any]:
+    """Write the predictors, and what they say of the largest and the smallest SubNet; of one sample.
 
+    `latency`: folder of the device's latency stage, whose SubNets ran in batches of `batch`; None: nothing was measured.
     Memory needs no file: `MemoryPredictor.compile` reads it off the SuperNet.
     """
     net = tailor_ir.load(supernet)
     memory, macs = MemoryPredictor.compile(net, settings.rules), mac_sums(net)
     parameters, energy = memory.parameters, EnergyPredictor.compile(net, settings.energy)
+    result: dict[str, Any] = {"energy_from": "model"}
+    if latency is not None:
+        energy, result = _by_sensor(net, energy, latency, batch)
     macs.save(out / MACS_FILE)
     parameters.save(out / PARAMETERS_FILE)
     energy.save(out / ENERGY_FILE)
@@ -67,6 +78,31 @@ def run(settings: Settings, supernet: Path, out: Path) -> dict[str, Any]:
         | {name: values[index].item() for name, values in columns.items()}
         for index, (kind, config) in enumerate(zip(("largest", "smallest"), configs, strict=True))
     ]
-    result = {"energy_from": "model", "subnets": rows}
+    result["subnets"] = rows
     write_json(out / RESOURCES_FILE, result)
     return result
+
+
+def _by_sensor(
+    net: SuperNet, model: EnergyPredictor, latency: Path, batch: int
+) -> tuple[EnergyPredictor, dict[str, Any]]:
+    """The model, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and how it was."""
+    rows = [row for row in read_json(latency / VALIDATION_FILE)["subnets"] if row["energy_mj"]]
+    fitting = [row for row in rows if row["used_for"] == "fit"]
+    if len(fitting) < FEWEST_SUBNETS:
+        return model, {"energy_from": "model"}
+    codes = net.space.encode([row["config"] for row in fitting])
+    found = model.calibrated(LatencyPredictor.load(latency / LATENCY_FILE), codes, _sample_mj(fitting, batch))
+    assert found.calibration is not None
+    others = [row for row in rows if row["used_for"] != "fit"]
+    predicted_mj = found.predict(net.space.encode([row["config"] for row in others]))
+    return found, {
+        "energy_from": "sensor",
+        "energy_calibration": found.calibration[0].model_dump(),
+        "energy_held_out": errors(predicted_mj, _sample_mj(others, batch)),
+    }
+
+
+def _sample_mj(rows: Sequence[Mapping[str, Any]], batch: int) -> NDArray[np.float64]:
+    """Measured energies (n,) [mJ] of one sample of SubNets that ran in batches."""
+    return np.array([row["energy_mj"] for row in rows]) / batch

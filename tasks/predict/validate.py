@@ -42,7 +42,7 @@ def run(
     """Write the corrected predictor and its validation for one device, whose lease the caller holds.
 
     `profile` is the folder of the profile stage; latencies are those of a batch. UserError: operators without a latency,
-    SubNets that fail.
+    SubNets that fail. `energy_mj` of a SubNet is that of one run, None where the device did not tell it.
     """
     net = tailor_ir.load(supernet, batch=batch)
     lut = Lut.open(profile / LUT_FOLDER, device_key(client.capabilities()))
@@ -68,6 +68,7 @@ def run(
             "predicted_ms": float(predicted_ms[index]),
             "measured_ms": float(measured_ms[index]),
             "noisy": measurement.noisy,
+            "energy_mj": measurement.energy_mj,
         }
         for index, (config, measurement) in enumerate(zip(configs, measured, strict=True))
     ]

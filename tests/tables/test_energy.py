@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from power_source import rapl
 
+import tailor_ir
 from flows.cli import main
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.lut import Lut
+from tasks.predict import resources, validate
+from tasks.predict.energy import EnergyPredictor
+from tasks.predict.settings import Settings
 from tasks.progress import Silent
 
 WATTS = 20.0
@@ -61,6 +65,28 @@ def test_profiling_keeps_the_energy_of_each_operator(powered: AgentClient, few: 
     assert main(["lut", "export", str(tmp_path / "table.csv"), f"store={tmp_path / 'luts'}"]) == 0
     with (tmp_path / "table.csv").open(newline="") as stream:
         assert all(float(row["energy_mj"]) > 0 for row in csv.DictReader(stream))
+
+
+def test_whole_subnets_keep_their_energy_and_the_predictor_is_calibrated_by_it(
+    powered: AgentClient, supernet: Path, tmp_path: Path
+) -> None:
+    enumeration.run(supernet, tmp_path, Silent())
+    alone = profile.Settings(method="alone", measure=MEASURE.model_copy(update={"energy_ms": 0.0, "time_cap_ms": 3.0}))
+    profile.run(alone, tmp_path, powered, tmp_path, Silent())
+    settings = Settings(random_subnets=4, fit_subnets=2, measure=MEASURE)
+    rows = validate.run(settings, supernet, tmp_path, powered, tmp_path, Silent())["subnets"]
+    assert all(row["energy_mj"] > WATTS * row["measured_ms"] / FACTOR for row in rows)
+    out = tmp_path / "resources"
+    out.mkdir()
+    result = resources.run(resources.Settings(), supernet, out, tmp_path)
+    assert (result["energy_from"], result["energy_calibration"]["subnets"]) == ("sensor", 4)
+    assert result["energy_held_out"]["n"] == 2
+    net = tailor_ir.load(supernet)
+    predicted_mj = EnergyPredictor.load(out / resources.ENERGY_FILE).predict(
+        net.space.encode([row["config"] for row in rows])
+    )
+    ratios = [mj / row["energy_mj"] for mj, row in zip(predicted_mj, rows, strict=True)]
+    assert 1 / FACTOR < min(ratios) <= max(ratios) < FACTOR
 
 
 @pytest.mark.parametrize(("watts", "energy_ms"), [(0.0, 20.0), (WATTS, 0.0)])

@@ -1,0 +1,56 @@
+"""What a device's power sensors say of energy: the analytic model and the predicted latency, weighted to fit it.
+
+The model knows arithmetic and bytes, of some process; the time knows what the device takes for as long as it runs. Both
+are scaled, and a constant is added, so that they come close to what whole SubNets were measured to need.
+"""
+
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from scipy.optimize import nnls
+
+Values = NDArray[np.float64]
+FEWEST_SUBNETS = 3
+"""As many as there are coefficients."""
+
+
+class Calibration(BaseModel):
+    """Energy of one sample [mJ]: `offset_mj` + `factor` × the analytic model's [mJ] + `mj_per_ms` × predicted latency [ms].
+
+    `subnets`: how many were measured for it. `spread`: relative error that is left in them, root mean square, where a
+    coefficient above 0 takes one SubNet each; None when no SubNet is left.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    offset_mj: float = Field(ge=0, allow_inf_nan=False)
+    factor: float = Field(ge=0, allow_inf_nan=False)
+    mj_per_ms: float = Field(ge=0, allow_inf_nan=False)
+    subnets: int = Field(ge=FEWEST_SUBNETS)
+    spread: float | None = Field(ge=0, allow_inf_nan=False)
+
+    @classmethod
+    def fit(cls, model_mj: Values, latency_ms: Values, measured_mj: Values) -> Self:
+        """Non-negative least squares over SubNets (n,), n from `FEWEST_SUBNETS` on, measured energies above 0.
+
+        Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
+        """
+        inputs = np.column_stack([np.ones(len(measured_mj)), model_mj, latency_ms])
+        scales = np.where(inputs.max(axis=0) > 0, inputs.max(axis=0), 1.0)  # units must not decide what counts as 0
+        found, _ = nnls(inputs / scales, measured_mj)
+        left = len(measured_mj) - int((found > 0).sum())
+        errors = inputs @ (found / scales) / measured_mj - 1
+        offset_mj, factor, mj_per_ms = (float(one) for one in found / scales)
+        return cls(
+            offset_mj=offset_mj,
+            factor=factor,
+            mj_per_ms=mj_per_ms,
+            subnets=len(measured_mj),
+            spread=float((errors @ errors / left) ** 0.5) if left else None,
+        )
+
+    def energy_mj(self, model_mj: Values, latency_ms: Values) -> Values:
+        """Energies (n,) [mJ] from those of the model and from latencies [ms]."""
+        return self.offset_mj + self.factor * model_mj + self.mj_per_ms * latency_ms
