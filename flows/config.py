@@ -142,6 +142,7 @@ class DeviceProfile(BaseModel):
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
     measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
+    subnet: dict[str, float | str] = Field(default={}, description="what differs from profile.subnet on this device")
     resources: dict[str, bool | float | tuple[float, ...]] = Field(
         default={}, description="what differs from resources on this device"
     )
@@ -222,7 +223,11 @@ class CommonConfig(BaseModel):
     @model_validator(mode="after")
     def _what_differs_on_a_device_is_valid(self) -> Self:
         for name in self.device:
-            for field, settings_of in (("measure", self.profile_of), ("resources", self.resources_of)):
+            for field, settings_of in (
+                ("measure", self._measure_of),
+                ("subnet", self._subnet_of),
+                ("resources", self.resources_of),
+            ):
                 try:
                     settings_of(name)
                 except ValidationError as error:
@@ -235,9 +240,15 @@ class CommonConfig(BaseModel):
 
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with what its own profile changes, and the store of the tables."""
-        measure = self.profile.measure.model_dump() | self.device[device].measure
         store = self.profile.store or self.output_dir / STORE_FOLDER
-        return self.profile.model_copy(update={"measure": MeasureSettings.model_validate(measure), "store": store})
+        own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
+        return self.profile.model_copy(update=own)
+
+    def _measure_of(self, device: str) -> MeasureSettings:
+        return MeasureSettings.model_validate(self.profile.measure.model_dump() | self.device[device].measure)
+
+    def _subnet_of(self, device: str) -> MeasureSettings:
+        return MeasureSettings.model_validate(self.profile.subnet.model_dump() | self.device[device].subnet)
 
 
 class AdaptConfig(CommonConfig):

@@ -168,7 +168,7 @@ class MeasureSettings(Message):
     included; `min_samples` come first). Of samples that the system interrupted, the CPU time counts with one
     thread; with more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
     above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers
-    are timed inside the model for so long.
+    are timed inside the model for so long (warm caches only).
     `cache` "cold": the processor's caches are emptied before each sample, which is then a single run.
     `energy_ms` above 0 (warm caches only): then it runs for so long while the device's sensors count the energy.
     """
@@ -189,7 +189,11 @@ class MeasureSettings(Message):
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _energy_is_that_of_warm_runs(self) -> Self:
+    def _energy_and_layers_are_those_of_warm_runs(self) -> Self:
+        if self.cache == "cold" and self.layers_ms:
+            raise ValueError(
+                "layers_ms with cache 'cold': layers are timed with warm ones; allowed: 0, or cache 'warm'"
+            )
         if self.cache == "cold" and self.energy_ms:
             raise ValueError("energy_ms with cache 'cold' would count the emptying too; allowed: 0, or cache 'warm'")
         return self

@@ -12,7 +12,7 @@ import numpy as np
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Measurement, MeasureSettings
+from profiling_agents.messages import Cache, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.ahead import ahead, pieces
 from tasks.artifacts import append_line, read_lines
@@ -67,7 +67,7 @@ def entries(
             reasons |= {feature.digest: line["reason"] for feature in net.operators(config)}
     for digest, feature in todo.items():
         reason = reasons.get(digest, "no SubNet that has it could be measured")
-        yield _entry(feature, seen[digest], settings_text, reason)
+        yield _entry(feature, seen[digest], settings.cache, settings_text, reason)
 
 
 def measure_subnets(
@@ -137,7 +137,7 @@ class _Maker:
         self._snippets.update(zip(new, convert_operators(models, self._limits), strict=True))
 
 
-def _entry(feature: OperatorFeature, seen: Sequence[Seen], settings_text: str, reason: str) -> Entry:
+def _entry(feature: OperatorFeature, seen: Sequence[Seen], cache: Cache, settings_text: str, reason: str) -> Entry:
     calm = [one.time_ms for one in seen if not one.noisy]
     times_ms = calm or [one.time_ms for one in seen]
     common: dict[str, Any] = {
@@ -146,6 +146,7 @@ def _entry(feature: OperatorFeature, seen: Sequence[Seen], settings_text: str, r
         "feature": feature_text(feature.to_json()),
         "settings": settings_text,
         "method": "in situ",
+        "cache": cache,
         "measured_at": now(),
         "n": len(times_ms),
     }

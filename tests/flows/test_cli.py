@@ -65,6 +65,12 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             "device.ncnn.backend: got 'tflite'; allowed: 'ncnn', 'ncnn-adb', 'onnxruntime' or",
         ),
         (["run", "device.ncnn.measure.time_cap=3"], "device.ncnn.measure: time_cap: "),
+        (["run", "device.ncnn.subnet.layers=3"], "device.ncnn.subnet: layers: "),
+        (["run", "device.ncnn.subnet.layers_ms=-3"], "device.ncnn.subnet: layers_ms: "),
+        (
+            ["run", "device.ncnn.subnet.cache=cold"],
+            "device.ncnn.subnet: .*layers are timed with warm ones; allowed: 0, or",
+        ),
         (["run", "device.ncnn.agent=http://board:1"], "an agent elsewhere needs its token"),
         (["run", "device.ncnn.agent=board"], "device.ncnn.agent: got 'board'; allowed: "),
         (["run", "device.ncnn.token_env=X"], "makes its own token; leave token_env out"),

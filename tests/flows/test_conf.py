@@ -145,6 +145,14 @@ def test_a_device_changes_single_measure_settings() -> None:
     assert config.profile_of("ncnn").measure.warmup_ms == config.profile.measure.warmup_ms
 
 
+def test_a_device_changes_single_settings_of_subnets_in_situ() -> None:
+    config = validate(RunConfig, compose_config("config", ["device.ncnn.subnet.layers_ms=400"]))
+    found = config.profile_of("ncnn")
+    assert found.subnet == config.profile.subnet.model_copy(update={"layers_ms": 400.0})
+    assert found.measure == config.profile.measure
+    assert config.profile_of("onnxruntime").subnet == config.profile.subnet
+
+
 def test_look_up_tables_are_in_the_output_folder_unless_a_store_is_named() -> None:
     config = validate(RunConfig, compose_config("config", ["output_dir=runs/a"]))
     assert config.profile_of("ncnn").store == Path("runs/a/luts")

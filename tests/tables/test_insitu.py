@@ -124,6 +124,7 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     states = Counter(table.get(feature.digest).state for feature in net.unique_operators())
     assert set(states) <= {"ok", "fused"}
     assert {table.get(feature.digest).method for feature in net.unique_operators()} == {"in situ"}
+    assert {table.get(feature.digest).cache for feature in net.unique_operators()} == {SUBNET.cache}
     ratios = [subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]
     assert 1 / FACTOR <= np.median(ratios) <= FACTOR
     again = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
