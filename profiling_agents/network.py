@@ -27,6 +27,7 @@ from profiling_agents.messages import AgentError
 
 MAX_CONNECTIONS = 64
 MAX_HEADER_BYTES = 32 << 10
+STARTED_CHECK_S = 0.01
 SHUTDOWN_S = 2
 
 
@@ -137,14 +138,18 @@ def http_server(network: Network, app: ASGIApp, token: str, body_bytes: Mapping[
 
 
 async def serve_with(
-    server: uvicorn.Server, listener: socket.socket, network: Network, *works: Coroutine[Any, Any, None]
+    server: uvicorn.Server, listener: socket.socket, network: Network, ready: str, *works: Coroutine[Any, Any, None]
 ) -> None:
-    """Serve until stopped, with `works` beside it; the end or fault of one of them ends all."""
+    """Serve until stopped, with `works` beside it; the end or fault of one of them ends all.
+
+    Prints `ready` when it serves, and not before signals stop it, even where they were ignored, as in a shell's background.
+    """
     if network.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, args=(server, network.silence_limit_s), daemon=True).start()
     tasks = [asyncio.create_task(work) for work in works]
     for task in tasks:
         task.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    tasks.append(asyncio.create_task(_announce(server, ready)))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -153,6 +158,12 @@ async def serve_with(
         for task in tasks:
             with suppress(asyncio.CancelledError):
                 await task
+
+
+async def _announce(server: uvicorn.Server, ready: str) -> None:
+    while not server.started:
+        await asyncio.sleep(STARTED_CHECK_S)
+    print(ready, flush=True)
 
 
 @contextmanager

@@ -271,5 +271,4 @@ def serve_relay(network: Network, max_model_mib: int) -> None:
         token = network.token or new_token(folder)
         server = http_server(network, create_app(Relay(folder)), token, body_bytes)
         listener.listen(MAX_CONNECTIONS)
-        print(f"relay ready: {address(network, listener)}", flush=True)
-        asyncio.run(serve_with(server, listener, network))
+        asyncio.run(serve_with(server, listener, network, f"relay ready: {address(network, listener)}"))

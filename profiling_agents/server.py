@@ -98,8 +98,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
             await puller.connect()
             pulling.append(puller.work())
             url = options.pull
-        print(f"{READY}{url}", flush=True)
-        await serve_with(server, listener, options.network, agent.jobs.work(), *pulling)
+        await serve_with(server, listener, options.network, f"{READY}{url}", agent.jobs.work(), *pulling)
     finally:
         await runner.close()
 

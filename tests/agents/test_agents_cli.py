@@ -7,6 +7,7 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import agent_processes as processes
 import psutil
@@ -101,10 +102,17 @@ def test_a_generated_token_is_in_a_private_file_that_goes_with_the_agent() -> No
         assert not any(worker.is_running() for worker in workers)
 
 
-def test_interrupting_stops_cleanly() -> None:
-    with processes.started() as (process, _):
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+@pytest.mark.parametrize("at_start", [signal.default_int_handler, signal.SIG_IGN])
+def test_interrupting_stops_cleanly(at_start: Any) -> None:
+    """Shells start what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, at_start)
+    try:
+        with processes.started() as (process, _):
+            signal.signal(signal.SIGINT, before)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_https_with_an_own_certificate(tmp_path: Path) -> None:
