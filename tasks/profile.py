@@ -8,7 +8,7 @@ format that the device takes.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import tailor_ir
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature
-from tasks.ahead import ahead
+from tasks.ahead import ahead, pieces
 from tasks.artifacts import read_json, write_json
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.enumerate import read_operators
@@ -184,7 +184,7 @@ def fill(
     writer = _Writer(lut, settings.flush_s)
     try:
         for jobs, failures in ahead(
-            _batches(list(operators.values()), settings.batch_operators),
+            pieces(list(operators.values()), settings.batch_operators),
             lambda batch: _jobs(batch, "ncnn" in capabilities.formats, settings.limits),
             capabilities,
         ):
@@ -248,7 +248,3 @@ def _jobs(features: Sequence[OperatorFeature], ncnn: bool, limits: Limits) -> tu
         else:
             jobs.append(ncnn_job(feature.digest, model, outcome))
     return jobs, failures
-
-
-def _batches(items: Sequence[OperatorFeature], size: int) -> Iterator[Sequence[OperatorFeature]]:
-    return (items[first : first + size] for first in range(0, len(items), size))
