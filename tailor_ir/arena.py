@@ -3,8 +3,8 @@
 The arena of the CPU provider with its default settings (best fit with coalescing): requests are rounded up to 256 bytes
 and served from the smallest free chunk that holds them; the chunk is split only where it is at least twice as large as the
 request, or 128 MiB would be left over; a freed chunk is joined with free neighbours. Where no chunk fits, a region is added:
-1 MiB at first, twice as much each time, and twice as much again until the request fits. What it has in use is the sum of its
-chunks in use, what was not split off included. Weights are no part of it: they have blocks of their own. Source:
+1 MiB at first, twice as much each time up to 1 GiB, and twice as much again until the request fits. What it has in use is the
+sum of its chunks in use, what was not split off included. Weights are no part of it: they have blocks of their own. Source:
 onnxruntime, BFCArena, and its own statistics (`tests/ir/test_arena.py`).
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 ROUNDED_TO_BYTES = 256
 FIRST_REGION_BYTES = 2**20
 MAX_REST_BYTES = 128 * 2**20
+MAX_DOUBLED_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Arena:
             self._next_region *= 2
         region = [_Chunk(self._next_region)]
         if self._next_region == before:
-            self._next_region *= 2
+            self._next_region = min(2 * self._next_region, MAX_DOUBLED_BYTES)
         self.regions.append(region)
         return region, region[0]
 

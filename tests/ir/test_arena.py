@@ -89,6 +89,13 @@ def test_bytes_in_use_are_the_runtimes_after_every_event(seed: int, largest: int
     assert in_use(events) == runtime().replay(events)
 
 
+def test_regions_of_more_than_one_gib_are_the_runtimes() -> None:
+    sizes = (600, 1500, 2100, 2100, 900, 1100, 1100, 900, 1000)
+    requests: list[Event] = [Request(number, size * MIB) for number, size in enumerate(sizes)]
+    events = [*requests, Release(1), Release(2), Request("after", 650 * MIB)]
+    assert in_use(events) == runtime().replay(events)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_predicted_peak_is_what_the_arena_says(name: str, tmp_path: Path) -> None:
     net = compiled(name)
