@@ -20,8 +20,10 @@ from tasks.lut.views import Filter, diff, export, show
 
 Result = dict[str, Any]
 FAILURES_SHOWN = 10
-COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy", "with_energy": "energy"}
+COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy"}
 """Keys of what is counted, and the columns' names."""
+ENERGY = {"with_energy": "energy"}
+"""A further column, where something has one."""
 PLACE = ("output_dir", "store")
 OPTIONS = {
     "show": (*PLACE, "devices", "operators", "methods"),
@@ -82,13 +84,15 @@ def _show(config: LutConfig, words: tuple[str, ...], console: Console) -> Result
     overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
     overview.add_column("device", overflow="fold")
     overview.add_column("method")
-    for column in (*COUNTS.values(), "age"):
+    columns = COUNTS | (ENERGY if any(one["with_energy"] for one in tables) else {})
+    for column in ("batch", *columns.values(), "age"):
         overview.add_column(column, justify="right")
     for one in tables:
-        counts = (str(one[key]) for key in COUNTS)
+        batches = ", ".join(map(str, one["batches"])) or "–"
+        counts = (str(one[key]) for key in columns)
         ages = dict.fromkeys(_age(one[key]) for key in ("newest", "oldest"))
         device = f"{escape(one['device'])}\n[dim]{escape(one['description'])}[/]"
-        overview.add_row(device, one["method"], *counts, " – ".join(ages))
+        overview.add_row(device, one["method"], batches, *counts, " – ".join(ages))
     console.print(overview)
     if len(tables) == 1:
         _show_operators(tables[0], console)
@@ -98,11 +102,12 @@ def _show(config: LutConfig, words: tuple[str, ...], console: Console) -> Result
 def _show_operators(one: Result, console: Console) -> None:
     table = Table(title=escape(one["device"]), title_justify="left")
     table.add_column("operator")
-    for column in (*COUNTS.values(), "median spread"):
+    columns = COUNTS | (ENERGY if one["with_energy"] else {})
+    for column in (*columns.values(), "median spread"):
         table.add_column(column, justify="right")
     for operator, counts in sorted(one["operators"].items(), key=lambda item: -item[1]["entries"]):
         spread = "–" if counts["median_spread"] is None else f"{100 * counts['median_spread']:.1f} %"
-        table.add_row(escape(operator), *(str(counts[key]) for key in COUNTS), spread)
+        table.add_row(escape(operator), *(str(counts[key]) for key in columns), spread)
     console.print(table)
     lines = [f"not valid: {text}" for text in one["invalid"]]
     lines += [f"failed: {row['operator']} {row['digest']}: {row['reason']}" for row in one["failures"]]

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,22 @@ from pyarrow import csv
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
 from tasks.lut.entry import SCHEMA, Method, Row, complaint, device_of
+
+SAMPLES_FIRST = {
+    *(
+        "Conv",
+        "ConvTranspose",
+        "MaxPool",
+        "AveragePool",
+        "LpPool",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "GlobalLpPool",
+    ),
+    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
+}
+"""Operators whose first axis is that of the samples, by ONNX' definition; of others it may be windows or tokens."""
+RECURRENT = {"GRU", "LSTM", "RNN"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +81,7 @@ def show(rows: Sequence[Row]) -> list[dict[str, Any]]:
             **device_of(entries[0]).identity(),
             "description": entries[0]["description"],
             "method": method,
+            "batches": sorted({batch for row in entries if (batch := batch_of(json.loads(row["feature"])))}),
             **_counts(entries),
             "settings": len({row["settings"] for row in settings[name, method]}),
             "oldest": min(row["measured_at"] for row in entries),
@@ -82,6 +99,18 @@ def show(rows: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for (name, method), entries in sorted(groups.items())
     ]
+
+
+def batch_of(feature: Mapping[str, Any]) -> int | None:
+    """Samples that an operator (its JSON) takes at once; None where its shapes do not tell."""
+    first, *_ = feature.get("steps") or [{"op": "", "inputs": []}]
+    shapes = {f"in{number}": shape for number, shape in enumerate(feature.get("input_shapes", ()))}
+    shape = shapes.get(next(iter(first["inputs"]), ""))
+    if not shape:
+        return None
+    if first["op"] in RECURRENT:
+        return int(shape[0 if first["attributes"].get("layout") else 1])
+    return int(shape[0]) if first["op"] in SAMPLES_FIRST else None
 
 
 def _counts(entries: Sequence[Row]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import onnx
 import pytest
 
 import tailor_ir
+from flows.cli import main
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import export, profile
 from tasks.data import DataSettings, load_splits
 from tasks.evaluate import EvaluationData
+from tasks.lut.views import batch_of
 from tasks.plan import plan
 from tasks.predict import validate
 from tasks.predict.settings import Settings
@@ -46,6 +48,29 @@ def test_operators_of_another_batch_are_measured_though_the_store_is_shared(made
     for planned, profiled, _ in results.values():
         assert planned["to_measure"] == profiled["measured_now"] == profiled["lut"]["entries"] > 0
         assert profiled["lut"]["failed"] == 0
+
+
+def test_a_shared_table_shows_its_batches(made, capsys) -> None:
+    root, _ = made
+    assert main(["lut", "show", f"store={root / 'luts'}", "--json", str(root / "show.json")]) == 0
+    (table,) = json.loads((root / "show.json").read_text())["tables"]
+    assert table["batches"] == [1, BATCH]
+    assert f"1, {BATCH}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "batch"),
+    [
+        ("Conv", [4, 16, 8, 8], {}, 4),
+        ("LSTM", [20, 4, 16], {}, 4),
+        ("LSTM", [4, 20, 16], {"layout": 1}, 4),
+        ("Linear", [256, 16], {}, None),  # 4 samples of 64 tokens, or 256 samples
+    ],
+)
+def test_a_batch_is_told_where_an_operators_axes_are_known(op, shape, attributes, batch) -> None:
+    step = {"op": op, "inputs": ["in0", "p0"], "outputs": ["t0"], "attributes": attributes}
+    assert batch_of({"operator": op, "steps": [step], "input_shapes": [shape]}) == batch
+    assert batch_of({}) is None
 
 
 def test_latencies_are_those_of_the_batch(made) -> None:

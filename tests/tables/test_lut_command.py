@@ -68,6 +68,7 @@ def test_show_counts_what_is_there_by_device_and_operator(store, capsys):
         assert one["entries"] == one["ok"] == len(known)
         assert one["noisy"] == sum(entry.noisy for entry in known)
         assert sum(counts["entries"] for counts in one["operators"].values()) == len(known)
+        assert one["batches"] == [1]
         assert one["oldest"] == min(entry.measured_at for entry in known) <= one["newest"]
         assert one["cost_s"] == pytest.approx(sum(entry.cost_ms for entry in known) / 1e3, abs=1e-3)
         assert one["device"][:12] in capsys.readouterr().out or one["backend"] == "onnxruntime"
