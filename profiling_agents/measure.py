@@ -4,6 +4,7 @@ Warm-up by time and count, inner repeats until a sample can be timed, blocks spr
 samples, stop when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model, MLPerf Mobile.
 A sample in the middle of which the system gave the core to another process does not tell of the model alone: with one
 thread, it counts as the time for which the model had the core; with several, it is left out while enough others remain.
+So is a sample on a core that others slow down (`profiling_agents.pace`).
 """
 
 import gc
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiling_agents.messages import MeasureSettings, Timing
+from profiling_agents.pace import Pace
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Part of a device's fingerprint; raise it when a change here moves the numbers."""
 
 REMEASURE_PAUSE_S = 0.01
@@ -28,12 +30,17 @@ Repeat = Callable[[int], float | None]
 
 
 def measure(
-    repeat: Repeat, settings: MeasureSettings, *, one_thread: bool = False, prepare: Callable[[], None] | None = None
+    repeat: Repeat,
+    settings: MeasureSettings,
+    *,
+    one_thread: bool = False,
+    prepare: Callable[[], None] | None = None,
+    pace: Pace | None = None,
 ) -> Timing:
     """Time `repeat(n)`, which runs the model n times; once more when the spread is above the limit.
 
     one_thread: nothing but the calling thread computes, so that its CPU time is the model's. `prepare` is called before
-    each sample, which is then a single run.
+    each sample, which is then a single run. `pace`: of the core, where one tells of the whole model.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -41,11 +48,11 @@ def measure(
         repeats = _warm_up(repeat, settings)
         if prepare is not None:
             repeats = 1
-        timing = _sample(repeat, repeats, settings, _Samples(one_thread, prepare)).summary(repeats, settings)
+        timing = _sample(repeat, repeats, settings, _Samples(one_thread, prepare, pace)).summary(repeats, settings)
         if timing.noisy:
             time.sleep(REMEASURE_PAUSE_S)
             repeat(repeats)
-            again = _sample(repeat, repeats, settings, _Samples(one_thread, prepare)).summary(repeats, settings)
+            again = _sample(repeat, repeats, settings, _Samples(one_thread, prepare, pace)).summary(repeats, settings)
             timing = min(timing, again, key=lambda one: (one.noisy, one.spread))
         return timing
     finally:
@@ -77,14 +84,17 @@ def _warm_up(repeat: Repeat, settings: MeasureSettings) -> int:
 
 @dataclass(slots=True)
 class _Samples:
-    """Durations [s per run]; those that were interrupted apart."""
+    """Durations [s per run]; those that were interrupted or slowed down apart."""
 
     one_thread: bool
     prepare: Callable[[], None] | None
+    pace: Pace | None
     calm: list[float] = field(default_factory=list)
-    interrupted: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
 
-    def add(self, repeat: Repeat, repeats: int) -> None:
+    def add(self, repeat: Repeat, repeats: int, wait_until_s: float) -> None:
+        if self.pace is not None and self.pace.wait(wait_until_s):
+            repeat(1)  # whatever ran meanwhile has changed the caches
         if self.prepare is not None:
             self.prepare()
         before, cpu_s = _interruptions(), time.thread_time()
@@ -93,12 +103,13 @@ class _Samples:
         calm = _interruptions() == before
         if not calm and self.one_thread:
             calm, duration_s = True, min(duration_s, cpu_s)
-        (self.calm if calm else self.interrupted).append(duration_s / repeats)
+        calm = (self.pace is None or self.pace.calm()) and calm
+        (self.calm if calm else self.disturbed).append(duration_s / repeats)
 
     def summary(self, repeats: int, settings: MeasureSettings) -> Timing:
         """Of the calm ones; of all, and noisy, where these are too few."""
         enough = len(self.calm) >= settings.min_samples
-        counted = np.array(self.calm if enough else self.calm + self.interrupted)
+        counted = np.array(self.calm if enough else self.calm + self.disturbed)
         p10, p50, p90 = (float(value) for value in np.quantile(counted, (0.1, 0.5, 0.9)) * 1e3)
         spread = (p90 - p10) / p50
         noisy = not enough or spread > settings.spread_limit
@@ -112,13 +123,15 @@ def _interruptions() -> int:
 
 def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, samples: _Samples) -> _Samples:
     """Fills `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
-    calm, interrupted = samples.calm, samples.interrupted
+    calm, disturbed = samples.calm, samples.disturbed
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
+    end = until + settings.patience * settings.time_cap_ms * 1e-3
     block = 0
     while True:
         for _ in range(settings.samples_per_block):
-            samples.add(repeat, repeats)
-            if len(calm) + len(interrupted) >= settings.min_samples and time.perf_counter() >= until:
+            samples.add(repeat, repeats, end)
+            now, most = time.perf_counter(), len(calm) + len(disturbed)
+            if now >= until and (len(calm) >= settings.min_samples or (now >= end and most >= settings.min_samples)):
                 return samples
         block += 1
         enough = block >= settings.min_blocks and len(calm) >= settings.min_samples

@@ -166,9 +166,10 @@ class MeasureSettings(Message):
     Runs are repeated until one sample lasts `sample_us`; samples come in blocks with pauses between them. It
     stops when the 95 % confidence interval of p50 is within ± `confidence` of it, or at `time_cap_ms` (pauses
     included; `min_samples` come first). Of samples that the system interrupted, the CPU time counts with one
-    thread; with more they are left out, unless fewer than `min_samples` are left. A `spread` = (p90 - p10) / p50
-    above `spread_limit` is measured once more, then flagged noisy. `layers_ms` above 0: then the runtime's layers
-    are timed inside the model for so long (warm caches only).
+    thread; with more they are left out, unless fewer than `min_samples` are left. So are, with one thread, samples on a
+    core that others slow down; it waits for a calm core up to `patience` times as long as the cap, then the rest counts,
+    as noisy. A `spread` = (p90 - p10) / p50 above `spread_limit` is measured once more, then flagged noisy. `layers_ms`
+    above 0: then the runtime's layers are timed inside the model for so long (warm caches only).
     `cache` "cold": the processor's caches are emptied before each sample, which is then a single run.
     `energy_ms` above 0 (warm caches only): then it runs for so long while the device's sensors count the energy.
     """
@@ -181,6 +182,7 @@ class MeasureSettings(Message):
     min_samples: int = Field(default=5, ge=3, le=10_000)
     block_pause_ms: float = Field(default=1.0, ge=0.0, le=1_000.0)
     time_cap_ms: float = Field(default=30.0, ge=1.0, le=600_000.0)
+    patience: float = Field(default=10.0, ge=0.0, le=1_000.0)
     confidence: float = Field(default=0.02, gt=0.0, le=1.0)
     spread_limit: float = Field(default=0.25, gt=0.0)
     cache: Cache = "warm"

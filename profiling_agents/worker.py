@@ -27,6 +27,7 @@ from profiling_agents.messages import (
     MeasureSettings,
     Timing,
 )
+from profiling_agents.pace import Pace, Runs
 from profiling_agents.sensors import SYSTEM, frequency_mhz, throttle_events
 
 FREQUENCY_DROP = 0.05
@@ -57,9 +58,10 @@ def main(argument: str) -> int:
     except AgentError as error:
         _send(replies, ChildReply(reason=str(error)))
         return 1
+    pace = Pace() if len(settings.cores) == 1 else None
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
-        _send(replies, *_answer(backend, settings, *request))
+        _send(replies, *_answer(backend, settings, pace, *request))
     return 0
 
 
@@ -78,7 +80,7 @@ def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
 
 
 def _answer(
-    backend: Backend, worker: WorkerSettings, request: ChildRequest, payload: bytes
+    backend: Backend, worker: WorkerSettings, pace: Pace | None, request: ChildRequest, payload: bytes
 ) -> tuple[ChildReply, bytes]:
     """Load, do and free one model; every fault of the model becomes a reason."""
     try:
@@ -87,7 +89,7 @@ def _answer(
         model = backend.load([Path(digest) for digest in request.job.files], request.job)
         try:
             if request.settings is not None:
-                return ChildReply(timing=_time(model, request.settings, worker)), b""
+                return ChildReply(timing=_time(model, request.settings, worker, pace)), b""
             outputs = model.run(frames.from_bytes(request.tensors, payload))
             return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
         finally:
@@ -100,7 +102,7 @@ def _answer(
         return ChildReply(reason=f"{type(error).__name__}: {error}"), b""
 
 
-def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings) -> Timing:
+def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace: Pace | None) -> Timing:
     cores = worker.cores
     if model.elsewhere and (settings.cache == "cold" or settings.energy_ms):
         raise ModelError("another machine computes this model: neither cold caches nor energy can be measured here")
@@ -109,14 +111,16 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings) -> Ti
     repeat(settings.warmup_runs)
     before_mhz, events = [frequency_mhz(core) for core in cores], throttle_events(cores)
     prepare = CacheFlush(cores) if settings.cache == "cold" else None
-    timing = measure(repeat, settings, one_thread=len(cores) == 1 and model.on_cpu, prepare=prepare)
-    layers = model.layers(inputs, settings.layers_ms) if settings.layers_ms else []
+    pace = pace if model.on_cpu else None
+    timing = measure(repeat, settings, one_thread=pace is not None, prepare=prepare, pace=pace)
+    runs = Runs(pace, settings.layers_ms, settings.patience)
+    layers = model.layers(inputs, runs) if settings.layers_ms else []
     after_mhz = [frequency_mhz(core) for core in cores]
     throttled = any(
         before is not None and after is not None and after < before * (1 - FREQUENCY_DROP)
         for before, after in zip(before_mhz, after_mhz, strict=True)
     )
-    noisy = timing.noisy or throttled or throttle_events(cores) != events
+    noisy = timing.noisy or throttled or throttle_events(cores) != events or not runs.enough
     meter = find_meter(on_gpu=not model.on_cpu, root=worker.sensors_root) if settings.energy_ms else None
     energy_mj = None if meter is None else _energy_mj(meter, repeat, timing.p50_ms, settings.energy_ms)
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})

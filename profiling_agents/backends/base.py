@@ -19,6 +19,7 @@ from profiling_agents.messages import (
     RuntimeInfo,
     Shape,
 )
+from profiling_agents.pace import Runs
 
 OUT_OF_MEMORY = (
     "bad_alloc",
@@ -86,8 +87,8 @@ class Model(Protocol):
         """Outputs in the order of the job's names."""
         ...
 
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
-        """Each layer timed inside the model, in the order of execution, over runs that last about so long together.
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+        """Each layer timed inside the model, in the order of execution, over these runs.
 
         ModelError when the runtime has no means for that.
         """

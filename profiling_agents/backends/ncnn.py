@@ -24,6 +24,7 @@ from profiling_agents.backends.base import (
 )
 from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, Precision, RuntimeInfo, Shape
+from profiling_agents.pace import Runs
 
 OUT_OF_MEMORY = -100
 """What ncnn's layers return when an allocation failed."""
@@ -123,7 +124,7 @@ class NcnnModel:
 
         return repeat
 
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """Blob after blob from one extractor: each call runs just the layer that is missing.
 
         What a call costs that finds its blob ready is taken off. Blobs stay as they are (packed, 16 bits); an extractor
@@ -135,15 +136,14 @@ class NcnnModel:
         tops = [blobs[layer.tops[0]] for layer in layers]
         rows: list[list[int]] = []
         empty: list[int] = []
-        until = time.perf_counter() + duration_ms * 1e-3
-        while len(rows) < LEAST_RUNS or time.perf_counter() < until:
+        for _ in runs.each(LEAST_RUNS):
             extractor = self._net.create_extractor()
             extractor.set_light_mode(False)
             for name, mat in feeds:
                 _check(extractor.input(name, mat), f"input '{name}'")
             rows.append([self._extraction_ns(extractor, top) for top in tops])
             empty += [self._extraction_ns(extractor, top) for top in tops]
-        times_ms = interquartile_mean((np.array(rows) - float(np.median(empty))) * 1e-6).clip(min=0.0)
+        times_ms = interquartile_mean((np.array(runs.kept(rows)) - float(np.median(empty))) * 1e-6).clip(min=0.0)
         return [
             LayerTiming(
                 name=layer.name,

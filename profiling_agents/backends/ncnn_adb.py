@@ -13,6 +13,7 @@ import numpy as np
 from profiling_agents import adb
 from profiling_agents.backends.base import ModelError, RuntimeOptions
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.pace import Runs
 
 LEAST_MS = 0.1
 """Below it, the second decimal is more than 5 % of a time."""
@@ -107,7 +108,7 @@ class NcnnAdbModel:
         """ModelError: there are no outputs."""
         raise ModelError("benchncnn gives no outputs; check them with backend ncnn on another machine")
 
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """ModelError: single layers are not timed."""
         raise ModelError("benchncnn times no single layers")
 

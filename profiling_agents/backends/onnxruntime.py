@@ -1,8 +1,7 @@
 """ONNX Runtime on one execution provider: all graph optimisations, sequential, fixed intra-op threads."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from profiling_agents.backends.base import (
 )
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.pace import Runs
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -156,12 +156,12 @@ class OnnxModel:
 
         return repeat
 
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """The runtime's own profile of each of its nodes, in a session of its own."""
         feeds = dict(zip(self._job.input_names, inputs, strict=True))
-        once = len(self._profile(feeds, 1, 0.0))
-        runs = max(LEAST_RUNS, MOST_EVENTS // max(once, 1))
-        events = self._profile(feeds, runs, duration_ms)
+        once = len(self._profile(feeds, iter([None])))
+        most = max(LEAST_RUNS, MOST_EVENTS // max(once, 1))
+        events = self._profile(feeds, runs.each(LEAST_RUNS, most))
         durations_us: dict[str, list[int]] = {}
         kinds: dict[str, str] = {}
         for event in events:
@@ -169,21 +169,20 @@ class OnnxModel:
             durations_us.setdefault(name, []).append(event["dur"])
             kinds[name] = event["args"]["op_name"]
         return [
-            LayerTiming(name=name, kind=kinds[name], time_ms=float(interquartile_mean(np.array(samples)) * 1e-3))
+            LayerTiming(
+                name=name, kind=kinds[name], time_ms=float(interquartile_mean(np.array(runs.kept(samples))) * 1e-3)
+            )
             for name, samples in durations_us.items()
         ]
 
-    def _profile(self, feeds: dict[str, np.ndarray], most_runs: int, duration_ms: float) -> list[dict[str, Any]]:
-        """The events of nodes over runs that last about so long, the first run left out."""
+    def _profile(self, feeds: dict[str, np.ndarray], runs: Iterator[None]) -> list[dict[str, Any]]:
+        """The events of nodes over these runs; one before them is left out."""
         session = self._open_session(profile=PROFILE_PREFIX)
         with translated("ONNX Runtime", "profile"):
             try:
                 session.run(None, feeds)
-                until = time.perf_counter() + duration_ms * 1e-3
-                for run in range(most_runs):
+                for _ in runs:
                     session.run(None, feeds)
-                    if run >= LEAST_RUNS - 1 and time.perf_counter() >= until:
-                        break
             finally:
                 file = Path(session.end_profiling())
             try:

@@ -28,6 +28,7 @@ from profiling_agents.backends.base import (
 )
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.pace import Runs
 
 
 class TorchBackend:
@@ -132,7 +133,7 @@ class TorchModel:
         return on_cuda
 
     @torch.inference_mode()
-    def layers(self, inputs: Sequence[np.ndarray], duration_ms: float) -> list[LayerTiming]:
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """Modules one after the other, between hooks; only on a CPU, where calls end when the work does."""
         if not self.on_cpu:
             raise ModelError("layers are timed on CPUs only; measure operators alone: profile.method=alone")
@@ -149,16 +150,15 @@ class TorchModel:
             for module in names
         ]
         rows: list[dict[str, int]] = []
-        until = time.perf_counter() + duration_ms * 1e-3
         try:
-            while len(rows) < LEAST_RUNS or time.perf_counter() < until:
+            for _ in runs.each(LEAST_RUNS):
                 row.clear()
                 self._module(*feeds)
                 rows.append(dict(row))
         finally:
             for handle in handles:
                 handle.remove()
-        times_ms = interquartile_mean(np.array([list(one.values()) for one in rows]) * 1e-6)
+        times_ms = interquartile_mean(np.array([list(one.values()) for one in runs.kept(rows)]) * 1e-6)
         kinds = {name: type(module).__name__ for module, name in names.items()}
         return [
             LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))

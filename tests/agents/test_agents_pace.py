@@ -1,0 +1,122 @@
+"""A core that others slow down: noticed by a loop, waited for, and what ran meanwhile left out."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from profiling_agents.measure import measure
+from profiling_agents.messages import MeasureSettings
+from profiling_agents.pace import Pace, Runs
+
+LOOP_US, SLOWER = 60.0, 2.0
+
+
+class Core:
+    """A core with work that lasts by the clock, so that this machine's own state does not matter."""
+
+    def __init__(self) -> None:
+        self.slow = False
+
+    def work(self, duration_us: float) -> None:
+        until = time.perf_counter_ns() + 1e3 * duration_us * (SLOWER if self.slow else 1.0)
+        while time.perf_counter_ns() < until:
+            pass
+
+    def pace(self) -> Pace:
+        return Pace(lambda: self.work(LOOP_US))
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+def test_a_slow_core_is_noticed_and_a_calm_one_again(core: Core) -> None:
+    pace = core.pace()
+    found = []
+    for slow in (False, True, False):
+        core.slow = slow
+        found.append(np.mean([pace.calm() for _ in range(50)]))
+    assert found[0] > 0.8
+    assert found[1] == 0.0
+    assert found[2] > 0.8
+
+
+def test_a_frequency_that_stays_becomes_usual(core: Core) -> None:
+    pace = core.pace()
+    core.slow = True
+    calm = [pace.calm() for _ in range(6000)]
+    assert not any(calm[:1000])
+    assert np.mean(calm[-500:]) > 0.8
+
+
+def test_waiting_ends_when_the_core_is_calm(core: Core) -> None:
+    pace = core.pace()
+    assert not pace.wait(time.perf_counter() + 10) or pace.calm()
+    core.slow = True
+    timer = threading.Timer(0.2, lambda: setattr(core, "slow", False))
+    timer.start()
+    start = time.perf_counter()
+    assert pace.wait(start + 20)
+    assert 0.15 < time.perf_counter() - start < 15
+    timer.join()
+
+
+def test_waiting_ends_at_its_limit(core: Core) -> None:
+    pace = core.pace()
+    core.slow = True
+    start = time.perf_counter()
+    pace.wait(start + 0.1)
+    assert 0.1 <= time.perf_counter() - start < 5
+
+
+def test_samples_on_a_slow_core_are_left_out(core: Core) -> None:
+    """The core changes within samples, too; those of the slow half would double the median's spread."""
+    pace = core.pace()
+    runs = 0
+
+    def repeat(count: int) -> None:
+        nonlocal runs
+        for _ in range(count):
+            runs += 1
+            core.slow = runs % 20 >= 10
+            core.work(300.0)
+            core.slow = core.slow and runs % 20 != 19
+
+    settings = MeasureSettings(warmup_ms=0, time_cap_ms=60, confidence=1e-6, block_pause_ms=0, patience=0)
+    timing = measure(repeat, settings, pace=pace)
+    assert timing.p50_ms == pytest.approx(0.3, rel=0.1)
+    assert timing.p90_ms == pytest.approx(0.3, rel=0.2)
+
+
+def test_a_core_that_is_never_calm_gives_noisy_times(core: Core) -> None:
+    pace = core.pace()
+    core.slow = True
+    settings = MeasureSettings(warmup_ms=0, time_cap_ms=5, patience=2)
+    timing = measure(lambda count: [core.work(300.0) for _ in range(count)] and None, settings, pace=pace)
+    assert timing.noisy
+    assert timing.p50_ms == pytest.approx(0.6, rel=0.2)
+
+
+def test_runs_keep_the_rows_of_calm_ones(core: Core) -> None:
+    runs, rows = Runs(core.pace(), 100.0, 100.0), []
+    for number, _ in enumerate(runs.each(5)):
+        core.slow = number % 2 == 1
+        core.work(300.0)
+        rows.append(core.slow)
+        if core.slow:
+            threading.Timer(0.005, lambda: setattr(core, "slow", False)).start()
+    assert runs.enough
+    assert len(runs.kept(rows)) >= 5
+    assert np.mean(rows) > 0.3
+    assert not any(runs.kept(rows))
+
+
+def test_runs_without_a_pace_keep_all_and_stop_at_the_most() -> None:
+    runs = Runs(None, 1000.0, 10.0)
+    rows = [0 for _ in runs.each(5, most=7)]
+    assert len(rows) == 7
+    assert runs.enough
+    assert runs.kept(rows) == rows
