@@ -3,7 +3,8 @@
 Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from tasks.ncnn_files import NcnnModel
 from tasks.progress import Progress
 
 Config = Mapping[str, Any]
+ROUNDS = 3
+SLOW = 1.03  # of the device's drift at its best
+BEST_QUANTILE = 0.2
 SUBNETS_AT_ONCE = 8
 """SubNets that are made while the device measures as many."""
 
@@ -79,22 +83,43 @@ def measure_subnets(
     file: Path,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and the digest and time of each operator."""
-    known = {line["key"]: line for line in read_lines(file)}
+    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and the digest and time of each operator.
+
+    SubNets in which the device was slower than at its best are measured again, up to `ROUNDS` times in all; the calmest of
+    their lines counts.
+    """
     by_key = {net.space.digest(config): config for config in configs}
-    missing = {key: config for key, config in by_key.items() if key not in known}
+    known = [line for line in read_lines(file) if line["key"] in by_key]
     capabilities = meter.capabilities()
     maker = _Maker(net, "ncnn" in capabilities.formats, limits)
-    with progress.bar("profile in situ", len(by_key), len(by_key) - len(missing)) as bar:
-        for subnets, failures in ahead(pieces(list(missing.items()), SUBNETS_AT_ONCE), maker.make, capabilities):
-            by_job = {subnet.job.key: subnet for subnet in subnets}
-            jobs: list[ModelJob] = [subnet.job for subnet in subnets]
-            for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
-                line = _line(measurement, missing[measurement.key], by_job.get(measurement.key))
-                append_line(file, line)
-                known[measurement.key] = line
-                bar.advance()
-    return [known[key] for key in by_key]
+    for number in range(ROUNDS):
+        todo = _disturbed(by_key.keys(), known, number)
+        with progress.bar("profile in situ again" if number else "profile in situ", len(todo)) as bar:
+            for subnets, failures in ahead(
+                pieces([(key, by_key[key]) for key in todo], SUBNETS_AT_ONCE), maker.make, capabilities
+            ):
+                by_job = {subnet.job.key: subnet for subnet in subnets}
+                jobs: list[ModelJob] = [subnet.job for subnet in subnets]
+                for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
+                    line = _line(measurement, by_key[measurement.key], by_job.get(measurement.key))
+                    append_line(file, line)
+                    known.append(line)
+                    bar.advance()
+    calmest = {
+        known[at]["key"]: known[at] for at in np.argsort(-drifts([line["operators"] for line in known]), kind="stable")
+    }
+    return [calmest[key] for key in by_key]
+
+
+def _disturbed(keys: Iterable[str], lines: Sequence[dict[str, Any]], rounds: int) -> list[str]:
+    """Those measured in no more than so many rounds, in none of which the device was about at its best."""
+    factors = drifts([line["operators"] for line in lines])
+    slow = SLOW * float(np.quantile(factors, BEST_QUANTILE)) if lines else 1.0
+    calm = {
+        line["key"] for line, factor in zip(lines, factors, strict=True) if line["state"] == "failed" or factor <= slow
+    }
+    counts = Counter(line["key"] for line in lines)
+    return [key for key in keys if key not in calm and counts[key] <= rounds]
 
 
 def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:

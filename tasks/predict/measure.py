@@ -1,9 +1,10 @@
 """Whole SubNets measured on a device: to fit and check the latency predictor, and for winners."""
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ from tasks.progress import Progress
 
 Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
+Line = Mapping[str, Any]
 ATTEMPTS = 2  # while a measurement is noisy
+ROUNDS = 3
+SLOW = 1.03  # of the reference's best latency
+BEST_QUANTILE = 0.2
 AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
 
@@ -58,22 +63,44 @@ class SubNetMeter:
     def measure(
         self, configs: Sequence[Config], file: Path, progress: Progress, name: str = "measure"
     ) -> list[Measurement]:
-        """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on."""
-        known = {line["key"]: Measurement.model_validate(line) for line in read_lines(file)}
+        """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on.
+
+        The first SubNet is the reference: it runs before and after every few others. Those beside which it was slower than
+        at its best, by heat or by what shares the device's memory, are measured again, up to `ROUNDS` times in all; the
+        calmest time counts. What is left of the reference's drift is taken off.
+        """
         digests = [self.net.space.digest(config) for config in configs]
-        missing = {d: config for d, config in zip(digests, configs, strict=True) if d not in known}
-        device = self.client.capabilities()
-        with progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar:
-            for jobs in ahead(
-                pieces(list(missing.items()), AT_ONCE), lambda some: self._jobs(some, device.formats), device
-            ):
-                failures = [Measurement.failed(digest, job) for digest, job in jobs if isinstance(job, str)]
-                models = [job for _, job in jobs if isinstance(job, ModelJob)]
-                for measurement in [*failures, *self._time(models)]:
-                    known[measurement.key] = measurement
-                    append_line(file, measurement.model_dump(mode="json"))
+        by_digest = dict(zip(digests, configs, strict=True))
+        lines: dict[str, list[Line]] = {digest: [] for digest in by_digest}
+        for line in read_lines(file):
+            lines.setdefault(line["key"], []).append(line)
+        for number in range(ROUNDS):
+            best_ms = _best_ms(line for found in lines.values() for line in found)
+            todo = [(d, by_digest[d]) for d in by_digest if len(lines[d]) <= number and not _calm(lines[d], best_ms)]
+            with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
+                for line in self._lines(todo, configs[0]) if todo else ():
+                    lines[line["key"]].append(line)
+                    append_line(file, line)
                     bar.advance()
-        return [known[digest] for digest in digests]
+        best_ms = _best_ms(line for found in lines.values() for line in found)
+        return [_without_drift(_calmest(lines[digest]), best_ms) for digest in digests]
+
+    def _lines(self, subnets: Sequence[tuple[str, Config]], reference: Config) -> Iterator[Line]:
+        """SubNets by digest, as many at a time as the device has in turn: what was measured, and the reference's latency."""
+        device = self.client.capabilities()
+        ((_, first),) = self._jobs([("reference", reference)], device.formats)
+        around = [
+            replace(first, key=f"reference {when}") for when in ("before", "after") if isinstance(first, ModelJob)
+        ]
+        for jobs in ahead(pieces(subnets, AT_ONCE), lambda some: self._jobs(some, device.formats), device):
+            measured = [Measurement.failed(digest, job) for digest, job in jobs if isinstance(job, str)]
+            models = [job for _, job in jobs if isinstance(job, ModelJob)]
+            measured += self._time([*around[:1], *models, *around[1:]])
+            references = [one.p50_ms for one in measured if one.p50_ms and one.key.startswith("reference ")]
+            reference_ms = float(np.mean(references)) if references else None
+            for one in measured:
+                if not one.key.startswith("reference "):
+                    yield one.model_dump(mode="json") | {"reference_ms": reference_ms}
 
     def time(self, job: ModelJob) -> Measurement:
         """One model; measured again while it is noisy, the steadiest counts."""
@@ -105,3 +132,31 @@ class SubNetMeter:
             return job_for(formats, digest, model, self.limits)
         except ConversionError as error:
             return str(error)
+
+
+def _best_ms(lines: Iterable[Line]) -> float:
+    """What the reference takes while nothing else disturbs the device; NaN where it could never be measured."""
+    found = [float(ms) for line in lines if (ms := line.get("reference_ms")) is not None]
+    return float(np.quantile(found, BEST_QUANTILE)) if found else math.nan
+
+
+def _calm(lines: Sequence[Line], best_ms: float) -> bool:
+    """Whether the reference was about at its best beside one of these, or nothing is to be gained."""
+    if not lines or lines[-1]["state"] == "failed" or math.isnan(best_ms):
+        return bool(lines)
+    return float(_calmest(lines)["reference_ms"] or math.inf) <= SLOW * best_ms
+
+
+def _calmest(lines: Sequence[Line]) -> Line:
+    """The line beside which the reference was fastest."""
+    return min(lines, key=lambda line: line.get("reference_ms") or math.inf)
+
+
+def _without_drift(line: Line, best_ms: float) -> Measurement:
+    """The measurement as if the reference had been at its best."""
+    measured = Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"})
+    reference_ms = line.get("reference_ms")
+    if measured.p50_ms is None or measured.p90_ms is None or reference_ms is None:
+        return measured
+    factor = best_ms / reference_ms
+    return measured.model_copy(update={"p50_ms": measured.p50_ms * factor, "p90_ms": measured.p90_ms * factor})

@@ -17,6 +17,7 @@ from tasks.artifacts import read_lines
 from tasks.convert import Limits, convert_operators
 from tasks.insitu.cover import covering_codes
 from tasks.insitu.drift import drifts
+from tasks.insitu.measure import _disturbed
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.ncnn_files import NcnnModel
 from tasks.plan import plan
@@ -119,7 +120,7 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     result = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
     lines = read_lines(tmp_path / profile.SUBNETS_FILE)
     assert planned["to_measure"] == result["measured_now"] == len(net.unique_operators())
-    assert planned["subnets"] == len(lines)
+    assert planned["subnets"] == len({line["key"] for line in lines})
     table = profile.open_table(SETTINGS, tmp_path / profile.STORE_FOLDER, device.capabilities())
     states = Counter(table.get(feature.digest).state for feature in net.unique_operators())
     assert set(states) <= {"ok", "fused"}
@@ -163,3 +164,19 @@ def test_a_run_that_was_killed_goes_on_with_the_next_subnet(
     assert len(before) == 3
     profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
     assert read_lines(tmp_path / profile.SUBNETS_FILE)[:3] == before
+
+
+def test_subnets_in_which_the_device_was_slower_than_at_its_best_are_measured_again() -> None:
+    times = {"a": 1.0, "b": 2.0, "c": 3.0}
+
+    def line(key: str, factor: float, state: str = "ok") -> dict[str, object]:
+        operators = [(digest, factor * ms) for digest, ms in times.items()] if state == "ok" else []
+        return {"key": key, "state": state, "operators": operators}
+
+    keys = ["first", "second", "third", "fourth"]
+    lines = [line("first", 1.0), line("second", 1.2), line("third", 1.0), line("fourth", 1.0, "failed")]
+    assert _disturbed(keys, [], 0) == keys
+    assert _disturbed(keys, lines, 0) == []
+    assert _disturbed(keys, lines, 1) == ["second"]
+    assert _disturbed(keys, [*lines, line("second", 1.01)], 2) == []
+    assert _disturbed(keys, [*lines, line("second", 1.1)], 2) == ["second"]

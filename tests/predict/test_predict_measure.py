@@ -1,0 +1,78 @@
+"""SubNets measured beside a reference: the calmest of several rounds counts, and the rest of the drift is taken off."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.client import local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks.artifacts import read_lines
+from tasks.convert import Limits
+from tasks.predict import measure
+from tasks.predict.measure import SubNetMeter, validation_configs
+from tasks.progress import Silent
+
+SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
+
+
+def line(p50_ms: float | None, reference_ms: float | None, state: str = "ok") -> dict[str, Any]:
+    times = {} if p50_ms is None else {"p50_ms": p50_ms, "p90_ms": 2 * p50_ms, "spread": 0.1, "n": 5, "repeats": 1}
+    reason = None if state == "ok" else "crashed"
+    return {"key": "a", "state": state, "reason": reason, "reference_ms": reference_ms, **times}
+
+
+def test_the_calmest_line_counts_without_the_rest_of_the_drift() -> None:
+    lines = [line(12.0, 120.0), line(10.3, 103.0), line(14.0, 130.0)]
+    calmest = measure._calmest(lines)
+    assert calmest["p50_ms"] == 10.3
+    found = measure._without_drift(calmest, best_ms=100.0)
+    assert (found.p50_ms, found.p90_ms) == pytest.approx((10.0, 20.0))
+
+
+@pytest.mark.parametrize(
+    ("lines", "calm"),
+    [
+        ([], False),
+        ([line(1.0, 102.0)], True),
+        ([line(1.0, 104.0)], False),
+        ([line(1.0, 120.0), line(1.0, 101.0)], True),
+        ([line(None, 120.0, "failed")], True),  # again it would fail again
+        ([line(1.0, None)], False),
+    ],
+)
+def test_what_is_measured_again(lines: list[dict[str, Any]], calm: bool) -> None:
+    assert measure._calm(lines, best_ms=100.0) == calm
+
+
+def test_without_a_reference_times_are_as_measured() -> None:
+    assert measure._without_drift(line(5.0, None), best_ms=100.0).p50_ms == 5.0
+    assert measure._calm([line(5.0, None)], best_ms=float("nan"))
+
+
+def test_rounds_end_and_a_second_call_measures_nothing_more(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = tailor_ir.compile(timm.create_model("test_resnet", num_classes=10).eval(), torch.zeros(1, 3, 32, 32))
+    configs = validation_configs(net, 10, seed=0)
+    with local_agent("onnxruntime") as client, client.lease():
+        meter = SubNetMeter(net, client, SETTINGS, Limits())
+        found = meter.measure(configs, tmp_path / "measured.jsonl", Silent())
+        lines = read_lines(tmp_path / "measured.jsonl")
+        again = meter.measure(configs, tmp_path / "measured.jsonl", Silent())
+        assert meter.measure([], tmp_path / "none.jsonl", Silent()) == []
+    keys = [one["key"] for one in lines]
+    assert set(keys) == {net.space.digest(config) for config in configs}
+    assert len(keys) <= measure.ROUNDS * len(configs)
+    assert keys[: len(configs)] == [one.key for one in found]
+    assert [one.p50_ms for one in again] == [one.p50_ms for one in found]
+    assert read_lines(tmp_path / "measured.jsonl")[: len(lines)] == lines
+    best_ms = np.quantile([one["reference_ms"] for one in lines], measure.BEST_QUANTILE)
+    for one in found:
+        (p50_ms, reference_ms), *_ = sorted(
+            ((x["p50_ms"], x["reference_ms"]) for x in lines if x["key"] == one.key), key=lambda pair: pair[1]
+        )
+        assert one.p50_ms == pytest.approx(p50_ms * best_ms / reference_ms)
