@@ -1,5 +1,6 @@
 """Slices that belong together: all pieces of an axis, and the gates of recurrent layers, which exporters reorder so."""
 
+from collections.abc import Sequence
 from math import gcd
 
 import numpy as np
@@ -31,7 +32,10 @@ def reorder_blocks(graph: gs.Graph, weights: frozenset[str]) -> None:
 
 
 def split_slices(graph: gs.Graph) -> None:
-    """Slices that take one axis of a value apart, without a gap, become one Split, so that each piece can be cut alike."""
+    """Slices that take one axis of a value apart, without a gap, become one Split, so that each piece can be cut alike.
+
+    Not those that are joined again, in another order: that is a roll, whose places do not depend on the axis's size.
+    """
     for value in list(graph.tensors().values()):
         found: dict[int, dict[tuple[int, int], list[gs.Node]]] = {}
         for node in value.outputs:
@@ -42,9 +46,19 @@ def split_slices(graph: gs.Graph) -> None:
         for axis, pieces in found.items():
             ranges = sorted(pieces)
             bounds = [start for start, _ in ranges] + [value.shape[axis]]
-            if len(ranges) > 1 and ranges == list(zip([0, *bounds[1:-1]], bounds[1:], strict=True)):
+            gapless = len(ranges) > 1 and ranges == list(zip([0, *bounds[1:-1]], bounds[1:], strict=True))
+            if gapless and not _is_roll(axis, [node for nodes in pieces.values() for node in nodes]):
                 _split(graph, value, axis, [pieces[piece] for piece in ranges])
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
+
+
+def _is_roll(axis: int, pieces: Sequence[gs.Node]) -> bool:
+    """Whether the pieces of an axis do nothing but come together again."""
+    readers = [reader for piece in pieces for reader in piece.outputs[0].outputs]
+    rank = len(pieces[0].outputs[0].shape)
+    return bool(readers) and all(
+        reader is readers[0] and reader.op == "Concat" and reader.attrs["axis"] % rank == axis for reader in readers
+    )
 
 
 def _range(node: gs.Node) -> tuple[int, int, int] | None:

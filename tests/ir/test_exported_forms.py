@@ -349,3 +349,20 @@ def test_channels_joined_and_taken_apart_into_groups(tmp_path: Path) -> None:
     net = check(Written(forward, **layers), image(), tmp_path)
     smallest = net.build(net.min_config).state_dict()
     assert smallest["a_Conv.weight"].shape[0] == smallest["b_Conv.weight"].shape[0] < 64
+
+
+def test_images_that_are_rolled_keep_their_elastic_resolution(tmp_path: Path) -> None:
+    """As in shifted windows. Source: Liu et al. (ICCV 2021)."""
+
+    def forward(layers: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(layers["stem"](x)).roll((-3, -3), (2, 3))
+        return layers["answer"](torch.relu(layers["conv"](x)).mean((2, 3)))
+
+    layers = {
+        "stem": nn.Conv2d(3, 32, 3, 2, 1),
+        "conv": nn.Conv2d(32, 48, 3, padding=1),
+        "answer": nn.Linear(48, 4),
+    }
+    net = check(Written(forward, **layers), image(), tmp_path)
+    choices = {variable.name: variable.choices for variable in net.space.variables}
+    assert len(choices["resolution"]) > 1
