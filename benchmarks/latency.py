@@ -1,13 +1,14 @@
 """Latencies predicted and measured: the error on SubNets that no fit has seen, and what profiling costs.
 
-    python -m benchmarks.latency [--devices ncnn …] [--method "in situ"|alone] [--subnets 200] [--fit 16] [--work DIR]
-                                 [--json FILE] [--markdown] [NETWORK …]
+    python -m benchmarks.latency [--devices ncnn …] [--method "in situ"|alone] [--subnets 200] [--fit 16] [--rounds 3]
+                                 [--work DIR] [--json FILE] [--markdown] [NETWORK …]
 
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
-and the first `--fit` random ones, and all others are held out. The store of tables is shared by the networks of a device,
-in the order given; "known" counts operators that an earlier network has brought. Noise: the largest SubNet's p50, measured
-again after everything else, over its first. DIR keeps what was measured; a second run goes on from there.
+and the first `--fit` random ones, and all others are held out. A latency is the median of `--rounds` measurements that lie
+minutes apart. The store of tables is shared by the networks of a device, in the order given; "known" counts operators that
+an earlier network has brought. Noise: the largest SubNet's p50, measured again after everything else, over its first. DIR
+keeps what was measured; a second run goes on from there.
 """
 
 import argparse
@@ -152,12 +153,15 @@ def main() -> None:
     parser.add_argument("--method", choices=("in situ", "alone"), default="in situ")
     parser.add_argument("--subnets", type=int, default=200, help="held out (200)")
     parser.add_argument("--fit", type=int, default=16, help="random SubNets of the fit (16)")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each SubNet is measured at least (3)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="what was measured; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the table of the README")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    predict = PredictSettings(random_subnets=options.subnets + options.fit, fit_subnets=options.fit)
+    predict = PredictSettings(
+        random_subnets=options.subnets + options.fit, fit_subnets=options.fit, rounds=options.rounds
+    )
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)

@@ -25,7 +25,7 @@ Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
 Line = Mapping[str, Any]
 ATTEMPTS = 2  # while a measurement is noisy
-ROUNDS = 3
+MOST_ROUNDS = 3  # while the device is not calm
 SLOW = 1.03  # of the reference's best latency
 BEST_QUANTILE = 0.2
 AT_ONCE = 8
@@ -53,12 +53,13 @@ def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Co
 
 @dataclass(frozen=True, slots=True)
 class SubNetMeter:
-    """Measures SubNets on one device; the caller holds the lease."""
+    """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease."""
 
     net: SuperNet
     client: AgentClient
     settings: MeasureSettings
     limits: Limits
+    rounds: int = 1
 
     def measure(
         self, configs: Sequence[Config], file: Path, progress: Progress, name: str = "measure"
@@ -66,24 +67,25 @@ class SubNetMeter:
         """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on.
 
         The first SubNet is the reference: it runs before and after every few others. Those beside which it was slower than
-        at its best, by heat or by what shares the device's memory, are measured again, up to `ROUNDS` times in all; the
-        calmest time counts. What is left of the reference's drift is taken off.
+        at its best, by heat or by what shares the device's memory, are measured again, up to `MOST_ROUNDS` times in all; of
+        the calm times the median counts, else the calmest. What is left of the reference's drift is taken off.
         """
         digests = [self.net.space.digest(config) for config in configs]
         by_digest = dict(zip(digests, configs, strict=True))
         lines: dict[str, list[Line]] = {digest: [] for digest in by_digest}
         for line in read_lines(file):
             lines.setdefault(line["key"], []).append(line)
-        for number in range(ROUNDS):
+        for number in range(max(MOST_ROUNDS, self.rounds)):
             best_ms = _best_ms(line for found in lines.values() for line in found)
-            todo = [(d, by_digest[d]) for d in by_digest if len(lines[d]) <= number and not _calm(lines[d], best_ms)]
+            left = [digest for digest in by_digest if len(lines[digest]) <= number]
+            todo = [(d, by_digest[d]) for d in left if number < self.rounds or not _settled(lines[d], best_ms)]
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
                 for line in self._lines(todo, configs[0]) if todo else ():
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
         best_ms = _best_ms(line for found in lines.values() for line in found)
-        return [_without_drift(_calmest(lines[digest]), best_ms) for digest in digests]
+        return [_measurement(lines[digest], best_ms) for digest in digests]
 
     def _lines(self, subnets: Sequence[tuple[str, Config]], reference: Config) -> Iterator[Line]:
         """SubNets by digest, as many at a time as the device has in turn: what was measured, and the reference's latency."""
@@ -140,16 +142,27 @@ def _best_ms(lines: Iterable[Line]) -> float:
     return float(np.quantile(found, BEST_QUANTILE)) if found else math.nan
 
 
-def _calm(lines: Sequence[Line], best_ms: float) -> bool:
-    """Whether the reference was about at its best beside one of these, or nothing is to be gained."""
-    if not lines or lines[-1]["state"] == "failed" or math.isnan(best_ms):
-        return bool(lines)
-    return float(_calmest(lines)["reference_ms"] or math.inf) <= SLOW * best_ms
+def _calm(lines: Sequence[Line], best_ms: float) -> list[Line]:
+    """Those beside which the reference was about at its best."""
+    return [line for line in lines if (line.get("reference_ms") or math.inf) <= SLOW * best_ms]
 
 
-def _calmest(lines: Sequence[Line]) -> Line:
-    """The line beside which the reference was fastest."""
-    return min(lines, key=lambda line: line.get("reference_ms") or math.inf)
+def _settled(lines: Sequence[Line], best_ms: float) -> bool:
+    """Whether measuring a SubNet again would tell nothing more."""
+    failed = any(line["state"] == "failed" for line in lines)
+    return failed or bool(lines and math.isnan(best_ms)) or bool(_calm(lines, best_ms))
+
+
+def _measurement(lines: Sequence[Line], best_ms: float) -> Measurement:
+    """One measurement of all lines of a SubNet, as if the reference had been at its best; its p50 is theirs [ms]."""
+    counted = _calm(lines, best_ms) or [min(lines, key=lambda line: line.get("reference_ms") or math.inf)]
+    found = [_without_drift(line, best_ms) for line in counted]
+    times_ms = [(one.p50_ms, one.p90_ms) for one in found if one.p50_ms is not None and one.p90_ms is not None]
+    if not times_ms:
+        return found[-1]
+    p50_ms, p90_ms = np.median(times_ms, axis=0)
+    noisy = all(one.noisy for one in found)
+    return found[-1].model_copy(update={"p50_ms": float(p50_ms), "p90_ms": float(p90_ms), "noisy": noisy})
 
 
 def _without_drift(line: Line, best_ms: float) -> Measurement:

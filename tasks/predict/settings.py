@@ -16,6 +16,7 @@ class Settings(BaseModel):
 
     random_subnets: int = Field(20, ge=4)
     fit_subnets: int = Field(6, ge=0)
+    rounds: int = Field(1, ge=1, le=100, description="times that each SubNet is measured at least")
     seed: int = Field(0, ge=0)
     validation_images: int | None = Field(None, ge=1, description="null: all of the validation split")
     recalibration_images: int = Field(256, ge=2, description="training images for BatchNorm statistics")

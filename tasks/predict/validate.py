@@ -51,7 +51,7 @@ def run(
     codes = net.space.encode(configs)
     networks = [network_of(net, lut, config) for config in configs]
     limits = Limits(wall_s=settings.conversion_wall_s, memory_mib=settings.conversion_memory_mib)
-    meter = SubNetMeter(net, client, settings.measure, limits)
+    meter = SubNetMeter(net, client, settings.measure, limits, settings.rounds)
     measured = meter.measure(configs, out / MEASURED_FILE, progress, "validate latency")
     measured_ms = _times(measured)
     fitted = FIXED_SUBNETS + settings.fit_subnets
