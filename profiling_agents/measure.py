@@ -125,7 +125,8 @@ def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, samples: _S
     """Fills `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
     calm, disturbed = samples.calm, samples.disturbed
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
-    end = until + settings.patience * settings.time_cap_ms * 1e-3
+    patience = 0.0 if samples.pace is None else settings.patience
+    end = until + patience * settings.time_cap_ms * 1e-3
     block = 0
     while True:
         for _ in range(settings.samples_per_block):
