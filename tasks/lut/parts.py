@@ -7,6 +7,7 @@ harm; a part is removed only when another that holds its rows is safely on disk.
 import io
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,8 +74,9 @@ def compact(folder: Path) -> tuple[int, int]:
             file.unlink(missing_ok=True)  # another compaction may have been faster
     oldest = (datetime.now(UTC) - LEFTOVER_AGE).timestamp()
     for leftover in folder.glob(LEFTOVERS):  # of writers that were killed
-        if leftover.stat().st_mtime < oldest:
-            leftover.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # of one that is alive, and has just given it its name
+            if leftover.stat().st_mtime < oldest:
+                leftover.unlink()
     return len(parts.files), len(rows)
 
 

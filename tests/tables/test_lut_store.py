@@ -132,6 +132,19 @@ def test_a_compaction_leaves_a_table_alone_in_which_a_part_is_damaged(tmp_path):
     assert {path: path.read_bytes() for path in lut.folder.iterdir()} == before
 
 
+def test_a_compaction_removes_what_killed_writers_left_and_passes_over_files_that_go_away(tmp_path):
+    lut = LutStore(tmp_path).open(DEVICE)
+    lut.append([entry("a")])
+    old, young, gone = (lut.folder / f".part-{name}.parquet.1.tmp" for name in ("old", "young", "gone"))
+    old.write_bytes(b"")
+    young.write_bytes(b"")
+    os.utime(old, (0, 0))
+    gone.symlink_to("nowhere")  # listed, and not there when one looks
+    assert parts.compact(lut.folder) == (1, 1)
+    assert set(lut.folder.glob(".*")) == {young, gone}
+    assert digests(LutStore(tmp_path)) == {"a"}
+
+
 def test_merging_takes_what_is_new_or_later_and_twice_is_once(tmp_path):
     here, board, lab = (LutStore(tmp_path / name) for name in ("here", "board", "lab"))
     here.open(DEVICE).append([entry("a"), entry("b", measured_at=LATE)])
