@@ -25,11 +25,9 @@ from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.lut import Entry, feature_text, now
 from tasks.ncnn_files import NcnnModel
 from tasks.progress import Progress
+from tasks.rounds import MOST_ROUNDS, SLOW, at_best
 
 Config = Mapping[str, Any]
-ROUNDS = 3
-SLOW = 1.03  # of the device's drift at its best
-BEST_QUANTILE = 0.2
 SUBNETS_AT_ONCE = 8
 """SubNets that are made while the device measures as many."""
 
@@ -85,14 +83,14 @@ def measure_subnets(
 ) -> list[dict[str, Any]]:
     """Lines of `file`: for each SubNet its config, latency [ms] or reason, and the digest and time of each operator.
 
-    SubNets in which the device was slower than at its best are measured again, up to `ROUNDS` times in all; the calmest of
+    SubNets in which the device was slower than at its best are measured again, up to `MOST_ROUNDS` times in all; the calmest of
     their lines counts.
     """
     by_key = {net.space.digest(config): config for config in configs}
     known = [line for line in read_lines(file) if line["key"] in by_key]
     capabilities = meter.capabilities()
     maker = _Maker(net, "ncnn" in capabilities.formats, limits)
-    for number in range(ROUNDS):
+    for number in range(MOST_ROUNDS):
         todo = _disturbed(by_key.keys(), known, number)
         with progress.bar("profile in situ again" if number else "profile in situ", len(todo)) as bar:
             for subnets, failures in ahead(
@@ -114,7 +112,7 @@ def measure_subnets(
 def _disturbed(keys: Iterable[str], lines: Sequence[dict[str, Any]], rounds: int) -> list[str]:
     """Those measured in no more than so many rounds, in none of which the device was about at its best."""
     factors = drifts([line["operators"] for line in lines])
-    slow = SLOW * float(np.quantile(factors, BEST_QUANTILE)) if lines else 1.0
+    slow = SLOW * at_best(factors)
     calm = {
         line["key"] for line, factor in zip(lines, factors, strict=True) if line["state"] == "failed" or factor <= slow
     }

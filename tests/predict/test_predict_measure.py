@@ -17,6 +17,7 @@ from tasks.convert import Limits
 from tasks.predict import measure
 from tasks.predict.measure import SubNetMeter, validation_configs
 from tasks.progress import Silent
+from tasks.rounds import BEST_QUANTILE, MOST_ROUNDS
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
 
@@ -73,13 +74,13 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
         assert meter.measure([], tmp_path / "none.jsonl", Silent()) == []
     counts = Counter(one["key"] for one in lines)
     assert set(counts) == {net.space.digest(config) for config in configs}
-    assert all(rounds <= count <= max(rounds, measure.MOST_ROUNDS) for count in counts.values())
+    assert all(rounds <= count <= max(rounds, MOST_ROUNDS) for count in counts.values())
     assert [one["key"] for one in lines[: len(configs)]] == [one.key for one in found]
     more = Counter(one["key"] for one in read_lines(file))
-    assert max(more.values()) <= max(rounds, measure.MOST_ROUNDS)
+    assert max(more.values()) <= max(rounds, MOST_ROUNDS)
     reference_ms = {one["reference_ms"] for one in lines}
     assert len(reference_ms) >= rounds * 2  # twelve SubNets, eight at a time
     for one in found:
         own = [(x["p50_ms"] / x["reference_ms"]) for x in lines if x["key"] == one.key]
-        best_ms = np.quantile([x["reference_ms"] for x in lines], measure.BEST_QUANTILE)
+        best_ms = np.quantile([x["reference_ms"] for x in lines], BEST_QUANTILE)
         assert min(own) * best_ms * (1 - 1e-9) <= one.p50_ms <= max(own) * best_ms * (1 + 1e-9)
