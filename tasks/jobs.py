@@ -4,7 +4,6 @@ import onnx
 
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Format, Shape
-from tasks.convert import Limits, convert
 from tasks.ncnn_files import NcnnModel
 
 
@@ -16,11 +15,6 @@ def onnx_job(key: str, model: bytes) -> ModelJob:
 def ncnn_job(key: str, model: bytes, converted: NcnnModel) -> ModelJob:
     """NCNN files made from an ONNX model."""
     return _job(key, "ncnn", model, (converted.param, converted.bin))
-
-
-def job_for(formats: tuple[Format, ...], key: str, model: bytes, limits: Limits) -> ModelJob:
-    """The model in a format that the device takes. ConversionError when it has no such form."""
-    return onnx_job(key, model) if "onnx" in formats else ncnn_job(key, model, convert(model, limits))
 
 
 def _job(key: str, model_format: Format, model: bytes, files: tuple[bytes, ...]) -> ModelJob:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from profiling_agents.backends.base import ModelError
 
@@ -18,6 +20,23 @@ def read_onnx(content: bytes) -> onnx.ModelProto:
     tensors += list(_tensors_of_graphs(graphs))
     if any(t.data_location == onnx.TensorProto.EXTERNAL or t.external_data for t in tensors):
         raise ModelError("the model keeps tensors in external data; save it as one file")
+    return model
+
+
+def with_filled_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Tensors of equal numbers, which a model without its weights computes, as weights: for runtimes that fold nothing."""
+    known = {tensor.name: tensor for tensor in model.graph.initializer}
+    kept: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "ConstantOfShape" or node.input[0] not in known:
+            kept.append(node)
+            continue
+        shape = numpy_helper.to_array(known[node.input[0]])
+        value = next((numpy_helper.to_array(one.t) for one in node.attribute), np.zeros(1, np.float32))
+        filled = np.full(shape, value.item(), value.dtype)
+        model.graph.initializer.append(numpy_helper.from_array(filled, node.output[0]))
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
     return model
 
 

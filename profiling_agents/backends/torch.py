@@ -26,7 +26,7 @@ from profiling_agents.backends.base import (
     restore_shape,
     translated,
 )
-from profiling_agents.backends.onnx_files import read_onnx
+from profiling_agents.backends.onnx_files import read_onnx, with_filled_tensors
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
 from profiling_agents.pace import Runs
 
@@ -62,7 +62,7 @@ class TorchBackend:
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "TorchModel":
         """Convert an ONNX file; ModelError with the operator that has no converter."""
-        model = read_onnx(files[0].read_bytes())
+        model = with_filled_tensors(read_onnx(files[0].read_bytes()))
         inputs, outputs = _inputs_of(model), [value.name for value in model.graph.output]
         for name in job.output_names:
             if name not in outputs:

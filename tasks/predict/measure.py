@@ -17,8 +17,8 @@ from profiling_agents.messages import Format, Measurement, MeasureSettings
 from tailor_ir import SuperNet
 from tasks.ahead import ahead, pieces
 from tasks.artifacts import append_line, read_lines
-from tasks.convert import ConversionError, Limits
-from tasks.jobs import job_for
+from tasks.convert import ConversionError, Limits, convert
+from tasks.jobs import ncnn_job, onnx_job
 from tasks.progress import Progress
 from tasks.rounds import MOST_ROUNDS, SLOW, at_best
 
@@ -30,11 +30,18 @@ AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
 
 
-def onnx_of(net: SuperNet, config: Config, statistics: Statistics | None = None, batch: int | None = None) -> bytes:
-    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given."""
+def onnx_of(
+    net: SuperNet,
+    config: Config,
+    statistics: Statistics | None = None,
+    batch: int | None = None,
+    *,
+    weights: bool = True,
+) -> bytes:
+    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given. Without weights: to be timed."""
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "subnet.onnx"
-        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch)
+        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch, weights=weights)
         return path.read_bytes()
 
 
@@ -51,7 +58,10 @@ def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Co
 
 @dataclass(frozen=True, slots=True)
 class SubNetMeter:
-    """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease."""
+    """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.
+
+    They travel without their weights, which change no time, but do change the energy: with them where it is measured.
+    """
 
     net: SuperNet
     client: AgentClient
@@ -70,6 +80,7 @@ class SubNetMeter:
         """
         digests = [self.net.space.digest(config) for config in configs]
         by_digest = dict(zip(digests, configs, strict=True))
+        made: dict[str, ModelJob | str] = {}
         lines: dict[str, list[Line]] = {digest: [] for digest in by_digest}
         for line in read_lines(file):
             lines.setdefault(line["key"], []).append(line)
@@ -78,21 +89,35 @@ class SubNetMeter:
             left = [digest for digest in by_digest if len(lines[digest]) <= number]
             todo = [(d, by_digest[d]) for d in left if number < self.rounds or not _settled(lines[d], best_ms)]
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
-                for line in self._lines(todo, configs[0]) if todo else ():
+                for line in self._lines(todo, (digests[0], configs[0]), made) if todo else ():
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
         best_ms = _best_ms(line for found in lines.values() for line in found)
         return [_measurement(lines[digest], best_ms) for digest in digests]
 
-    def _lines(self, subnets: Sequence[tuple[str, Config]], reference: Config) -> Iterator[Line]:
-        """SubNets by digest, as many at a time as the device has in turn: what was measured, and the reference's latency."""
+    def _lines(
+        self, subnets: Sequence[tuple[str, Config]], reference: tuple[str, Config], made: dict[str, ModelJob | str]
+    ) -> Iterator[Line]:
+        """SubNets by digest, as many at a time as the device has in turn: what was measured, and the reference's latency.
+
+        `made`: jobs, or why there is none; those of SubNets that are not there yet are put in.
+        """
         device = self.client.capabilities()
-        ((_, first),) = self._jobs([("reference", reference)], device.formats)
+
+        def prepare(some: Sequence[tuple[str, Config]]) -> list[tuple[str, ModelJob | str]]:
+            made.update(self._jobs([pair for pair in some if pair[0] not in made], device.formats))
+            found = [(digest, made[digest]) for digest, _ in some]
+            if self.settings.energy_ms:  # large, with their weights
+                for digest, _ in some:
+                    del made[digest]
+            return found
+
+        ((_, first),) = prepare([reference])
         around = [
             replace(first, key=f"reference {when}") for when in ("before", "after") if isinstance(first, ModelJob)
         ]
-        for jobs in ahead(pieces(subnets, AT_ONCE), lambda some: self._jobs(some, device.formats), device):
+        for jobs in ahead(pieces(subnets, AT_ONCE), prepare, device):
             measured = [Measurement.failed(digest, job) for digest, job in jobs if isinstance(job, str)]
             models = [job for _, job in jobs if isinstance(job, ModelJob)]
             measured += self._time([*around[:1], *models, *around[1:]])
@@ -123,15 +148,19 @@ class SubNetMeter:
         self, subnets: Sequence[tuple[str, Config]], formats: tuple[Format, ...]
     ) -> list[tuple[str, ModelJob | str]]:
         """The SubNets for the device, by digest, or why one cannot be."""
+        weights = self.settings.energy_ms > 0
+        if "onnx" in formats:
+            return [(d, onnx_job(d, onnx_of(self.net, config, weights=weights))) for d, config in subnets]
         models = [(digest, onnx_of(self.net, config)) for digest, config in subnets]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
-            return list(pool.map(lambda pair: (pair[0], self._job(pair[0], pair[1], formats)), models))
+            return list(pool.map(lambda pair: (pair[0], self._converted(pair[0], pair[1], weights)), models))
 
-    def _job(self, digest: str, model: bytes, formats: tuple[Format, ...]) -> ModelJob | str:
+    def _converted(self, digest: str, model: bytes, weights: bool) -> ModelJob | str:
         try:
-            return job_for(formats, digest, model, self.limits)
+            job = ncnn_job(digest, model, convert(model, self.limits))
         except ConversionError as error:
             return str(error)
+        return job if weights else replace(job, files=job.files[:1])
 
 
 def _best_ms(lines: Iterable[Line]) -> float:

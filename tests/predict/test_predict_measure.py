@@ -10,12 +10,13 @@ import timm
 import torch
 
 import tailor_ir
-from profiling_agents.client import local_agent
+from profiling_agents.client import ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.artifacts import read_lines
 from tasks.convert import Limits
+from tasks.jobs import onnx_job
 from tasks.predict import measure
-from tasks.predict.measure import SubNetMeter, validation_configs
+from tasks.predict.measure import SubNetMeter, onnx_of, validation_configs
 from tasks.progress import Silent
 from tasks.rounds import BEST_QUANTILE, MOST_ROUNDS
 
@@ -60,10 +61,42 @@ def test_without_a_reference_times_are_as_measured() -> None:
     assert measure._settled([line(5.0, None)], best_ms=float("nan"))
 
 
+def small_resnet() -> tailor_ir.SuperNet:
+    torch.manual_seed(0)
+    return tailor_ir.compile(timm.create_model("test_resnet", num_classes=10).eval(), torch.zeros(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch", "ncnn"])
+def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) -> None:
+    net = small_resnet()
+    counting = SETTINGS.model_copy(update={"energy_ms": 1.0})
+    with local_agent(backend) as client:
+        formats = client.capabilities().formats
+        jobs = []
+        for settings in (SETTINGS, counting):
+            ((_, job),) = SubNetMeter(net, client, settings, Limits())._jobs([("a", net.max_config)], formats)
+            assert isinstance(job, ModelJob)
+            jobs.append(job)
+        light, heavy = (sum(map(len, job.files)) for job in jobs)
+        assert light < 60_000
+        assert heavy > 3.9 * sum(parameter.numel() for parameter in net.elastic.parameters()) > 5 * light
+        assert all(one.state == "ok" for one in client.measure(jobs, SETTINGS))
+
+
+def test_torch_computes_the_same_without_weights_as_onnxruntime() -> None:
+    net = small_resnet()
+    job = onnx_job("light", onnx_of(net, net.max_config, weights=False))
+    image = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    outputs = []
+    for backend in ("torch", "onnxruntime"):
+        with local_agent(backend) as client:
+            outputs += client.run(job, [image])
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = tailor_ir.compile(timm.create_model("test_resnet", num_classes=10).eval(), torch.zeros(1, 3, 32, 32))
+    net = small_resnet()
     configs = validation_configs(net, 10, seed=0)
     file = tmp_path / "measured.jsonl"
     with local_agent("onnxruntime") as client, client.lease():

@@ -14,15 +14,17 @@ from profiling_agents.messages import MeasureSettings
 from tasks import enumerate as enumerate_stage
 from tasks import profile
 from tasks.artifacts import read_lines
-from tasks.convert import Limits, convert_operators
+from tasks.convert import Limits, convert, convert_operators
 from tasks.insitu.cover import covering_codes
 from tasks.insitu.drift import drifts
 from tasks.insitu.measure import _disturbed
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.jobs import ncnn_job, onnx_job
 from tasks.ncnn_files import NcnnModel
 from tasks.plan import plan
 from tasks.predict.correction import UNCORRECTED
 from tasks.predict.latency import subnet_ms
+from tasks.predict.measure import onnx_of
 from tasks.progress import Silent
 from tests.ir.networks import perturb
 
@@ -106,10 +108,10 @@ def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str)
 
 
 def job(net: tailor_ir.SuperNet, config: dict, client: AgentClient):
-    from tasks.jobs import job_for
-    from tasks.predict.measure import onnx_of
-
-    return job_for(client.capabilities().formats, "real", onnx_of(net, config), Limits())
+    model = onnx_of(net, config)
+    if "onnx" in client.capabilities().formats:
+        return onnx_job("real", model)
+    return ncnn_job("real", model, convert(model, Limits()))
 
 
 def test_profile_in_situ_knows_every_operator_and_adds_up(
