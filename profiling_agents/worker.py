@@ -33,6 +33,9 @@ from profiling_agents.sensors import SYSTEM, frequency_mhz, throttle_events
 FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
 
+WAITING_SHARE = 0.25
+"""Of the wall-clock limit, for waiting until the core is calm."""
+
 
 class WorkerSettings(RuntimeOptions):
     """How the service starts its child (one JSON argument)."""
@@ -103,7 +106,7 @@ def _answer(
 
 
 def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace: Pace | None) -> Timing:
-    cores = worker.cores
+    cores, settings = worker.cores, bounded_waiting(settings, worker.limits)
     if model.elsewhere and (settings.cache == "cold" or settings.energy_ms):
         raise ModelError("another machine computes this model: neither cold caches nor energy can be measured here")
     inputs = model.random_inputs(np.random.default_rng(settings.seed))
@@ -124,6 +127,13 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace:
     meter = find_meter(on_gpu=not model.on_cpu, root=worker.sensors_root) if settings.energy_ms else None
     energy_mj = None if meter is None else _energy_mj(meter, repeat, timing.p50_ms, settings.energy_ms)
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})
+
+
+def bounded_waiting(settings: MeasureSettings, limits: Limits) -> MeasureSettings:
+    """Settings whose waiting for a calm core takes at most a part of the wall-clock limit: no job fails for its patience."""
+    measured_ms = 2 * settings.time_cap_ms + settings.layers_ms  # twice, where it is noisy
+    patience = min(settings.patience, WAITING_SHARE * limits.wall_s * 1e3 / measured_ms)
+    return settings.model_copy(update={"patience": patience})
 
 
 def _energy_mj(meter: EnergyMeter, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:

@@ -6,9 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from profiling_agents.limits import Limits
 from profiling_agents.measure import measure
 from profiling_agents.messages import MeasureSettings
 from profiling_agents.pace import Pace, Runs
+from profiling_agents.worker import bounded_waiting
 
 LOOP_US, SLOWER = 60.0, 2.0
 
@@ -120,3 +122,10 @@ def test_runs_without_a_pace_keep_all_and_stop_at_the_most() -> None:
     assert len(rows) == 7
     assert runs.enough
     assert runs.kept(rows) == rows
+
+
+def test_waiting_for_a_calm_core_leaves_most_of_the_time_limit() -> None:
+    settings = MeasureSettings(time_cap_ms=300, layers_ms=100, patience=10)
+    short, long = (bounded_waiting(settings, Limits(wall_s=wall_s)) for wall_s in (1, 60))
+    assert short.patience * (2 * 300 + 100) == pytest.approx(250)
+    assert long == settings
