@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tailor_ir
 from profiling_agents.client import ModelJob
@@ -22,6 +23,7 @@ from tasks.fleet import Meter
 from tasks.insitu.cover import covering_codes
 from tasks.insitu.drift import drifts
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.insitu.overhead import layer_overhead_ms, without_overhead
 from tasks.lut import Entry, feature_text, now
 from tasks.ncnn_files import NcnnModel
 from tasks.progress import Progress
@@ -34,7 +36,7 @@ SUBNETS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One time of an operator [ms] in one SubNet, without the drift; noisy if that SubNet's timing was."""
+    """One time of an operator [ms] in one SubNet, without drift and overhead; noisy if that SubNet's timing was."""
 
     time_ms: float
     noisy: bool
@@ -60,8 +62,10 @@ def entries(
     lines = measure_subnets(net, configs, meter, settings, limits, file, progress)
     seen: dict[str, list[Seen]] = {digest: [] for digest in todo}
     reasons: dict[str, str] = {}
-    for line, drift in zip(lines, drifts([line["operators"] for line in lines]), strict=True):
-        for digest, time_ms in line["operators"]:
+    overhead_ms = layer_overhead_ms(lines)
+    subnets = [without_overhead(line["operators"], overhead_ms) for line in lines]
+    for line, times, drift in zip(lines, subnets, drifts(subnets), strict=True):
+        for digest, time_ms in times:
             if digest in seen:
                 seen[digest].append(Seen(time_ms / float(drift), line["noisy"]))
         if line["state"] == "failed":
@@ -81,7 +85,7 @@ def measure_subnets(
     file: Path,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and the digest and time of each operator.
+    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and each operator's digest, time and layers.
 
     SubNets in which the device was slower than at its best are measured again, up to `MOST_ROUNDS` times in all; the calmest of
     their lines counts.
@@ -103,15 +107,13 @@ def measure_subnets(
                     append_line(file, line)
                     known.append(line)
                     bar.advance()
-    calmest = {
-        known[at]["key"]: known[at] for at in np.argsort(-drifts([line["operators"] for line in known]), kind="stable")
-    }
+    calmest = {known[at]["key"]: known[at] for at in np.argsort(-_drifts(known), kind="stable")}
     return [calmest[key] for key in by_key]
 
 
 def _disturbed(keys: Iterable[str], lines: Sequence[dict[str, Any]], rounds: int) -> list[str]:
     """Those measured in no more than so many rounds, in none of which the device was about at its best."""
-    factors = drifts([line["operators"] for line in lines])
+    factors = _drifts(lines)
     slow = SLOW * at_best(factors)
     calm = {
         line["key"] for line, factor in zip(lines, factors, strict=True) if line["state"] == "failed" or factor <= slow
@@ -120,11 +122,16 @@ def _disturbed(keys: Iterable[str], lines: Sequence[dict[str, Any]], rounds: int
     return [key for key in keys if key not in calm and counts[key] <= rounds]
 
 
+def _drifts(lines: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
+    return drifts([without_overhead(line["operators"], 0.0) for line in lines])
+
+
 def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:
-    operators: list[tuple[str, float]] = []
+    operators: list[tuple[str, float, int]] = []
     if subnet is not None and measurement.state == "ok":
         features = [placed.feature.digest for placed in subnet.placed.operators]
-        operators = list(zip(features, subnet.attribute(measurement.layers), strict=True))
+        attributed = subnet.attribute(measurement.layers)
+        operators = [(digest, *found) for digest, found in zip(features, attributed, strict=True)]
     kept = measurement.model_dump(include={"key", "state", "reason", "p50_ms", "spread", "noisy"})
     return kept | {"config": dict(config), "operators": operators}
 

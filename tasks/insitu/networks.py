@@ -29,14 +29,15 @@ class WholeSubNet:
     placed: PlacedOperators
     job: ModelJob
 
-    def attribute(self, layers: Sequence[LayerTiming]) -> list[float]:
-        """Time of each of the operators [ms]: of the layers that ran for it; 0 where the runtime runs it in another."""
-        times_ms = [0.0] * len(self.placed.operators)
+    def attribute(self, layers: Sequence[LayerTiming]) -> list[tuple[float, int]]:
+        """For each of the operators the time [ms] and number of the layers that ran for it; 0 where it runs in another."""
+        times_ms, counts = [0.0] * len(self.placed.operators), [0] * len(self.placed.operators)
         owners = _by_number(layers) if self.job.format == "ncnn" else _by_name(layers, self.placed)
         for layer, number in zip(layers, owners, strict=True):
             if number is not None:
                 times_ms[number] += layer.time_ms
-        return times_ms
+                counts[number] += 1
+        return list(zip(times_ms, counts, strict=True))
 
 
 def onnx_subnet(net: SuperNet, key: str, config: Config) -> WholeSubNet:

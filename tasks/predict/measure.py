@@ -26,6 +26,7 @@ Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
 Line = Mapping[str, Any]
 ATTEMPTS = 2  # while a measurement is noisy
+AGREEING = 1.02  # of the faster of two times
 AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
 
@@ -74,9 +75,10 @@ class SubNetMeter:
     ) -> list[Measurement]:
         """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on.
 
-        The first SubNet is the reference: it runs before and after every few others. Those beside which it was slower than
-        at its best, by heat or by what shares the device's memory, are measured again, up to `MOST_ROUNDS` times in all; of
-        the calm times the median counts, else the calmest. What is left of the reference's drift is taken off.
+        What disturbs a device only makes it slower: of several times the fastest counts. The first SubNet is the
+        reference: it runs before and after every few others. Those beside which it was slower than at its best, by heat or by
+        what shares the device's memory, are measured again, up to `MOST_ROUNDS` times in all; with several `rounds`, so
+        are those whose two fastest times differ, up to twice `rounds`.
         """
         digests = [self.net.space.digest(config) for config in configs]
         by_digest = dict(zip(digests, configs, strict=True))
@@ -84,17 +86,18 @@ class SubNetMeter:
         lines: dict[str, list[Line]] = {digest: [] for digest in by_digest}
         for line in read_lines(file):
             lines.setdefault(line["key"], []).append(line)
-        for number in range(max(MOST_ROUNDS, self.rounds)):
+        for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
             best_ms = _best_ms(line for found in lines.values() for line in found)
             left = [digest for digest in by_digest if len(lines[digest]) <= number]
-            todo = [(d, by_digest[d]) for d in left if number < self.rounds or not _settled(lines[d], best_ms)]
+            todo = [
+                (d, by_digest[d]) for d in left if number < self.rounds or not _settled(lines[d], best_ms, self.rounds)
+            ]
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
                 for line in self._lines(todo, (digests[0], configs[0]), made) if todo else ():
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
-        best_ms = _best_ms(line for found in lines.values() for line in found)
-        return [_measurement(lines[digest], best_ms) for digest in digests]
+        return [_fastest(lines[digest]) for digest in digests]
 
     def _lines(
         self, subnets: Sequence[tuple[str, Config]], reference: tuple[str, Config], made: dict[str, ModelJob | str]
@@ -168,34 +171,18 @@ def _best_ms(lines: Iterable[Line]) -> float:
     return at_best(float(ms) for line in lines if (ms := line.get("reference_ms")) is not None)
 
 
-def _calm(lines: Sequence[Line], best_ms: float) -> list[Line]:
-    """Those beside which the reference was about at its best."""
-    return [line for line in lines if (line.get("reference_ms") or math.inf) <= SLOW * best_ms]
-
-
-def _settled(lines: Sequence[Line], best_ms: float) -> bool:
+def _settled(lines: Sequence[Line], best_ms: float, rounds: int) -> bool:
     """Whether measuring a SubNet again would tell nothing more."""
-    failed = any(line["state"] == "failed" for line in lines)
-    return failed or bool(lines and math.isnan(best_ms)) or bool(_calm(lines, best_ms))
+    if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(best_ms)):
+        return True
+    times_ms = sorted(line["p50_ms"] for line in lines)
+    agreed = rounds == 1 or (len(times_ms) > 1 and times_ms[1] <= AGREEING * times_ms[0])
+    return agreed and any((line.get("reference_ms") or math.inf) <= SLOW * best_ms for line in lines)
 
 
-def _measurement(lines: Sequence[Line], best_ms: float) -> Measurement:
-    """One measurement of all lines of a SubNet, as if the reference had been at its best; its p50 is theirs [ms]."""
-    counted = _calm(lines, best_ms) or [min(lines, key=lambda line: line.get("reference_ms") or math.inf)]
-    found = [_without_drift(line, best_ms) for line in counted]
-    times_ms = [(one.p50_ms, one.p90_ms) for one in found if one.p50_ms is not None and one.p90_ms is not None]
-    if not times_ms:
-        return found[-1]
-    p50_ms, p90_ms = np.median(times_ms, axis=0)
-    noisy = all(one.noisy for one in found)
-    return found[-1].model_copy(update={"p50_ms": float(p50_ms), "p90_ms": float(p90_ms), "noisy": noisy})
-
-
-def _without_drift(line: Line, best_ms: float) -> Measurement:
-    """The measurement as if the reference had been at its best."""
-    measured = Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"})
-    reference_ms = line.get("reference_ms")
-    if measured.p50_ms is None or measured.p90_ms is None or reference_ms is None:
-        return measured
-    factor = best_ms / reference_ms
-    return measured.model_copy(update={"p50_ms": measured.p50_ms * factor, "p90_ms": measured.p90_ms * factor})
+def _fastest(lines: Sequence[Line]) -> Measurement:
+    """The fastest time of a SubNet; the last failure where there is none."""
+    line = min(
+        (line for line in lines if line.get("p50_ms") is not None), key=lambda line: line["p50_ms"], default=lines[-1]
+    )
+    return Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"})

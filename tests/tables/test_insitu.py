@@ -19,6 +19,7 @@ from tasks.insitu.cover import covering_codes
 from tasks.insitu.drift import drifts
 from tasks.insitu.measure import _disturbed
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.insitu.overhead import layer_overhead_ms, without_overhead
 from tasks.jobs import ncnn_job, onnx_job
 from tasks.ncnn_files import NcnnModel
 from tasks.plan import plan
@@ -86,6 +87,30 @@ def test_a_slower_device_in_some_subnets_is_found_from_what_they_share() -> None
     assert len(drifts([])) == 0
 
 
+def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -> None:
+    rng = np.random.default_rng(0)
+    added_ms = 0.004
+    lines = []
+    for number in range(30):
+        layers = rng.integers(1, 9, size=int(rng.integers(5, 40))).tolist()
+        own_ms = rng.exponential(0.02, size=len(layers)) * layers
+        slower = rng.normal(1, 0.02) + 0.2 * (number % 6 == 0)
+        operators = [
+            (str(i), float(ms + added_ms * n), n) for i, (ms, n) in enumerate(zip(own_ms, layers, strict=True))
+        ]
+        lines.append({"state": "ok", "operators": operators, "p50_ms": float(own_ms.sum() * slower)})
+    lines.append({"state": "failed", "operators": [], "p50_ms": None})
+    found_ms = layer_overhead_ms(lines)
+    assert found_ms == pytest.approx(added_ms, rel=0.1)
+    without = without_overhead(lines[0]["operators"], added_ms)
+    assert sum(ms for _, ms in without) == pytest.approx(
+        sum(ms - added_ms * layers for _, ms, layers in lines[0]["operators"]), rel=1e-6
+    )
+    assert without_overhead([("a", 0.005, 3), ("b", 0.0, 0)], added_ms) == [("a", pytest.approx(0.0005)), ("b", 0.0)]
+    assert layer_overhead_ms([{**lines[1], "p50_ms": 1e3}]) == 0.0
+    assert layer_overhead_ms([]) == 0.0
+
+
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str) -> None:
@@ -98,12 +123,14 @@ def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str)
     assert measured.state == "ok", measured.reason
     assert measured.p50_ms is not None
     assert real.p50_ms is not None
-    times_ms = subnet.attribute(measured.layers)
+    times_ms, counts = zip(*subnet.attribute(measured.layers), strict=True)
     assert sum(times_ms) >= 0.8 * sum(layer.time_ms for layer in measured.layers)
     convolutions = [
         t for t, one in zip(times_ms, subnet.placed.operators, strict=True) if one.feature.operator == "Conv"
     ]
     assert all(time_ms > 0 for time_ms in convolutions)
+    assert [count > 0 for count in counts] == [time_ms > 0 for time_ms in times_ms]
+    assert 0.8 * len(measured.layers) <= sum(counts) <= len(measured.layers)
     assert 1 / FACTOR <= measured.p50_ms / real.p50_ms <= FACTOR
 
 
@@ -172,7 +199,7 @@ def test_subnets_in_which_the_device_was_slower_than_at_its_best_are_measured_ag
     times = {"a": 1.0, "b": 2.0, "c": 3.0}
 
     def line(key: str, factor: float, state: str = "ok") -> dict[str, object]:
-        operators = [(digest, factor * ms) for digest, ms in times.items()] if state == "ok" else []
+        operators = [(digest, factor * ms, 1) for digest, ms in times.items()] if state == "ok" else []
         return {"key": key, "state": state, "operators": operators}
 
     keys = ["first", "second", "third", "fourth"]
