@@ -27,7 +27,7 @@ from rich.table import Table
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.elastic import compiled
+from benchmarks.elastic import PRESETS, compiled
 from profiling_agents.client import AgentClient, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
@@ -49,12 +49,12 @@ def supernet(name: str, folder: Path) -> Path:
     """A SuperNet with random weights, and its operators beside it."""
     path = folder / "supernet"
     if not path.exists():
-        if name in timm.list_models():
+        if name in PRESETS:
+            net = compiled(name)
+        else:
             torch.manual_seed(0)
             model = timm.create_model(name).eval()
             net = tailor_ir.compile(model, torch.zeros(1, *model.pretrained_cfg["input_size"]))
-        else:
-            net = compiled(name)
         net.save(path)
         enumeration.run(path, folder, Terminal())
     return path

@@ -1,8 +1,9 @@
 """A few SubNets that together contain every operator: what in-situ measuring runs.
 
-An operator depends on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets
-are chosen one after the other: from an operator that is still missing, the other variables are set one at a time to
-the choice that brings most new operators, until no single change brings more.
+What an operator takes depends on what else the caches hold, so that each is wanted in several SubNets. An operator depends
+on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets are chosen one
+after the other: from an operator that is still missing, the other variables are set one at a time to the choice that brings
+most new operators, until no single change brings more.
 """
 
 from collections.abc import Set as AbstractSet
@@ -15,6 +16,8 @@ from tailor_ir import OperatorFeature, SuperNet
 
 Code = NDArray[np.int64]
 SWEEPS = 3
+MOST_TIMES = 10
+ENOUGH_SUBNETS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +35,43 @@ class _Place:
 
 
 def covering_codes(net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> Code:
-    """(n, V) codes of SubNets that together have all `wanted` operators of the SuperNet, most of them early."""
+    """(n, V) codes of different SubNets that have all `wanted` operators.
+
+    Where fewer than `ENOUGH_SUBNETS` do, they have each again and again, in up to `MOST_TIMES` SubNets.
+    """
     return _Cover(net, wanted, rng).codes()
 
 
 class _Cover:
     def __init__(self, net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> None:
-        self._rng = rng
+        self._rng, self._space = rng, net.space
         self._cardinalities = np.array([len(variable.choices) for variable in net.space.variables])
         terms = net.operator_terms()
         self._places = [_Place(term.variables, term.features.numbers) for term in terms]
         self._of_column = [[p for p in self._places if c in p.columns] for c in range(len(self._cardinalities))]
         operators = terms[0].features.operators
-        self._missing = np.zeros(len(operators) + 1, bool)  # the last: "skipped", number -1
-        self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = True
+        self._missing = np.zeros(len(operators) + 1, np.int64)  # the last: "skipped", number -1
+        self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = 1
+        self._wanted = self._missing.copy()
 
     def codes(self) -> Code:
-        """One SubNet after the other, each with at least one operator that those before lack."""
-        codes = []
-        for place in self._places:
-            for at in np.argwhere(self._missing[place.numbers]):
-                if self._missing[place.numbers[tuple(at)]]:
-                    codes.append(self._around(place, at))
-                    self._missing[self._numbers(codes[-1])] = False
-        return np.array(codes, np.int64).reshape(-1, len(self._cardinalities))
+        """One SubNet after the other, each with at least one operator that those before lack, or have too rarely."""
+        codes: dict[bytes, Code] = {}
+        seen = np.zeros_like(self._wanted)
+        for times in range(1, MOST_TIMES + 1):
+            if len(codes) >= ENOUGH_SUBNETS:
+                break
+            self._missing = self._wanted * (seen < times)
+            for place in self._places:
+                for at in np.argwhere(self._missing[place.numbers] > 0):
+                    number = place.numbers[tuple(at)]
+                    if self._missing[number]:
+                        code = self._space.canonical_codes(self._around(place, at)[None])[0]
+                        found = np.unique(self._numbers(code))
+                        seen[found] += code.tobytes() not in codes
+                        codes[code.tobytes()] = code
+                        self._missing[[*found, number]] = 0
+        return np.array(list(codes.values()), np.int64).reshape(-1, len(self._cardinalities))
 
     def _around(self, seed: _Place, at: NDArray[np.int64]) -> Code:
         """A SubNet with the operator at these choices and as many other missing ones as single changes find."""
@@ -65,7 +81,7 @@ class _Cover:
         for _ in range(SWEEPS):
             before = code.copy()
             for column in self._rng.permutation(free):
-                gains = sum(self._missing[p.along(code, column)].astype(np.int64) for p in self._of_column[column])
+                gains = sum(self._missing[p.along(code, column)] for p in self._of_column[column])
                 ties = np.flatnonzero(gains == np.max(gains))
                 if gains[code[column]] != np.max(gains):
                     code[column] = self._rng.choice(ties)

@@ -3,14 +3,12 @@
 Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import tailor_ir
 from profiling_agents.client import ModelJob
@@ -27,7 +25,6 @@ from tasks.insitu.overhead import layer_overhead_ms, without_overhead
 from tasks.lut import Entry, feature_text, now
 from tasks.ncnn_files import NcnnModel
 from tasks.progress import Progress
-from tasks.rounds import MOST_ROUNDS, SLOW, at_best
 
 Config = Mapping[str, Any]
 SUBNETS_AT_ONCE = 8
@@ -85,45 +82,22 @@ def measure_subnets(
     file: Path,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and each operator's digest, time and layers.
-
-    SubNets in which the device was slower than at its best are measured again, up to `MOST_ROUNDS` times in all; the calmest of
-    their lines counts.
-    """
+    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and each operator's digest, time and layers."""
     by_key = {net.space.digest(config): config for config in configs}
-    known = [line for line in read_lines(file) if line["key"] in by_key]
+    known = {line["key"]: line for line in read_lines(file) if line["key"] in by_key}
     capabilities = meter.capabilities()
     maker = _Maker(net, "ncnn" in capabilities.formats, limits)
-    for number in range(MOST_ROUNDS):
-        todo = _disturbed(by_key.keys(), known, number)
-        with progress.bar("profile in situ again" if number else "profile in situ", len(todo)) as bar:
-            for subnets, failures in ahead(
-                pieces([(key, by_key[key]) for key in todo], SUBNETS_AT_ONCE), maker.make, capabilities
-            ):
-                by_job = {subnet.job.key: subnet for subnet in subnets}
-                jobs: list[ModelJob] = [subnet.job for subnet in subnets]
-                for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
-                    line = _line(measurement, by_key[measurement.key], by_job.get(measurement.key))
-                    append_line(file, line)
-                    known.append(line)
-                    bar.advance()
-    calmest = {known[at]["key"]: known[at] for at in np.argsort(-_drifts(known), kind="stable")}
-    return [calmest[key] for key in by_key]
-
-
-def _disturbed(keys: Iterable[str], lines: Sequence[dict[str, Any]], rounds: int) -> list[str]:
-    """Those measured in no more than so many rounds, in none of which the device was about at its best."""
-    factors = _drifts(lines)
-    slow = SLOW * at_best(factors)
-    calm = {
-        line["key"] for line, factor in zip(lines, factors, strict=True) if line["state"] == "failed" or factor <= slow
-    }
-    counts = Counter(line["key"] for line in lines)
-    return [key for key in keys if key not in calm and counts[key] <= rounds]
-
-
-def _drifts(lines: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
-    return drifts([without_overhead(line["operators"], 0.0) for line in lines])
+    todo = [(key, config) for key, config in by_key.items() if key not in known]
+    with progress.bar("profile in situ", len(by_key), len(known)) as bar:
+        for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, capabilities):
+            by_job = {subnet.job.key: subnet for subnet in subnets}
+            jobs: list[ModelJob] = [subnet.job for subnet in subnets]
+            for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
+                line = _line(measurement, by_key[measurement.key], by_job.get(measurement.key))
+                append_line(file, line)
+                known[measurement.key] = line
+                bar.advance()
+    return [known[key] for key in by_key]
 
 
 def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:

@@ -20,12 +20,14 @@ from tasks.artifacts import append_line, read_lines
 from tasks.convert import ConversionError, Limits, convert
 from tasks.jobs import ncnn_job, onnx_job
 from tasks.progress import Progress
-from tasks.rounds import MOST_ROUNDS, SLOW, at_best
 
 Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
 Line = Mapping[str, Any]
 ATTEMPTS = 2  # while a measurement is noisy
+MOST_ROUNDS = 3  # while the device is not calm
+SLOW = 1.03  # of the reference's best latency
+BEST_QUANTILE = 0.2
 AGREEING = 1.02  # of the faster of two times
 AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
@@ -168,7 +170,8 @@ class SubNetMeter:
 
 def _best_ms(lines: Iterable[Line]) -> float:
     """What the reference takes while nothing else disturbs the device; NaN where it could never be measured."""
-    return at_best(float(ms) for line in lines if (ms := line.get("reference_ms")) is not None)
+    found = [float(ms) for line in lines if (ms := line.get("reference_ms")) is not None]
+    return float(np.quantile(found, BEST_QUANTILE)) if found else math.nan
 
 
 def _settled(lines: Sequence[Line], best_ms: float, rounds: int) -> bool:

@@ -16,9 +16,8 @@ from tasks.artifacts import read_lines
 from tasks.convert import Limits
 from tasks.jobs import onnx_job
 from tasks.predict import measure
-from tasks.predict.measure import SubNetMeter, onnx_of, validation_configs
+from tasks.predict.measure import MOST_ROUNDS, SubNetMeter, onnx_of, validation_configs
 from tasks.progress import Silent
-from tasks.rounds import MOST_ROUNDS
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
 
