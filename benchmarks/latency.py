@@ -5,11 +5,11 @@
 
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
-and the first `--fit` random ones, and all others are held out. A latency is the smallest p50 of `--rounds` measurements
-that lie minutes apart, or of up to twice as many, until the two smallest agree within 2 %. The store of tables is shared by
-the networks of a device, in the order given; "known" counts operators that an earlier network has brought. Noise: the
-largest SubNet's p50, measured again after everything else, over its first. DIR keeps what was measured; a second run goes
-on from there.
+and the first `--fit` random ones, and all others are held out. A latency is the second smallest p50 of `--rounds`
+measurements that lie minutes apart, or of up to twice as many, until the two smallest agree within 2 %. The store of tables
+is shared by the networks of a device, in the order given; "known" counts operators that an earlier network has brought.
+Noise: the largest SubNet's p50, measured again after everything else, over its first. DIR keeps what was measured; a second
+run goes on from there.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """A few SubNets that together contain every operator: what in-situ measuring runs.
 
-What an operator takes depends on what else the caches hold, so that each is wanted in several SubNets. An operator depends
-on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets are chosen one
-after the other: from an operator that is still missing, the other variables are set one at a time to the choice that brings
-most new operators, until no single change brings more.
+An operator depends on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets
+are chosen one after the other: from an operator that is still missing, the other variables are set one at a time to
+the choice that brings most new operators, until no single change brings more. What an operator takes depends on what else
+the caches hold, and such SubNets are not typical; so where they are few, random ones that have the rarest operators follow.
 """
 
 from collections.abc import Set as AbstractSet
@@ -16,8 +16,7 @@ from tailor_ir import OperatorFeature, SuperNet
 
 Code = NDArray[np.int64]
 SWEEPS = 3
-MOST_TIMES = 10
-ENOUGH_SUBNETS = 300
+ENOUGH_SUBNETS, ENOUGH_TIMES = 400, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class _Place:
 def covering_codes(net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> Code:
     """(n, V) codes of different SubNets that have all `wanted` operators.
 
-    Where fewer than `ENOUGH_SUBNETS` do, they have each again and again, in up to `MOST_TIMES` SubNets.
+    Where fewer than `ENOUGH_SUBNETS` do, random SubNets follow, until each operator is in `ENOUGH_TIMES` of them.
     """
     return _Cover(net, wanted, rng).codes()
 
@@ -52,26 +51,41 @@ class _Cover:
         operators = terms[0].features.operators
         self._missing = np.zeros(len(operators) + 1, np.int64)  # the last: "skipped", number -1
         self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = 1
-        self._wanted = self._missing.copy()
 
     def codes(self) -> Code:
-        """One SubNet after the other, each with at least one operator that those before lack, or have too rarely."""
+        """One SubNet after the other, the greedy ones first."""
         codes: dict[bytes, Code] = {}
-        seen = np.zeros_like(self._wanted)
-        for times in range(1, MOST_TIMES + 1):
-            if len(codes) >= ENOUGH_SUBNETS:
+        wanted = self._missing.copy()
+        seen = np.where(wanted, 0, ENOUGH_TIMES)
+        for place in self._places:
+            for at in np.argwhere(self._missing[place.numbers] > 0):
+                number = place.numbers[tuple(at)]
+                if self._missing[number]:
+                    code = self._space.canonical_codes(self._around(place, at)[None])[0]
+                    found = self._numbers(code)
+                    self._missing[[*found, number]] = 0
+                    seen[np.unique(found)] += 1
+                    codes[code.tobytes()] = code
+        stands = self._where(wanted)
+        for _ in range(ENOUGH_SUBNETS):
+            if len(codes) >= ENOUGH_SUBNETS or seen.min() >= ENOUGH_TIMES:
                 break
-            self._missing = self._wanted * (seen < times)
-            for place in self._places:
-                for at in np.argwhere(self._missing[place.numbers] > 0):
-                    number = place.numbers[tuple(at)]
-                    if self._missing[number]:
-                        code = self._space.canonical_codes(self._around(place, at)[None])[0]
-                        found = np.unique(self._numbers(code))
-                        seen[found] += code.tobytes() not in codes
-                        codes[code.tobytes()] = code
-                        self._missing[[*found, number]] = 0
+            place, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
+            code = self._rng.integers(self._cardinalities)
+            code[list(place.columns)] = at[int(self._rng.integers(len(at)))]
+            code = self._space.canonical_codes(code[None])[0]
+            seen[np.unique(self._numbers(code))] += 1
+            codes.setdefault(code.tobytes(), code)
         return np.array(list(codes.values()), np.int64).reshape(-1, len(self._cardinalities))
+
+    def _where(self, wanted: NDArray[np.int64]) -> dict[int, tuple[_Place, NDArray[np.int64]]]:
+        """For each wanted operator the choices (n, columns) with which it stands in one of its places."""
+        found: dict[int, tuple[_Place, NDArray[np.int64]]] = {}
+        for place in self._rng.permutation(np.array(self._places, object)):
+            for number in np.unique(place.numbers):
+                if number >= 0 and wanted[number] and number not in found:
+                    found[int(number)] = place, np.argwhere(place.numbers == number)
+        return found
 
     def _around(self, seed: _Place, at: NDArray[np.int64]) -> Code:
         """A SubNet with the operator at these choices and as many other missing ones as single changes find."""

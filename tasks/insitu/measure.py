@@ -19,7 +19,6 @@ from tasks.artifacts import append_line, read_lines
 from tasks.convert import ConversionError, Limits, convert_operators
 from tasks.fleet import Meter
 from tasks.insitu.cover import covering_codes
-from tasks.insitu.drift import drifts
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.insitu.overhead import layer_overhead_ms, without_overhead
 from tasks.lut import Entry, feature_text, now
@@ -27,13 +26,14 @@ from tasks.ncnn_files import NcnnModel
 from tasks.progress import Progress
 
 Config = Mapping[str, Any]
+USUAL = 0.25  # quantile of an operator's times
 SUBNETS_AT_ONCE = 8
 """SubNets that are made while the device measures as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One time of an operator [ms] in one SubNet, without drift and overhead; noisy if that SubNet's timing was."""
+    """One time of an operator [ms] in one SubNet, without overhead; noisy if that SubNet's timing was."""
 
     time_ms: float
     noisy: bool
@@ -49,8 +49,9 @@ def entries(
     file: Path,
     progress: Progress,
 ) -> Iterator[Entry]:
-    """An entry for each operator (by digest): the median of its times in the SubNets that have it.
+    """An entry for each operator (by digest): the lower quartile of its times in the SubNets that have it.
 
+    What disturbs a device only makes it slower, and most operators are in many SubNets, at different times.
     State "fused" where the device runs no layer for it: its time is in its neighbours'. State "failed" where no SubNet
     that has it could be measured. AgentError when the device is gone; call again with the same file.
     """
@@ -60,11 +61,10 @@ def entries(
     seen: dict[str, list[Seen]] = {digest: [] for digest in todo}
     reasons: dict[str, str] = {}
     overhead_ms = layer_overhead_ms(lines)
-    subnets = [without_overhead(line["operators"], overhead_ms) for line in lines]
-    for line, times, drift in zip(lines, subnets, drifts(subnets), strict=True):
-        for digest, time_ms in times:
+    for line in lines:
+        for digest, time_ms in without_overhead(line["operators"], overhead_ms):
             if digest in seen:
-                seen[digest].append(Seen(time_ms / float(drift), line["noisy"]))
+                seen[digest].append(Seen(time_ms, line["noisy"]))
         if line["state"] == "failed":
             config = net.space.decode(net.space.row(line["config"]))
             reasons |= {feature.digest: line["reason"] for feature in net.operators(config)}
@@ -156,7 +156,7 @@ def _entry(feature: OperatorFeature, seen: Sequence[Seen], cache: Cache, setting
     }
     if not times_ms:
         return Entry(**common, state="failed", reason=reason, noisy=False)
-    p10_ms, p50_ms, p90_ms = (float(time_ms) for time_ms in np.quantile(times_ms, (0.1, 0.5, 0.9)))
+    p10_ms, p50_ms, p90_ms = (float(time_ms) for time_ms in np.quantile(times_ms, (0.1, USUAL, 0.9)))
     if p50_ms == 0.0:
         return Entry(**common, state="fused", noisy=False)
     spread = (p90_ms - p10_ms) / p50_ms

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.insitu.drift import Times
-
+Times = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
 Operators = Sequence[tuple[str, float, int]]  # digest of an operator, time in a SubNet [ms], layers that ran for it
 KEPT = 0.1  # share of its time that an operator keeps in any case
 

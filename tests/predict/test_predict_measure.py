@@ -1,4 +1,4 @@
-"""SubNets measured beside a reference: the calmest of several rounds counts, and the rest of the drift is taken off."""
+"""SubNets measured beside a reference, in several rounds while the device is not calm."""
 
 from collections import Counter
 from pathlib import Path
@@ -28,10 +28,12 @@ def line(p50_ms: float | None, reference_ms: float | None, state: str = "ok") ->
     return {"key": "a", "state": state, "reason": reason, "reference_ms": reference_ms, **times}
 
 
-def test_of_several_times_the_fastest_counts() -> None:
-    found = measure._fastest([line(12.0, 120.0), line(10.4, 104.0), line(None, 100.0, "failed"), line(14.0, 130.0)])
+def test_of_several_times_the_second_fastest_counts() -> None:
+    lines = [line(12.0, 120.0), line(10.4, 104.0), line(None, 100.0, "failed")]
+    assert measure._confirmed(lines).p50_ms == 10.4
+    found = measure._confirmed([*lines, line(10.0, 130.0)])
     assert (found.p50_ms, found.p90_ms) == (10.4, 20.8)
-    assert measure._fastest([line(None, 100.0, "failed")]).reason == "crashed"
+    assert measure._confirmed([line(None, 100.0, "failed")]).reason == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -108,4 +110,5 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
     reference_ms = {one["reference_ms"] for one in lines}
     assert len(reference_ms) >= rounds * 2  # twelve SubNets, eight at a time
     for one in found:
-        assert one.p50_ms == min(x["p50_ms"] for x in lines if x["key"] == one.key)
+        times_ms = sorted(x["p50_ms"] for x in lines if x["key"] == one.key)
+        assert one.p50_ms == times_ms[1 if len(times_ms) > 2 else 0]
