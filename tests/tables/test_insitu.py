@@ -82,20 +82,21 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
     for number in range(30):
         layers = rng.integers(1, 9, size=int(rng.integers(5, 40))).tolist()
         own_ms = rng.exponential(0.02, size=len(layers)) * layers
-        slower = rng.normal(1, 0.02) + 0.2 * (number % 6 == 0)
+        slower = rng.normal(1, 0.02) + 0.2 * (number % 6 == 0)  # also than the sum of its layers
         operators = [
             (str(i), float(ms + added_ms * n), n) for i, (ms, n) in enumerate(zip(own_ms, layers, strict=True))
         ]
         lines.append({"state": "ok", "operators": operators, "p50_ms": float(own_ms.sum() * slower)})
     lines.append({"state": "failed", "operators": [], "p50_ms": None})
     found_ms = layer_overhead_ms(lines)
-    assert found_ms == pytest.approx(added_ms, rel=0.1)
+    assert found_ms == pytest.approx(added_ms, rel=0.2)
     without = without_overhead(lines[0]["operators"], added_ms)
     assert sum(ms for _, ms in without) == pytest.approx(
         sum(ms - added_ms * layers for _, ms, layers in lines[0]["operators"]), rel=1e-6
     )
     assert without_overhead([("a", 0.005, 3), ("b", 0.0, 0)], added_ms) == [("a", pytest.approx(0.0005)), ("b", 0.0)]
-    assert layer_overhead_ms([{**lines[1], "p50_ms": 1e3}]) == 0.0
+    assert layer_overhead_ms(lines[:4]) == 0.0
+    assert layer_overhead_ms([lines[1]] * 9) == 0.0
     assert layer_overhead_ms([]) == 0.0
 
 
