@@ -117,6 +117,12 @@ class AccuracyPredictor:
         accuracy = self._sum(self._accuracy, codes) + self.table.largest.accuracy
         return accuracy - self._tie_weight * self._sum(self._loss, codes)
 
+    @property
+    def per_choice(self) -> Values:
+        """What each choice of each variable adds to the largest SubNet's score (V, choices)."""
+        found: Values = self._accuracy - self._tie_weight * self._loss
+        return found
+
     def standard_error(self, codes: Codes) -> Values:
         """Standard error (n,) of the prediction that comes from the sample size alone.
 

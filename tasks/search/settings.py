@@ -1,6 +1,6 @@
 """Settings of the search stage."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,10 +8,16 @@ Budget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
-    """Genetic search as in OFA (ICLR 2020, §3.4 and its released evolution finder), started from a beam."""
+    """How the best SubNet within a budget is found.
+
+    exact: over the complete space, within `tolerance` of the budget (`tasks.search.exact`). genetic: as in OFA (ICLR 2020,
+    §3.4 and its released evolution finder), started from a beam; the settings from `population` on are its own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    method: Literal["genetic", "exact"] = "genetic"
+    tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
     budgets_ms: tuple[Budget, ...] | None = Field(
         None,
         min_length=1,

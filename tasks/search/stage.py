@@ -9,47 +9,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailor_ir
+from tailor_ir import Space
 from tasks.artifacts import write_json
 from tasks.errors import UserError
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
 from tasks.progress import Progress
 from tasks.search.baseline import uniform_codes
-from tasks.search.descent import beam_descent, fastest
 from tasks.search.front import hypervolume, pareto_mask
-from tasks.search.genetic import Winner, search
+from tasks.search.genetic import Winner
+from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.problem import AccuracyModel, Codes, LatencyModel, Problem, Scores
 from tasks.search.settings import Settings
+from tasks.search.terms import chain_of
 
 FRONT_FILE = "front.json"
 
 
 def find_winners(
-    problem: Problem, settings: Settings, rng: np.random.Generator, progress: Progress, *, device: str
-) -> tuple[list[float], list[Winner], Codes]:
-    """Budgets [ms] ascending, their winners, and the code (V,) of the fastest SubNet.
+    problem: Problem, method: Method, settings: Settings, progress: Progress, *, device: str
+) -> tuple[list[float], list[Winner]]:
+    """Budgets [ms] ascending, and their winners.
 
     UserError when a budget is below the fastest SubNet, before anything is searched.
     """
-    quickest = fastest(problem, rng)
     if settings.budgets_ms is not None:
-        _refuse_infeasible(settings.budgets_ms, problem.evaluate(quickest[None]).latency_ms[0], device)
-    starts = beam_descent(problem, settings.beam_width).codes
-    if settings.budgets_ms is not None:
+        _refuse_infeasible(settings.budgets_ms, problem.evaluate(method.quickest[None]).latency_ms[0], device)
         budgets_ms = sorted(set(settings.budgets_ms))
     else:
         largest = problem.space.canonical_codes(problem.largest[None])[0]
-        ceiling_ms = problem.evaluate(np.stack([quickest, largest])).latency_ms.max()
-        best = search(problem, ceiling_ms, starts, quickest, settings, rng).code
-        starts = np.concatenate([starts, best[None]])
-        fastest_ms, best_ms, largest_ms = problem.evaluate(np.stack([quickest, best, largest])).latency_ms
+        ends = np.stack([method.quickest, method.best(), largest])
+        fastest_ms, best_ms, largest_ms = problem.evaluate(ends).latency_ms
         budgets_ms = _ladder(fastest_ms, best_ms, largest_ms, settings.budget_count)
     winners: list[Winner] = []
     with progress.bar(f"search {device}", len(budgets_ms)) as bar:
         for budget_ms in budgets_ms:
-            winners.append(search(problem, budget_ms, starts, quickest, settings, rng))
-            starts = np.concatenate([starts, winners[-1].code[None]])
+            winners.append(method.winner(budget_ms))
             bar.note(f"{budget_ms:g} ms, {winners[-1].stopped}")
             bar.advance()
-    return budgets_ms, winners, quickest
+    return budgets_ms, winners
+
+
+def _method(problem: Problem, space: Space, settings: Settings) -> Method:
+    latency, accuracy = problem.latency, problem.accuracy
+    if settings.method == "genetic":
+        return Genetic(problem, settings, np.random.default_rng(settings.seed))
+    if isinstance(latency, LatencyPredictor) and isinstance(accuracy, AccuracyPredictor):
+        return Exact(problem, chain_of(space, accuracy, latency), settings.tolerance)
+    raise UserError(
+        "search.method=exact",
+        f"{type(latency).__name__} and {type(accuracy).__name__} are no sums over few variables each",
+        next_step="use search.method=genetic",
+    )
 
 
 def _refuse_infeasible(budgets_ms: Sequence[float], fastest_ms: float, device: str) -> None:
@@ -87,19 +98,21 @@ def run(
     *,
     device: str,
 ) -> dict[str, Any]:
-    """Search all budgets of one device; writes `front.json` into `out` and returns its content."""
+    """Search all budgets of one device; writes `front.json` into `out` and returns its content.
+
+    UserError when a budget cannot be kept, or predictors that are no sums are to be searched exactly.
+    """
     net = tailor_ir.load(supernet)
     problem = Problem(net.space, latency, accuracy)
-    budgets_ms, winners, quickest = find_winners(
-        problem, settings, np.random.default_rng(settings.seed), progress, device=device
-    )
+    method = _method(problem, net.space, settings)
+    budgets_ms, winners = find_winners(problem, method, settings, progress, device=device)
     codes = np.stack([winner.code for winner in winners])
     scores = problem.evaluate(codes)
     rows = [
         {"budget_ms": budget_ms, **row, "generations": winner.generations, "stopped": winner.stopped}
         for budget_ms, winner, row in zip(budgets_ms, winners, _describe(net, codes, scores), strict=True)
     ]
-    ends = np.stack([quickest, problem.space.canonical_codes(problem.largest[None])[0]])
+    ends = np.stack([method.quickest, problem.space.canonical_codes(problem.largest[None])[0]])
     fastest_row, largest_row = _describe(net, ends, problem.evaluate(ends))
     result = {
         "device": device,

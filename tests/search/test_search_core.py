@@ -12,6 +12,7 @@ from tasks.progress import Silent
 from tasks.search.baseline import uniform_codes
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.genetic import repair, search
+from tasks.search.methods import Genetic
 from tasks.search.problem import Codes, Problem, Scores, neighbours
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners
@@ -126,7 +127,8 @@ def test_equal_seeds_give_equal_winners_and_more_budget_is_never_worse() -> None
     runs = []
     for _ in range(2):
         problem, _ = _problem(11, stages=3)
-        budgets_ms, winners, _ = find_winners(problem, QUICK, np.random.default_rng(5), Silent(), device="d")
+        method = Genetic(problem, QUICK, np.random.default_rng(5))
+        budgets_ms, winners = find_winners(problem, method, QUICK, Silent(), device="d")
         runs.append((budgets_ms, [w.code.tolist() for w in winners]))
         scores = problem.evaluate(np.stack([w.code for w in winners]))
         assert (scores.latency_ms <= budgets_ms).all()
@@ -152,7 +154,7 @@ def test_budget_below_the_fastest_subnet_is_refused_before_searching_with_the_fa
     asked = QUICK.model_copy(update={"budgets_ms": (quickest_ms * 0.9, quickest_ms * 3)})
     line = rf"search\.budgets_ms: .*fastest SubNet, predicted {quickest_ms:.4g} ms on 'pi'"
     with pytest.raises(UserError, match=line):
-        find_winners(problem, asked, rng, Silent(), device="pi")
+        find_winners(problem, Genetic(problem, asked, rng), asked, Silent(), device="pi")
 
 
 @pytest.mark.parametrize(
@@ -166,17 +168,18 @@ def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
 
 def test_automatic_budgets_end_at_the_best_subnet_and_at_the_largest_where_small_ones_are_best() -> None:
     problem, rng = _problem(6)
-    budgets_ms, _, quickest = find_winners(problem, QUICK, rng, Silent(), device="d")
+    method = Genetic(problem, QUICK, rng)
+    budgets_ms, _ = find_winners(problem, method, QUICK, Silent(), device="d")
     codes, scores = _all(problem)
     largest_ms = scores.latency_ms[(codes == problem.largest).all(axis=1)][0]
     within = scores.latency_ms <= largest_ms
     best_ms = scores.latency_ms[within][np.argmax(scores.score[within])]
-    assert budgets_ms[0] == pytest.approx(problem.evaluate(quickest[None]).latency_ms[0], rel=2e-3)
+    assert budgets_ms[0] == pytest.approx(problem.evaluate(method.quickest[None]).latency_ms[0], rel=2e-3)
     assert budgets_ms[-1] == pytest.approx(best_ms, rel=2e-3)
     assert isinstance(problem.accuracy, Accuracy)
     problem.accuracy.values = [-value for value in problem.accuracy.values]
     upside_down = Problem(problem.space, problem.latency, problem.accuracy)
-    budgets_ms, _, _ = find_winners(upside_down, QUICK, rng, Silent(), device="d")
+    budgets_ms, _ = find_winners(upside_down, Genetic(upside_down, QUICK, rng), QUICK, Silent(), device="d")
     assert len(budgets_ms) == QUICK.budget_count
     assert budgets_ms[-1] == pytest.approx(largest_ms, rel=2e-3)
 

@@ -1,4 +1,4 @@
-"""The search stage on a real SuperNet, with a latency predictor that is no sum."""
+"""The search stage on a real SuperNet, with latency predictors that are sums, and one that is none."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ from tasks.artifacts import read_json
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.predict.correction import Correction
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.sums import Sums
 from tasks.progress import Silent
 from tasks.search import FRONT_FILE, Settings, run
 
@@ -53,7 +56,7 @@ def test_front_of_a_real_supernet_is_feasible_rising_and_reproducible(
     supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
 ) -> None:
     net = tailor_ir.load(supernet)
-    settings = Settings(population=20, generations=30, plateau=8)
+    settings = Settings(method="genetic", population=20, generations=30, plateau=8)
     found = run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi")
     assert read_json(tmp_path / FRONT_FILE) == found
     assert len(found["winners"]) >= 10
@@ -71,22 +74,43 @@ def test_front_of_a_real_supernet_is_feasible_rising_and_reproducible(
     assert run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi") == found
 
 
+def macs_ms(net: Any) -> LatencyPredictor:
+    """A millisecond for each million MACs."""
+    sums = Sums.compile(net, {feature: feature.macs / 1e6 for feature in net.unique_operators()})
+    return LatencyPredictor(sums, Correction(offset_ms=0.25), Sums(net.space.cardinalities.tolist(), ()))
+
+
+@pytest.mark.parametrize("method", ["exact", "genetic"])
 def test_winners_are_the_optima_of_a_space_small_enough_to_list(
-    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+    method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
 ) -> None:
     net = tailor_ir.load(supernet)
-    latency = MacsLatency(net)
+    latency: Any = macs_ms(net) if method == "exact" else MacsLatency(net)
     every = np.stack(np.meshgrid(*map(np.arange, net.space.cardinalities), indexing="ij"), -1)
     codes = np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
-    found = run(supernet, latency, accuracy, Settings(), tmp_path, Silent(), device="pi")
+    settings = Settings.model_validate({"method": method, "tolerance": 0})
+    found = run(supernet, latency, accuracy, settings, tmp_path, Silent(), device="pi")
     for row in found["winners"]:
         assert row["predicted_score"] == pytest.approx(score[latency_ms <= row["budget_ms"]].max(), abs=1e-12)
+        assert row["predicted_ms"] <= row["budget_ms"]
+        assert method == "genetic" or row["stopped"] == "optimal"
     assert found["fastest"]["predicted_ms"] == pytest.approx(latency_ms.min())
+    assert found["winners"][-1]["predicted_score"] == pytest.approx(score.max(), abs=1e-12)
+
+
+def test_predictors_that_are_no_sums_are_refused_by_the_exact_search(
+    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+) -> None:
+    latency = MacsLatency(tailor_ir.load(supernet))
+    with pytest.raises(
+        UserError, match=r"search\.method=exact: MacsLatency and AccuracyPredictor are no sums.*genetic"
+    ):
+        run(supernet, latency, accuracy, Settings(method="exact"), tmp_path, Silent(), device="pi")
 
 
 def test_infeasible_budget_writes_nothing(supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path) -> None:
-    latency = MacsLatency(tailor_ir.load(supernet))
+    latency = macs_ms(tailor_ir.load(supernet))
     with pytest.raises(UserError, match=r"search\.budgets_ms: 0\.001 ms is below the fastest SubNet, predicted"):
-        run(supernet, latency, accuracy, Settings(budgets_ms=(0.001,)), tmp_path, Silent(), device="pi")
+        run(supernet, latency, accuracy, Settings(method="exact", budgets_ms=(0.001,)), tmp_path, Silent(), device="pi")
     assert not list(tmp_path.iterdir())

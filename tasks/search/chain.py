@@ -1,0 +1,185 @@
+"""A sum of terms with few variables each, taken apart into steps that decide one variable after the other.
+
+After each step only the *frontier* matters: the decided variables that an undecided one shares a term with. Along a network
+that is a handful: the resolution, the widths and the depth of the stage at hand. Source: variable elimination (R. Dechter,
+*Bucket elimination*, Artificial Intelligence 113, 1999), on a path.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.errors import UserError
+
+Values = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Table = tuple[tuple[int, ...], Values]  # columns of choice indices, and numbers with one axis for each
+LARGEST_TABLE = 4_000_000
+HUBS = 4  # variables of most terms that an order may begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Decides `variable`. Tables are flat, over `before` and the variable ("around"), columns ascending.
+
+    `gain` (A,) and `costs` (K, A): of the terms that are complete now. `around` (B, choices): positions of each state of the
+    frontier before with each choice; `after` (A,): states of the frontier after. `axis`: the variable's among those around.
+    """
+
+    variable: int
+    shape: tuple[int, ...]
+    axis: int
+    gain: Values
+    costs: Values
+    around: Indices
+    after: Indices
+
+
+class Chain:
+    """Steps for a gain and K costs, each a sum of tables over choice indices of V variables."""
+
+    def __init__(self, cardinalities: Sequence[int], gain: Sequence[Table], costs: Sequence[Sequence[Table]]) -> None:
+        """UserError when the variables hang together so much that no order has small tables."""
+        self.cardinalities = tuple(map(int, cardinalities))
+        self.constraints = len(costs)
+        scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}
+        self.order = _best_order(self.cardinalities, scopes)
+        self.steps = self._steps([gain, *costs])
+
+    def _steps(self, sums: Sequence[Sequence[Table]]) -> tuple[Step, ...]:
+        position = {variable: number for number, variable in enumerate(self.order)}
+        completed: list[list[tuple[int, Table]]] = [[] for _ in self.order]
+        last = dict.fromkeys(self.order, -1)
+        for row, tables in enumerate(sums):
+            for columns, values in tables:
+                at = max((position[column] for column in columns), default=0)
+                completed[at].append((row, (columns, values)))
+                for column in columns:
+                    last[column] = max(last[column], at)
+        steps: list[Step] = []
+        before: tuple[int, ...] = ()
+        for number, variable in enumerate(self.order):
+            scope = tuple(sorted((*before, variable)))
+            shape = tuple(self.cardinalities[column] for column in scope)
+            numbers = np.zeros((len(sums), *shape))
+            for row, (columns, values) in completed[number]:
+                numbers[row] += over(columns, values, scope)
+            left = tuple(column for column in scope if last[column] > number)
+            grid = np.indices(shape).reshape(len(scope), -1)
+            axis = scope.index(variable)
+            steps.append(
+                Step(
+                    variable,
+                    shape,
+                    axis,
+                    numbers[0].ravel(),
+                    numbers[1:].reshape(len(sums) - 1, -1),
+                    np.moveaxis(np.arange(prod(shape)).reshape(shape), axis, -1).reshape(-1, shape[axis]),
+                    self._flat(left, {column: grid[i] for i, column in enumerate(scope)}, grid.shape[1]),
+                )
+            )
+            before = left
+        assert before == ()
+        return tuple(steps)
+
+    def _flat(self, columns: tuple[int, ...], at: dict[int, Indices], count: int) -> Indices:
+        flat = np.zeros(count, np.int64)
+        for column in columns:
+            flat = flat * self.cardinalities[column] + at[column]
+        return flat
+
+    def rest(self, prices: Values, weight: float = 1.0) -> list[Values]:
+        """The most that the steps from each one on can add, per state before the step: `weight` gain - `prices` (K,) costs.
+
+        One array more than there are steps; the last is (1,), zero.
+        """
+        return self._backward([weight * step.gain - prices @ step.costs for step in self.steps])
+
+    @cached_property
+    def least(self) -> tuple[list[Values], ...]:
+        """For each cost the least that the steps from each one on must add, per state."""
+        found = []
+        for k in range(self.constraints):
+            backward = self._backward([-step.costs[k] for step in self.steps])
+            found.append([-values for values in backward])
+        return tuple(found)
+
+    def _backward(self, tables: Sequence[Values]) -> list[Values]:
+        rest = [np.zeros(1)]
+        for step, values in zip(reversed(self.steps), reversed(tables), strict=True):
+            around = (values + rest[-1][step.after]).reshape(step.shape)
+            rest.append(around.max(axis=step.axis).ravel())
+        return rest[::-1]
+
+    def best(self, prices: Values, weight: float = 1.0) -> tuple[Indices, float, Values]:
+        """The code (V,) with the largest `weight` gain - `prices` (K,) costs; its gain and costs (K,)."""
+        rest = self.rest(prices, weight)
+        code = np.zeros(len(self.cardinalities), np.int64)
+        at, gain, costs = 0, 0.0, np.zeros(self.constraints)
+        for step, following in zip(self.steps, rest[1:], strict=True):
+            around = step.around[at]
+            values = weight * step.gain[around] - prices @ step.costs[:, around] + following[step.after[around]]
+            choice = int(np.argmax(values))
+            code[step.variable] = choice
+            gain += float(step.gain[around[choice]])
+            costs = costs + step.costs[:, around[choice]]
+            at = int(step.after[around[choice]])
+        return code, gain, costs
+
+
+def over(columns: tuple[int, ...], values: Values, scope: tuple[int, ...]) -> Values:
+    """An array over `columns` as one that broadcasts over `scope` (ascending)."""
+    order = sorted(range(len(columns)), key=columns.__getitem__)
+    ascending = iter(np.asarray(values).transpose(order).shape)
+    shape = [next(ascending) if column in columns else 1 for column in scope]
+    return np.asarray(values).transpose(order).reshape(shape)
+
+
+def _best_order(cardinalities: Sequence[int], scopes: Iterable[frozenset[int]]) -> tuple[int, ...]:
+    """An order with small tables: greedy, after none or a few of the variables that most others depend on."""
+    neighbours: dict[int, set[int]] = {variable: set() for variable in range(len(cardinalities))}
+    for scope in scopes:
+        for variable in scope:
+            neighbours[variable] |= scope - {variable}
+    hubs = sorted(neighbours, key=lambda variable: -len(neighbours[variable]))
+    found = [_greedy(cardinalities, neighbours, hubs[:count]) for count in range(min(HUBS, len(hubs)) + 1)]
+    cost, order = min(found)
+    if cost > LARGEST_TABLE * len(cardinalities):
+        raise UserError(
+            "search.method=exact",
+            f"the predictors tie too many variables together (tables of {cost:.1e} numbers)",
+            next_step="use search.method=genetic",
+        )
+    return tuple(order)
+
+
+def _greedy(
+    cardinalities: Sequence[int], neighbours: dict[int, set[int]], first: Sequence[int]
+) -> tuple[int, list[int]]:
+    """Size of all tables, and an order that begins with `first` and then always takes what leaves the smallest frontier."""
+    order: list[int] = []
+    frontier: set[int] = set()
+    undecided = set(neighbours)
+    total = 0
+    while undecided:
+        candidates = [first[len(order)]] if len(order) < len(first) else sorted(_near(frontier, neighbours, undecided))
+        ranked = []
+        for variable in candidates:
+            rest = undecided - {variable}
+            after = {one for one in frontier | {variable} if neighbours[one] & rest}
+            ranked.append((prod(cardinalities[one] for one in after), variable, after))
+        _, chosen, after = min(ranked, key=lambda one: one[:2])
+        total += prod(cardinalities[one] for one in frontier | {chosen})
+        order.append(chosen)
+        undecided.remove(chosen)
+        frontier = after
+    return total, order
+
+
+def _near(frontier: set[int], neighbours: dict[int, set[int]], undecided: set[int]) -> set[int]:
+    """Undecided variables with a term in common with the frontier; all, if there are none."""
+    return set().union(*(neighbours[one] for one in frontier)) & undecided or undecided
