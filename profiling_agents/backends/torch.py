@@ -5,7 +5,7 @@ another precision under the name of fp32.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -71,7 +71,8 @@ class TorchBackend:
             raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(inputs)}")
         with translated("onnx2torch", "convert"):
             module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
-        return TorchModel(job, module, inputs, outputs, self._device)
+        nodes = {node.name.replace(".", "/").strip("/"): node.name for node in model.graph.node}
+        return TorchModel(job, module, inputs, outputs, nodes, self._device)
 
     def _start(self) -> None:
         """Compute once, so that what the libraries map is there before memory is limited."""
@@ -95,12 +96,15 @@ class TorchModel:
         module: torch.nn.Module,
         inputs: dict[str, np.dtype],
         outputs: Sequence[str],
+        nodes: Mapping[str, str],
         device: torch.device,
     ) -> None:
+        """nodes: names that the model gives its nodes, by those that onnx2torch makes of them."""
         self._job = job
         self._module = module
         self._types = inputs
         self._outputs = outputs
+        self._nodes = nodes
         self._device = device
         self.on_cpu = device.type == "cpu"
 
@@ -161,7 +165,7 @@ class TorchModel:
         times_ms = interquartile_mean(np.array([list(one.values()) for one in runs.kept(rows)]) * 1e-6)
         kinds = {name: type(module).__name__ for module, name in names.items()}
         return [
-            LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))
+            LayerTiming(name=self._nodes.get(name, name), kind=kinds[name], time_ms=float(time_ms))
             for name, time_ms in zip(rows[0], times_ms, strict=True)
         ]
 

@@ -100,7 +100,7 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
     assert layer_overhead_ms([]) == 0.0
 
 
-@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
+@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "torch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str) -> None:
     net = compiled(name)
