@@ -16,7 +16,7 @@ from tailor_ir import OperatorFeature, SuperNet
 
 Code = NDArray[np.int64]
 SWEEPS = 3
-ENOUGH_SUBNETS, ENOUGH_TIMES = 400, 20
+ENOUGH_SUBNETS, ENOUGH_TIMES = 150, 20
 
 
 @dataclass(frozen=True, slots=True)
