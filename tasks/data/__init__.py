@@ -10,7 +10,7 @@ from tasks.data.digits import open_digits
 from tasks.data.imagefolder import open_folder
 from tasks.data.parquet import open_parquet
 from tasks.data.settings import DataSettings
-from tasks.data.source import Source
+from tasks.data.source import Source, check_classes
 
 OPENERS: dict[str, Callable[[DataSettings], tuple[Source, dict[str, np.ndarray]]]] = {
     "digits": open_digits,
@@ -23,12 +23,13 @@ __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
-    """All three splits, opened once. Raises UserError for data that is absent, empty or malformed."""
+    """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
     source, splits = OPENERS[settings.kind](settings)
+    check_classes(source, splits, settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
     return {name: Dataset(settings, source, splits[name]) for name in names}
 
 
 def load(settings: DataSettings, split: Split) -> Dataset:
-    """One split. Raises UserError for data that is absent, empty or malformed."""
+    """One split. Raises UserError as `load_splits` does."""
     return load_splits(settings)[split]

@@ -68,9 +68,9 @@ class Dataset:
         order, draws = self._indices, None
         limit = len(order)
         if seed is not None:
-            rng = np.random.default_rng((seed, epoch))
-            order = self._source.shuffled(order, rng)
             limit = self.steps(batch_size) * batch_size
+            rng = np.random.default_rng((seed, epoch))
+            order = self._source.shuffled(order, rng, batch_size)
             if settings.augment if augment is None else augment:
                 draws = rng.random((len(order), DRAWS), dtype=np.float32)
         for first in range(start * batch_size, limit, batch_size):

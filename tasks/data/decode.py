@@ -1,6 +1,5 @@
 """Decode image files into one tensor, on threads (Pillow releases the interpreter lock while it decodes)."""
 
-import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,12 +11,12 @@ from tasks.data.images import central_box, random_box
 from tasks.data.settings import DataSettings
 from tasks.errors import UserError
 
-Content = tuple[str, Callable[[], bytes]]
-"""Name for messages, and how to read the encoded bytes."""
+Content = tuple[str, Callable[[], Image.Image]]
+"""Name for messages, and how to open the image."""
 
 
 class Decoder:
-    """Encoded images (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
+    """Images of any size (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
 
     def __init__(self, settings: DataSettings) -> None:
         self._size = (settings.resolution, settings.resolution)
@@ -31,17 +30,11 @@ class Decoder:
         return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
-        name, read = content
+        name, open_image = content
         try:
-            with Image.open(io.BytesIO(read())) as opened:
+            with open_image() as opened:
                 image = opened.convert(self._mode)
-        except (
-            OSError,
-            UnidentifiedImageError,
-            Image.DecompressionBombError,
-            SyntaxError,
-            ValueError,
-        ) as error:
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
             raise UserError(
                 f"image '{name}'", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error

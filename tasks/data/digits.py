@@ -23,7 +23,7 @@ class Digits:
         self._pixels_N1HW = scaled.clamp_(0, 1)
         self._channels = settings.channels
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Any order: all images are in memory."""
         return rng.permutation(indices)
 

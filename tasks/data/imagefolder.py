@@ -1,15 +1,17 @@
 """Folders of images: PATH/train/CLASS/*, PATH/val/CLASS/*, PATH/test/CLASS/*, or PATH/CLASS/* split by us."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tasks.data.decode import Decoder
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits
+from tasks.data.source import complete_splits, first_of
 from tasks.errors import UserError
 
 SPLIT_FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
@@ -24,31 +26,44 @@ class Folder:
         self._files = [Path(file) for file in files]
         self._decoder = Decoder(settings)
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Any order: each image is a file of its own."""
         return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
         files = [self._files[index] for index in indices]
-        return self._decoder.batch([(str(file), file.read_bytes) for file in files], draws)
+        return self._decoder.batch([(str(file), partial(Image.open, file)) for file in files], draws)
 
 
 def _scan(folder: Path) -> ImageFolder:
     try:
-        return ImageFolder(str(folder))
-    except FileNotFoundError as error:
+        found = ImageFolder(str(folder), allow_empty=True)
+    except FileNotFoundError:
+        found = None
+    if found is None or not found.samples:
         raise UserError(
             f"data folder '{folder}'",
-            "no class folder with images in every one",
+            "no class folder with images",
             allowed=f"CLASS/*{{{','.join(IMG_EXTENSIONS)}}}",
             next_step="choose another with data.path=FOLDER",
-        ) from error
+        )
+    return found
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     found = {split: root / name for split, names in SPLIT_FOLDERS.items() for name in names if (root / name).is_dir()}
     return found if "train" in found else {"train": root}
+
+
+def _check_same(folder: Path, names: list[str], found: list[str]) -> None:
+    differing = {
+        "no folder for": [name for name in names if name not in found],
+        "a folder for": [name for name in found if name not in names],
+    }
+    said = [f"{what} {first_of(classes)}" for what, classes in differing.items() if classes]
+    if said:
+        raise UserError(f"data folder '{folder}'", " and ".join(said), allowed="the classes of train, all of them")
 
 
 def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
@@ -67,8 +82,7 @@ def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
     for split, folder in _split_folders(settings.path).items():
         found = _scan(folder)
         names = names or found.classes
-        if found.classes != names:
-            raise UserError(f"data folder '{folder}'", f"classes {found.classes[:5]}…", allowed=f"{names[:5]}…")
+        _check_same(folder, names, found.classes)
         splits[split] = np.arange(len(files), len(files) + len(found.samples))
         files += [file for file, _ in found.samples]
         labels += [label for _, label in found.samples]

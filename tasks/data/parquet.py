@@ -1,24 +1,28 @@
 """Parquet shards with columns `image` (encoded PNG or JPEG bytes) and `label` (integer), streamed.
 
-Only the labels are held in memory. Images are read a row group at a time; a shuffled epoch goes through the
-row groups in random order, a few at a time, and shuffles the rows within them, so that each is read once.
+Only the labels are held in memory. Images are read a row group at a time, by the ranks that need them: a shuffled
+epoch is cut into `LANES` lanes, which go through different row groups side by side, each read once, and every rank's
+slice of every global batch is made of lanes of its own.
 """
 
-from collections import OrderedDict
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+from PIL import Image
 
 from tasks.data.decode import Content, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.errors import UserError
 
-WINDOW = 4
-"""Row groups whose rows are shuffled together; as many are held in memory."""
+LANES = 8
+"""Row groups that a batch mixes; all ranks together hold about as many in memory."""
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 
 
@@ -30,57 +34,77 @@ class Parquet:
         self._groups: list[tuple[Path, int]] = []
         sizes: list[int] = []
         for shard in shards:
-            file = _open(shard)
-            labels.append(_labels(shard, file))
-            self._groups += [(shard, group) for group in range(file.num_row_groups)]
-            sizes += [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            with _open(shard) as file:
+                labels.append(_labels(shard, file))
+                self._groups += [(shard, group) for group in range(file.num_row_groups)]
+                sizes += [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         self.labels = np.concatenate(labels)
+        self.rows = {shard: len(rows) for shard, rows in zip(shards, labels, strict=True)}
         self.class_names = tuple(str(label) for label in range(int(self.labels.max(initial=-1)) + 1))
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._cache: OrderedDict[int, pyarrow.ChunkedArray] = OrderedDict()
+        self._held: dict[int, pyarrow.ChunkedArray] = {}
         self._decoder = Decoder(settings)
 
     def _group_of(self, indices: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, indices, side="right") - 1
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Row groups in random order, rows shuffled within each window of `WINDOW` groups."""
-        group_of = self._group_of(indices)
-        order = rng.permutation(np.unique(group_of))
-        windows = [order[start : start + WINDOW] for start in range(0, len(order), WINDOW)]
-        return np.concatenate([rng.permutation(indices[np.isin(group_of, window)]) for window in windows])
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Row groups in random order, rows shuffled within each, in lanes: see `side_by_side`."""
+        place = rng.permutation(len(self._groups))[self._group_of(indices)]
+        return side_by_side(indices[np.lexsort((rng.random(len(indices)), place))], batch_size)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Decoded images; augmented by a random resized crop and a flip."""
+        """Decoded images; augmented by a random resized crop and a flip. What the last call read is kept."""
+        group_of = self._group_of(indices)
+        held, groups = self._held, np.unique(group_of).tolist()
+        columns = {group: held[group] if group in held else self._read(group) for group in groups}
+        self._held = columns
         contents = [
-            self._content(int(index), int(group)) for index, group in zip(indices, self._group_of(indices), strict=True)
+            self._content(int(index), int(group), columns[group])
+            for index, group in zip(indices, group_of, strict=True)
         ]
         return self._decoder.batch(contents, draws)
 
-    def _content(self, index: int, group: int) -> Content:
-        row = index - int(self._starts[group])
-        shard, _ = self._groups[group]
-        content = self._column(group)[row].as_py()
-        if content is None:
-            raise UserError(f"parquet '{shard}'", f"row {row} of row group {self._groups[group][1]} has no image")
-        return f"{shard.name} row group {self._groups[group][1]} row {row}", lambda: content
-
-    def _column(self, group: int) -> pyarrow.ChunkedArray:
-        if group in self._cache:
-            self._cache.move_to_end(group)
-            return self._cache[group]
+    def _read(self, group: int) -> pyarrow.ChunkedArray:
         shard, number = self._groups[group]
-        while len(self._cache) > WINDOW:
-            self._cache.popitem(last=False)
-        self._cache[group] = _open(shard).read_row_group(number, columns=["image"]).column("image")
-        return self._cache[group]
+        with _open(shard) as file:
+            return file.read_row_group(number, columns=["image"]).column("image")
+
+    def _content(self, index: int, group: int, column: pyarrow.ChunkedArray) -> Content:
+        shard, number = self._groups[group]
+        row = index - int(self._starts[group])
+        content = column[row].as_py()
+        if content is None:
+            raise UserError(f"parquet '{shard}'", f"row {row} of row group {number} has no image")
+        return f"{shard.name} row group {number} row {row}", lambda: Image.open(io.BytesIO(content))
 
 
-def _open(shard: Path) -> pyarrow.parquet.ParquetFile:
+def side_by_side(order: np.ndarray, batch_size: int) -> np.ndarray:
+    """Whole batches that take an equal part from each of `LANES` equal stretches of `order`; then what is left.
+
+    So equal slices of every batch go through `order` in stretches of their own, each from end to end.
+    """
+    steps = len(order) // batch_size
+    widths = [len(part) for part in np.array_split(np.arange(batch_size), LANES)]
+    *lanes, left = np.split(order, np.cumsum(widths) * steps)
+    columns = [lane.reshape(steps, width) for lane, width in zip(lanes, widths, strict=True)]
+    return np.concatenate([np.concatenate(columns, axis=1).ravel(), left])
+
+
+@contextmanager
+def _open(shard: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """A shard with the right columns. Raises UserError when it has others or, also later, cannot be read."""
     try:
-        file = pyarrow.parquet.ParquetFile(shard)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise UserError(f"parquet '{shard}'", f"cannot be read ({error})") from error
+        with pyarrow.parquet.ParquetFile(shard, page_checksum_verification=True) as file:
+            _check_columns(shard, file)
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"parquet '{shard}'", f"cannot be read ({str(error)[:200]})", next_step="replace or remove it"
+        ) from error
+
+
+def _check_columns(shard: Path, file: pyarrow.parquet.ParquetFile) -> None:
     types = {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
     image, label = types.get("image"), types.get("label")
     if image is None or label is None or not (pyarrow.types.is_binary(image) or pyarrow.types.is_large_binary(image)):
@@ -91,7 +115,6 @@ def _open(shard: Path) -> pyarrow.parquet.ParquetFile:
         )
     if not pyarrow.types.is_integer(label):
         raise UserError(f"parquet '{shard}'", f"column label is {label}", allowed="an integer type")
-    return file
 
 
 def _labels(shard: Path, file: pyarrow.parquet.ParquetFile) -> np.ndarray:
@@ -134,7 +157,7 @@ def open_parquet(settings: DataSettings) -> tuple[Parquet, dict[str, np.ndarray]
     source = Parquet(settings, [shard for shards in by_split.values() for shard in shards])
     splits, start = {}, 0
     for split, shards in by_split.items():
-        count = sum(_open(shard).metadata.num_rows for shard in shards)
+        count = sum(source.rows[shard] for shard in shards)
         splits[split] = np.arange(start, start + count)
         start += count
     if not len(splits["train"]):

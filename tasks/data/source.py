@@ -1,5 +1,6 @@
 """What every kind of data gives: labels at once, images on demand."""
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,13 +18,31 @@ class Source(Protocol):
     """(N,) int64 class of every image."""
     class_names: tuple[str, ...]
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """`indices` in a random order in which this source can be read fast."""
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
         ...
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1)."""
         ...
+
+
+def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
+    """Raises UserError for a split that lacks a class."""
+    for name, indices in splits.items():
+        counts = np.bincount(source.labels[indices], minlength=len(source.class_names))
+        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0)]
+        if missing:
+            raise UserError(
+                f"data '{settings.path or settings.kind}'",
+                f"no image of {len(missing)} of {len(counts)} classes in {name}: {first_of(missing)}",
+                next_step="add images of each class",
+            )
+
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """The names for a message, only the first ones of many."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def split_by_shares(

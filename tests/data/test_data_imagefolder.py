@@ -78,7 +78,29 @@ def test_classes_that_differ_between_splits_are_refused(tmp_path: Path, write_im
     write_images(tmp_path / "train", 4)
     write_images(tmp_path / "val", 4)
     (tmp_path / "val" / "red").rename(tmp_path / "val" / "rust")
-    with pytest.raises(UserError, match=r"classes .*rust"):
+    with pytest.raises(UserError, match=r"data folder '.*val': no folder for red and a folder for rust; allowed: "):
+        load_splits(settings(tmp_path))
+
+
+def test_class_that_a_split_lacks_is_named(tmp_path: Path, write_images: Write) -> None:
+    for folder in ("train", "val", "test"):
+        write_images(tmp_path / folder, 4)
+    for file in (tmp_path / "val" / "green").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match=r"no image of 1 of 3 classes in validation: green; add images of each class"):
+        load_splits(settings(tmp_path))
+    (tmp_path / "val" / "green").rmdir()
+    with pytest.raises(UserError, match=r"data folder '.*val': no folder for green; allowed: the classes of train"):
+        load_splits(settings(tmp_path))
+
+
+def test_class_too_rare_to_be_in_every_split_is_named(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 60)
+    for file in sorted((tmp_path / "red").iterdir())[2:]:
+        file.unlink()
+    with pytest.raises(
+        UserError, match=r"no image of 1 of 3 classes in (train|validation|test): red|too few to hold out"
+    ):
         load_splits(settings(tmp_path))
 
 
