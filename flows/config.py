@@ -259,7 +259,7 @@ class AdaptConfig(CommonConfig):
     @property
     def name(self) -> str:
         """How runs are called."""
-        return f"adapt-{self.data.kind}"
+        return f"adapt-{self.data.title}"
 
 
 class RunConfig(CommonConfig):
@@ -276,4 +276,4 @@ class RunConfig(CommonConfig):
     @property
     def name(self) -> str:
         """How runs and registered models are called: the network and its data."""
-        return f"{self.model.name.replace('/', '-').replace(':', '-')}-{self.data.kind}"
+        return f"{self.model.name.replace('/', '-').replace(':', '-')}-{self.data.title}"

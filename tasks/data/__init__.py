@@ -1,4 +1,4 @@
-"""Images and labels for training and evaluation: digits, image folders, Parquet shards."""
+"""Images and labels for training and evaluation: digits, image folders, Parquet shards, published data sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,6 +9,7 @@ from tasks.data.dataset import Batch, Dataset
 from tasks.data.digits import open_digits
 from tasks.data.imagefolder import open_folder
 from tasks.data.parquet import open_parquet
+from tasks.data.published import open_published
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source, check_classes
 
@@ -16,6 +17,7 @@ OPENERS: dict[str, Callable[[DataSettings], tuple[Source, dict[str, np.ndarray]]
     "digits": open_digits,
     "imagefolder": open_folder,
     "parquet": open_parquet,
+    "torchvision": open_published,
 }
 Split = Literal["train", "validation", "test"]
 

@@ -14,8 +14,10 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "imagefolder", "parquet"] = "digits"
+    kind: Literal["digits", "imagefolder", "parquet", "torchvision"] = "digits"
     path: Path | None = None
+    name: Literal["cifar10", "cifar100", "imagenet"] | None = None
+    """Which data set of torchvision (kind torchvision)."""
     resolution: int = Field(default=32, ge=8, le=1024)
     """Height and width in pixels; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3
@@ -34,12 +36,21 @@ class DataSettings(BaseModel):
     def _check(self) -> "DataSettings":
         if self.kind != "digits" and self.path is None:
             raise ValueError(f"data.kind={self.kind} needs data.path=FOLDER")
+        if self.kind == "torchvision" and self.name is None:
+            raise ValueError("data.kind=torchvision needs data.name=cifar10, cifar100 or imagenet")
+        if self.kind != "torchvision" and self.name is not None:
+            raise ValueError(f"data.name={self.name} is for data.kind=torchvision, not {self.kind}")
         if any(value <= 0 for value in self.deviation):
             raise ValueError("data.deviation must be positive")
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
             if len(values) not in (1, 3):
                 raise ValueError(f"data.{name} has {len(values)} values; allowed: 1 or 3")
         return self
+
+    @property
+    def title(self) -> str:
+        """How runs with this data are called."""
+        return self.name or self.kind
 
     def per_channel(self, values: tuple[float, ...]) -> tuple[float, ...]:
         """`values` for each channel of the network's input: repeated for RGB, averaged for grey."""

@@ -106,6 +106,10 @@ def test_batch_larger_than_the_split_is_one_clear_line() -> None:
         {"deviation": (0.0,)},
         {"mean": (0.1, 0.2)},
         {"channels": 2},
+        {"kind": "torchvision", "path": "data"},
+        {"kind": "torchvision", "path": "data", "name": "mnist"},
+        {"kind": "torchvision", "name": "cifar10"},
+        {"name": "cifar10"},
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:

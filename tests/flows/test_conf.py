@@ -17,6 +17,7 @@ MANDATORY = {
     "onnx": ["model.path=net.onnx"],
     "imagefolder": ["data.path=photos"],
     "parquet": ["data.path=shards"],
+    "torchvision": ["data.path=published"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
     "android": ["device.android.provider=SERIAL/big"],
@@ -158,6 +159,12 @@ def test_look_up_tables_are_in_the_output_folder_unless_a_store_is_named() -> No
     assert config.profile_of("ncnn").store == Path("runs/a/luts")
     config = validate(RunConfig, compose_config("config", ["output_dir=runs/a", "profile.store=boards"]))
     assert config.profile_of("ncnn").store == Path("boards")
+
+
+def test_runs_are_called_by_the_network_and_the_data() -> None:
+    select = ["data=torchvision", "data.name=cifar100", "data.path=published"]
+    assert validate(RunConfig, compose_config("config", select)).name.endswith("-cifar100")
+    assert validate(AdaptConfig, compose_config("adapt", ["supernet=net"])).name == "adapt-digits"
 
 
 def test_adapt_has_no_training_settings() -> None:
