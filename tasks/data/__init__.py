@@ -1,4 +1,4 @@
-"""Images and labels for training and evaluation: digits, image folders, Parquet shards, published data sets."""
+"""Images and labels for training and evaluation: digits, glyphs, image folders, Parquet shards, published data sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -7,6 +7,7 @@ import numpy as np
 
 from tasks.data.dataset import Batch, Dataset
 from tasks.data.digits import open_digits
+from tasks.data.glyphs import open_glyphs
 from tasks.data.imagefolder import open_folder
 from tasks.data.parquet import open_parquet
 from tasks.data.published import open_published
@@ -15,6 +16,7 @@ from tasks.data.source import Source, check_classes
 
 OPENERS: dict[str, Callable[[DataSettings], tuple[Source, dict[str, np.ndarray]]]] = {
     "digits": open_digits,
+    "glyphs": open_glyphs,
     "imagefolder": open_folder,
     "parquet": open_parquet,
     "torchvision": open_published,

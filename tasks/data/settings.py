@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+WITHOUT_FILES = ("digits", "glyphs")
 
 
 class DataSettings(BaseModel):
@@ -14,10 +15,12 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "imagefolder", "parquet", "torchvision"] = "digits"
+    kind: Literal["digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "digits"
     path: Path | None = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""
+    images: int = Field(default=20_000, ge=1)
+    """How many images are drawn, for all splits together (kind glyphs)."""
     resolution: int = Field(default=32, ge=8, le=1024)
     """Height and width in pixels; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3
@@ -25,16 +28,16 @@ class DataSettings(BaseModel):
     """Share of the training images held out when there is no validation split of its own."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     seed: int = Field(default=0, ge=0)
-    """Seed of the split."""
+    """Seed of the split and, of glyphs, of the images."""
     mean: tuple[float, ...] = IMAGENET_MEAN
     deviation: tuple[float, ...] = IMAGENET_DEVIATION
     augment: bool = True
     workers: int = Field(default=2, ge=1, le=64)
-    """Threads that decode images."""
+    """Threads that decode or draw images."""
 
     @model_validator(mode="after")
     def _check(self) -> "DataSettings":
-        if self.kind != "digits" and self.path is None:
+        if self.kind not in WITHOUT_FILES and self.path is None:
             raise ValueError(f"data.kind={self.kind} needs data.path=FOLDER")
         if self.kind == "torchvision" and self.name is None:
             raise ValueError("data.kind=torchvision needs data.name=cifar10, cifar100 or imagenet")

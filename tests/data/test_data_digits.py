@@ -110,6 +110,7 @@ def test_batch_larger_than_the_split_is_one_clear_line() -> None:
         {"kind": "torchvision", "path": "data", "name": "mnist"},
         {"kind": "torchvision", "name": "cifar10"},
         {"name": "cifar10"},
+        {"kind": "glyphs", "images": 0},
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
