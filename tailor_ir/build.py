@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from tailor_ir.elastic import Elastic, Statistics
+from tailor_ir.batch_norms import Statistics
+from tailor_ir.elastic import Elastic
 from tailor_ir.graph import Node
 from tailor_ir.lowering import Lowering, Subnet, apply_config
 from tailor_ir.ops import OPERATORS

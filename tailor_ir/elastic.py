@@ -1,16 +1,16 @@
 """The elastic network: all SubNets in one module, weights shared, one active at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tailor_ir.axes import Axis, Sizes, spatial_in
+from tailor_ir.batch_norms import ElasticBatchNorm, Observed, Statistics, statistics_of
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.lowering import Lowering, sizes_of, without_blocks
 from tailor_ir.propagate import AxisMap
@@ -18,7 +18,6 @@ from tailor_ir.regions import Regions
 from tailor_ir.space import Choice, Space
 from tailor_ir.weights import Cut, is_labels, make_cut
 
-Statistics = dict[str, torch.Tensor]  # name of a running mean or variance -> (channels of the SubNet,)
 PLANS_KEPT = 128
 OUTLINES_KEPT = 128
 CUTS_KEPT = 64  # of tensors with the same axes
@@ -65,38 +64,23 @@ class Plan(NamedTuple):
     modules: tuple[nn.Module, ...]
 
 
-@dataclass(slots=True)
-class Observed:
-    """BatchNorm statistics being taken: means over the batches (and over the users of one norm)."""
+class Step(NamedTuple):
+    """A call with its module, and the cuts of the stored tensors among its operands.
 
-    active: bool = False
-    statistics: Statistics = field(default_factory=dict)
-    batches: dict[str, int] = field(default_factory=dict)
+    Equal steps after equal steps compute equal values, whatever comes later.
+    """
+
+    module: nn.Module
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    cuts: tuple[tuple[str, Cut | None], ...]
 
 
-class ElasticBatchNorm(nn.Module):
-    """BatchNorm of the active SubNet: batch statistics in training (nothing is written), those given else."""
+class Program(NamedTuple):
+    """All steps of one SubNet; a weight that follows from others is computed just before it is first needed."""
 
-    def __init__(self, mean_name: str, variance_name: str, epsilon: float, observed: Observed) -> None:
-        super().__init__()
-        self.mean_name, self.variance_name, self.epsilon = mean_name, variance_name, epsilon
-        self.observed = observed
-
-    def forward(
-        self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
-    ) -> torch.Tensor:
-        if self.observed.active:
-            return self._observe(x, scale, bias)
-        if self.training:
-            return F.batch_norm(x, None, None, scale, bias, training=True, eps=self.epsilon)
-        return F.batch_norm(x, mean, variance, scale, bias, training=False, eps=self.epsilon)
-
-    def _observe(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        found, seen = self.observed.statistics, self.observed.batches.get(self.mean_name, 0) + 1
-        self.observed.batches[self.mean_name] = seen
-        mean = found.setdefault(self.mean_name, torch.zeros_like(scale))
-        variance = found.setdefault(self.variance_name, torch.ones_like(scale))
-        return F.batch_norm(x, mean, variance, scale, bias, training=True, momentum=1.0 / seen, eps=self.epsilon)
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
 
 
 class _Cuts:
@@ -196,6 +180,14 @@ class Elastic(nn.Module):
         """All stored tensors by name, detached."""
         return {name: self.tensor(name).detach() for name in sorted(self.graph.initializers)}
 
+    @property
+    def version(self) -> Hashable:
+        """Another one after every change of a weight; None where changes cannot be seen."""
+        weights = [self.tensor(name) for name in (*self.graph.parameters, *self.graph.constants)]
+        if any(weight.is_inference() for weight in weights):
+            return None
+        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
         """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
         self._codes = self.space.row(config)
@@ -253,6 +245,30 @@ class Elastic(nn.Module):
             (calls if depends_on_input else weight_calls).append(call)
         return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs)
 
+    def program(self, config: Mapping[str, Choice]) -> Program:
+        """All steps of a SubNet. SubNets whose first steps are equal compute the same up to there from equal inputs."""
+        plan = self._plan_of(self.space.row(config))
+        outline, cuts = plan.outline, dict(zip(plan.outline.stored, plan.cuts, strict=True))
+        weights = list(zip(outline.weight_calls, plan.weight_modules, strict=True))
+        waiting = {name: pair for pair in weights for name in pair[0].outputs}
+        steps: list[Step] = []
+
+        def add(call: Call, module: nn.Module) -> None:
+            for name in call.operands:
+                if name in waiting:
+                    add(*waiting[name])
+            for name in call.outputs:
+                waiting.pop(name, None)
+            own = tuple([(name, cuts[name]) for name in dict.fromkeys(call.operands) if name in cuts])
+            steps.append(Step(module, call.operands, call.outputs, own))
+
+        for call, module in zip(outline.calls, plan.modules, strict=True):
+            add(call, module)
+        for call, module in weights:  # the rest, which the network gives as they are
+            if call.outputs[0] in waiting:
+                add(call, module)
+        return Program(tuple(steps), outline.outputs)
+
     # -- running -----------------------------------------------------------------------------------------------------
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -298,14 +314,13 @@ class Elastic(nn.Module):
         """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""
         was_training = self.training
         self.eval()
-        self._observed.active = True
+        self._observed.moments = {}
         try:
             for x in batches:
                 self(x)
-            return dict(self._observed.statistics)
+            return statistics_of(self._observed.moments.items())
         finally:
-            self._observed.active = False
-            self._observed.statistics, self._observed.batches = {}, {}
+            self._observed.moments = None
             self.train(was_training)
 
 

@@ -9,8 +9,9 @@ import onnx
 import onnx_graphsurgeon as gs
 import torch
 
+from tailor_ir.batch_norms import Statistics
 from tailor_ir.build import SubnetTensors
-from tailor_ir.elastic import Elastic, Statistics
+from tailor_ir.elastic import Elastic
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.lowering import Subnet, apply_config
 from tailor_ir.ops import OPERATORS, NodeShapes

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from tailor_ir import storage
+from tailor_ir.batch_norms import Statistics
 from tailor_ir.build import build
 from tailor_ir.describe import describe
 from tailor_ir.dims import Windows
-from tailor_ir.elastic import Elastic, Statistics
+from tailor_ir.elastic import Elastic
 from tailor_ir.emit import subnet_onnx, write_onnx
 from tailor_ir.errors import ImportFailed
 from tailor_ir.features import OperatorFeature
