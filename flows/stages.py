@@ -42,6 +42,7 @@ RETRIES = 5
 SUPERNET = "supernet"
 NOT_IN_KEY = {"checkpoint_every_s"}
 SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images"}
+NOT_OF_LATENCY = {"validation_images", "recalibration_images", "features_mib"}
 
 
 def _is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -175,7 +176,7 @@ def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profile
     stage = Stage(
         name=f"latency/{device}",
         modules=("tasks.predict.validate",),
-        settings=config.predict.model_dump(mode="json", exclude={"validation_images", "recalibration_images"}),
+        settings=config.predict.model_dump(mode="json", exclude=NOT_OF_LATENCY),
         inputs=(run.devices.fingerprint(device), supernet, profiled.folder / tasks.profile.LUT_FOLDER),
         artifacts=(tasks.predict.validate.LATENCY_FILE, tasks.predict.validate.VALIDATION_FILE),
     )
@@ -264,10 +265,13 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
 
 def _evaluation_data(config: CommonConfig) -> dict[str, EvaluationData]:
     splits = load_splits(config.data)
-    return {
-        name: EvaluationData(splits[name], splits["train"], recalibration_images=config.predict.recalibration_images)
-        for name in ("validation", "test")
-    }
+    validation = EvaluationData(
+        splits["validation"],
+        splits["train"],
+        recalibration_images=config.predict.recalibration_images,
+        features_mib=config.predict.features_mib,
+    )
+    return {"validation": validation, "test": validation.of(splits["test"])}
 
 
 @_stage("report")

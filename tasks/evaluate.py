@@ -1,26 +1,35 @@
 """Accuracy of SubNets, each with its own BatchNorm statistics, taken from training images, never shared."""
 
 import copy
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tailor_ir.batch_norms import Statistics
+from tailor_ir.prefixes import Prefixes, groups
 from tasks.artifacts import append_line, read_lines
 from tasks.data import Batch, Dataset
 from tasks.data.images import resize
 from tasks.progress import Progress
+from tasks.statistics import KnownStatistics
 
 Config = dict[str, Any]
+Size = tuple[int, int]
+Item = TypeVar("Item")
 CALIBRATION_SEED = 0
+MOST_TOGETHER = 32
+"""SubNets that are evaluated together, and so that a killed run loses at most; more would share little more."""
+UPDATE_SECONDS = 1.0
 
 
 class Accuracy(NamedTuple):
@@ -36,11 +45,21 @@ class Accuracy(NamedTuple):
         return self.correct / self.total
 
 
+@dataclass(slots=True)
+class _Cache:
+    """Resized images while there is room for them."""
+
+    left_bytes: float
+    batches: dict[tuple[Dataset, bool, Size], list[Batch]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
     At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
-    read or resized anew each time.
+    read or resized anew each time. BatchNorm statistics are kept, too: `known`.
+    features_mib: what may be kept of the features that SubNets share while they are evaluated together.
     """
 
     def __init__(
@@ -52,46 +71,57 @@ class EvaluationData:
         batch_size: int = 128,
         limit: int | None = None,
         cache_mib: float = 1024,
+        features_mib: float = 1024,
         device: torch.device | None = None,
     ) -> None:
         self.device = device or torch.device("cpu")
+        self.features_mib = features_mib
+        self.known = KnownStatistics()
         self._dataset, self._train = dataset, train
         self._batch_size = min(batch_size, recalibration_images, len(train))
-        self._limits = (limit or len(dataset), min(recalibration_images, len(train)))
-        self._cache: dict[tuple[bool, tuple[int, int]], list[Batch]] = {}
-        self._left_bytes = cache_mib * 2**20
-        self._lock = threading.RLock()
+        self._limit, self._recalibration_images = limit, recalibration_images
+        self._cache = _Cache(cache_mib * 2**20)
 
-    def batches(self, size: tuple[int, int]) -> Iterable[Batch]:
+    def of(self, dataset: Dataset) -> "EvaluationData":
+        """Other images to evaluate on, with the same training images and what was taken from them."""
+        other = copy.copy(self)
+        other._dataset = dataset
+        return other
+
+    def batches(self, size: Size) -> Iterable[Batch]:
         """Images to evaluate on at (height, width), with their labels."""
         return self._resized(False, size)
 
-    def calibration(self, size: tuple[int, int]) -> Iterable[torch.Tensor]:
+    def calibration(self, size: Size) -> Iterable[torch.Tensor]:
         """Training images at (height, width): shuffled once and for all, not augmented."""
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
-    def _resized(self, calibration: bool, size: tuple[int, int]) -> Iterable[Batch]:
-        with self._lock:
+    def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        with self._cache.lock:
             return self._cached(calibration, size)
 
-    def _cached(self, calibration: bool, size: tuple[int, int]) -> Iterable[Batch]:
-        if (calibration, size) in self._cache:
-            return self._cache[calibration, size]
+    def _cached(self, calibration: bool, size: Size) -> Iterable[Batch]:
         dataset = self._train if calibration else self._dataset
-        count = min(len(dataset), self._limits[calibration])
-        needed_bytes = count * dataset.channels * size[0] * size[1] * 4
-        if needed_bytes > self._left_bytes:
-            return self._read(calibration, size)
-        self._left_bytes -= needed_bytes
-        self._cache[calibration, size] = list(self._read(calibration, size))
-        return self._cache[calibration, size]
+        key = (dataset, calibration, size)
+        if key not in self._cache.batches:
+            needed_bytes = self._count(calibration) * dataset.channels * size[0] * size[1] * 4
+            if needed_bytes > self._cache.left_bytes:
+                return self._read(calibration, size)
+            self._cache.left_bytes -= needed_bytes
+            self._cache.batches[key] = list(self._read(calibration, size))
+        return self._cache.batches[key]
 
-    def _read(self, calibration: bool, size: tuple[int, int]) -> Iterable[Batch]:
+    def _count(self, calibration: bool) -> int:
+        if calibration:
+            return min(len(self._train), self._recalibration_images)
+        return min(len(self._dataset), self._limit or len(self._dataset))
+
+    def _read(self, calibration: bool, size: Size) -> Iterable[Batch]:
         base = (self._dataset.settings.resolution,) * 2
         if size != base:
             yield from ((resize(x, size), y) for x, y in self._resized(calibration, base))
             return
-        left = self._limits[calibration]
+        left = self._count(calibration)
         if calibration:
             source = self._train.batches(self._batch_size, seed=CALIBRATION_SEED, augment=False)
         else:
@@ -103,32 +133,52 @@ class EvaluationData:
                 return
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What is counted of one network, batch by batch."""
+
+    correct: int = 0
+    total: int = 0
+    loss: float = 0.0
+
+    def add(self, logits_BK: torch.Tensor, y_B: torch.Tensor) -> None:
+        self.correct += int((logits_BK.argmax(1) == y_B).sum())
+        self.loss += float(functional.cross_entropy(logits_BK, y_B, reduction="sum"))
+        self.total += len(y_B)
+
+    def accuracy(self) -> Accuracy:
+        return Accuracy(self.correct, self.total, self.loss / self.total)
+
+
 @torch.no_grad()
 def count_correct(forward: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Batch]) -> Accuracy:
     """Top-1 accuracy and loss of `forward` (x_BCHW -> logits_BK)."""
-    correct, total, loss = 0, 0, 0.0
+    tally = _Tally()
     for x_BCHW, y_B in batches:
-        logits_BK = forward(x_BCHW)
-        correct += int((logits_BK.argmax(1) == y_B).sum())
-        loss += float(functional.cross_entropy(logits_BK, y_B, reduction="sum"))
-        total += len(y_B)
-    return Accuracy(correct, total, loss / total)
+        tally.add(forward(x_BCHW), y_B)
+    return tally.accuracy()
 
 
-def statistics_of(net: Any, config: Config, data: EvaluationData) -> dict[str, torch.Tensor]:
-    """BatchNorm statistics of one SubNet, from the training images; for evaluation and export."""
-    height, width = net.input_shape(config)[-2:]
-    statistics: dict[str, torch.Tensor] = net.recalibrate(config, data.calibration((height, width)))
+def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
+    """BatchNorm statistics of one SubNet, from the training images, unless they are known; for evaluation and export."""
+    digest = net.space.digest(config)
+    statistics = data.known.get(net.elastic, digest)
+    if statistics is None:
+        statistics = net.recalibrate(config, data.calibration(_size(net, config)))
+        data.known.put(net.elastic, digest, statistics)
     return statistics
 
 
 def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
     """Top-1 accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
-    statistics = statistics_of(net, config, data)
-    height, width = net.input_shape(config)[-2:]
-    net.elastic.activate(config, statistics)
+    net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
-    return count_correct(net.elastic, data.batches((height, width)))
+    return count_correct(net.elastic, data.batches(_size(net, config)))
+
+
+def _size(net: Any, config: Config) -> Size:
+    height, width = net.input_shape(config)[-2:]
+    return height, width
 
 
 def accuracies(
@@ -139,54 +189,103 @@ def accuracies(
     progress: Progress,
     name: str = "accuracy",
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet, in order. Each is written to `file` as it comes; a second call goes on.
+    """Accuracy of each SubNet, in order, as `accuracy` gives it. Each is written to `file`; a second call goes on.
 
-    On a CPU, SubNets are evaluated side by side on copies of the SuperNet, one thread each: small networks gain
-    nothing from several threads.
+    SubNets that have their first steps in common are evaluated together (`tailor_ir.prefixes`), a group at a time and all
+    of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
+    several threads.
     """
     known = {line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in read_lines(file)}
     digests = [net.space.digest(config) for config in configs]
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
     with (
         progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar,
-        _evaluators(net, data, len(missing)) as (pool, evaluate),
+        _pool(data.device, len(missing)) as (pool, workers),
     ):
-        futures = {pool.submit(evaluate, config): digest for digest, config in missing.items()}
+        work = _Work(net, data, data.features_mib / workers)
+        pieces = _pieces(net, missing, workers)
+        waiting = {pool.submit(work.evaluate, [missing[digest] for digest in piece]): piece for piece in pieces}
         try:
-            for future in as_completed(futures):
-                digest = futures[future]
-                known[digest] = future.result()
-                append_line(file, {"digest": digest, "config": missing[digest], **known[digest]._asdict()})
-                bar.advance()
-                bar.note(f"{known[digest].share:.1%}")
+            while waiting:
+                for future in wait(waiting, UPDATE_SECONDS, FIRST_COMPLETED).done:
+                    for digest, found in zip(waiting.pop(future), future.result(), strict=True):
+                        known[digest] = found
+                        append_line(file, {"digest": digest, "config": missing[digest], **found._asdict()})
+                        bar.advance()
+                bar.advance(0)  # ends the work where the run was interrupted
+                bar.note(f"{work.batches} batches")
         except BaseException:
+            work.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
     return [known[digest] for digest in digests]
 
 
+def _pieces(net: Any, configs: dict[str, Config], workers: int) -> list[list[str]]:
+    """Digests of SubNets to evaluate together, those with most work first."""
+    digests = list(configs)
+    most = min(MOST_TOGETHER, math.ceil(len(digests) / workers))
+    pieces = [[digests[position] for position in group] for group in groups(net.elastic, list(configs.values()), most)]
+    return sorted(pieces, key=lambda piece: -len(piece) * math.prod(_size(net, configs[piece[0]])))
+
+
+@dataclass(slots=True)
+class _Work:
+    """Evaluates groups of SubNets on one SuperNet, several at a time."""
+
+    net: Any
+    data: EvaluationData
+    kept_mib: float
+    batches: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def evaluate(self, configs: Sequence[Config]) -> list[Accuracy]:
+        """Accuracy of each SubNet of a group."""
+        size = _size(self.net, configs[0])
+        together = self._together(configs)
+        together.activate(self._statistics(configs, size))
+        tallies = [_Tally() for _ in configs]
+        for x_BCHW, y_B in self._counted(self.data.batches(size)):
+            for position, logits_BK in together(x_BCHW):
+                tallies[position].add(logits_BK, y_B)
+        return [tally.accuracy() for tally in tallies]
+
+    def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
+        elastic, known = self.net.elastic, self.data.known
+        digests = [self.net.space.digest(config) for config in configs]
+        found = {digest: known.get(elastic, digest) for digest in digests}
+        missing = [position for position, digest in enumerate(digests) if found[digest] is None]
+        if missing:
+            together = self._together([configs[position] for position in missing])
+            taken = together.observe(self._counted(self.data.calibration(size)))
+            for position, statistics in zip(missing, taken, strict=True):
+                found[digests[position]] = statistics
+                known.put(elastic, digests[position], statistics)
+        return [found[digest] or {} for digest in digests]
+
+    def _together(self, configs: Sequence[Config]) -> Prefixes:
+        with self._lock:  # the network makes what is needed for a SubNet when it is first asked for it
+            return Prefixes(self.net.elastic, configs, self.kept_mib)
+
+    def _counted(self, batches: Iterable[Item]) -> Iterator[Item]:
+        for batch in batches:
+            if self.stop.is_set():
+                raise InterruptedError
+            yield batch
+            with self._lock:
+                self.batches += 1
+
+
 @contextmanager
-def _evaluators(
-    net: Any, data: EvaluationData, count: int
-) -> Iterator[tuple[ThreadPoolExecutor, Callable[[Config], Accuracy]]]:
-    """Worker threads, each with a SuperNet of its own, and what they run."""
-    workers = 1 if data.device.type != "cpu" else max(1, min(len(os.sched_getaffinity(0)), count))
-    idle: SimpleQueue[Any] = SimpleQueue()
-    for copy_number in range(workers):
-        idle.put(net if copy_number == 0 else copy.deepcopy(net))
-
-    def evaluate(config: Config) -> Accuracy:
-        own = idle.get()
-        try:
-            return accuracy(own, config, data)
-        finally:
-            idle.put(own)
-
+def _pool(device: torch.device, count: int) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Worker threads for so many SubNets, and how many; torch's own threads are divided among them."""
+    workers = 1 if device.type != "cpu" else max(1, min(len(os.sched_getaffinity(0)), count))
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // workers))
     try:
         with ThreadPoolExecutor(workers) as pool:
-            yield pool, evaluate
+            yield pool, workers
     finally:
         torch.set_num_threads(threads)
 

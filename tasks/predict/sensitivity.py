@@ -33,6 +33,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, out: Path, progr
         device=device,
         limit=settings.validation_images,
         recalibration_images=settings.recalibration_images,
+        features_mib=settings.features_mib,
     )
     file = out / EVALUATED_FILE
     predictor = AccuracyPredictor(measure_sensitivities(net, images, file, progress))
