@@ -5,11 +5,11 @@
 
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
-and the first `--fit` random ones, and all others are held out. A latency is the second smallest p50 of `--rounds`
-measurements that lie minutes apart, or of up to twice as many, until the two smallest agree within 2 %. The store of tables
-is shared by the networks of a device, in the order given; "known" counts operators that an earlier network has brought.
-Noise: the largest SubNet's p50, measured again after everything else, over its first. DIR keeps what was measured; a second
-run goes on from there.
+and the first `--fit` random ones, and all others are held out. A latency is the median of `--rounds` p50 that lie minutes
+apart, each relative to the largest SubNet's beside it, or of up to twice as many, until its standard error is within 1 %.
+The store of tables is shared by the networks of a device, in the order given; "known" counts operators that an earlier
+network has brought. Noise: the standard deviation of single p50 around their SubNet's mean, as measured. DIR keeps what was
+measured; a second run goes on from there.
 """
 
 import argparse
@@ -31,9 +31,8 @@ from benchmarks.elastic import PRESETS, compiled
 from profiling_agents.client import AgentClient, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
-from tasks.artifacts import read_json, write_json
+from tasks.artifacts import read_json, read_lines, write_json
 from tasks.predict import validate
-from tasks.predict.measure import SubNetMeter
 from tasks.predict.settings import Settings as PredictSettings
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
@@ -78,10 +77,6 @@ def measure(
     result = validate.run(predict, net_folder, own, client, own, Terminal())
     held_out, rows = result["held_out"], result["subnets"]
     sums = np.array([row["sum_ms"] / row["measured_ms"] for row in rows if row["used_for"] == "held out"])
-    net = tailor_ir.load(net_folder)
-    meter = SubNetMeter(net, client, predict.measure, settings.limits)
-    (again,) = meter.measure([net.max_config], own / "again.jsonl", Terminal(), "noise")
-    assert again.p50_ms is not None
     return {
         "network": name,
         "device": device,
@@ -100,8 +95,16 @@ def measure(
         "spread_stated": result["correction"]["spread"],
         "fastest_ms": min(row["measured_ms"] for row in rows),
         "slowest_ms": max(row["measured_ms"] for row in rows),
-        "noise": again.p50_ms / rows[0]["measured_ms"] - 1,
+        "noise": _noise(own / validate.MEASURED_FILE),
     }
+
+
+def _noise(file: Path) -> float:
+    """Relative standard deviation of single p50 around the mean of their SubNet."""
+    times_ms: dict[str, list[float]] = {}
+    for line in read_lines(file):
+        times_ms.setdefault(line["key"], []).append(line["p50_ms"])
+    return float(np.concatenate([np.array(found) / np.mean(found) - 1 for found in times_ms.values()]).std())
 
 
 COLUMNS = {
@@ -125,9 +128,9 @@ COLUMNS = {
 
 
 def _cell(name: str, value: Any) -> str:
-    if name in ("median_error", "within_10_percent", "spread_stated"):
+    if name in ("median_error", "within_10_percent", "spread_stated", "noise"):
         return f"{value:.1%}"
-    if name in ("plain_sum", "noise"):
+    if name == "plain_sum":
         return f"{value:+.1%}"
     if name == "kendall_tau":
         return f"{value:.3f}"

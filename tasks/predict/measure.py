@@ -28,7 +28,8 @@ ATTEMPTS = 2  # while a measurement is noisy
 MOST_ROUNDS = 3  # while the device is not calm
 SLOW = 1.03  # of the reference's best latency
 BEST_QUANTILE = 0.2
-AGREEING = 1.02  # of the faster of two times
+STANDARD_ERROR = 0.01  # of a latency, relative; what several rounds aim at
+MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of a median's standard error to that of a mean, for normal errors
 AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
 
@@ -77,10 +78,11 @@ class SubNetMeter:
     ) -> list[Measurement]:
         """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on.
 
-        What disturbs a device only makes it slower: of several times the second fastest counts, which the fastest confirms.
-        The first SubNet is the reference: it runs before and after every few others. Those beside which it was slower than
-        at its best, by heat or by what shares the device's memory, are measured again, up to `MOST_ROUNDS` times in all;
-        with several `rounds`, so are those whose two fastest times differ, up to twice `rounds`.
+        The first SubNet is the reference: it runs before and after every few others, and a p50 counts relative to the
+        reference's beside it, times the reference's at its best: heat and what shares the device's memory slow both. Of
+        several rounds the median counts, since a model is loaded anew for each, to other places in memory. A SubNet that
+        was never measured beside a calm reference is measured again, up to `MOST_ROUNDS` times in all; with several
+        `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice `rounds`.
         """
         digests = [self.net.space.digest(config) for config in configs]
         by_digest = dict(zip(digests, configs, strict=True))
@@ -99,7 +101,8 @@ class SubNetMeter:
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
-        return [_confirmed(lines[digest]) for digest in digests]
+        best_ms = _best_ms(line for found in lines.values() for line in found)
+        return [_median(lines[digest], best_ms) for digest in digests]
 
     def _lines(
         self, subnets: Sequence[tuple[str, Config]], reference: tuple[str, Config], made: dict[str, ModelJob | str]
@@ -178,13 +181,31 @@ def _settled(lines: Sequence[Line], best_ms: float, rounds: int) -> bool:
     """Whether measuring a SubNet again would tell nothing more."""
     if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(best_ms)):
         return True
-    times_ms = sorted(line["p50_ms"] for line in lines)
-    agreed = rounds == 1 or (len(times_ms) > 1 and times_ms[1] <= AGREEING * times_ms[0])
-    return agreed and any((line.get("reference_ms") or math.inf) <= SLOW * best_ms for line in lines)
+    if rounds == 1:
+        return any((line.get("reference_ms") or math.inf) <= SLOW * best_ms for line in lines)
+    if len(lines) < rounds:
+        return False
+    times_ms = np.array([line["p50_ms"] / _slowdown(line, best_ms) for line in lines])
+    error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
+    return error_ms <= STANDARD_ERROR * float(np.median(times_ms))
 
 
-def _confirmed(lines: Sequence[Line]) -> Measurement:
-    """Of the times of a SubNet the second fastest if there are three, else the fastest; the last failure if there is none."""
-    found = sorted((line for line in lines if line.get("p50_ms") is not None), key=lambda line: line["p50_ms"])
-    line = found[1 if len(found) > 2 else 0] if found else lines[-1]
-    return Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"})
+def _slowdown(line: Line, best_ms: float) -> float:
+    """How much slower than at its best the reference was beside this measurement; 1 where nothing tells."""
+    reference_ms = line.get("reference_ms")
+    return 1.0 if reference_ms is None or math.isnan(best_ms) else float(reference_ms) / best_ms
+
+
+def _median(lines: Sequence[Line], best_ms: float) -> Measurement:
+    """The median of a SubNet's latencies as on a calm device; the rest as in the middle one; the last failure without any."""
+    found = [line for line in lines if line.get("p50_ms") is not None]
+    if not found:
+        return _measurement(lines[-1], {})
+    found.sort(key=lambda line: line["p50_ms"] / _slowdown(line, best_ms))
+    middle = found[(len(found) - 1) // 2]
+    median_ms = float(np.median([line["p50_ms"] / _slowdown(line, best_ms) for line in found]))
+    return _measurement(middle, {"p50_ms": median_ms, "p90_ms": middle["p90_ms"] * median_ms / middle["p50_ms"]})
+
+
+def _measurement(line: Line, changed: Mapping[str, float]) -> Measurement:
+    return Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"} | changed)

@@ -28,12 +28,14 @@ def line(p50_ms: float | None, reference_ms: float | None, state: str = "ok") ->
     return {"key": "a", "state": state, "reason": reason, "reference_ms": reference_ms, **times}
 
 
-def test_of_several_times_the_second_fastest_counts() -> None:
-    lines = [line(12.0, 120.0), line(10.4, 104.0), line(None, 100.0, "failed")]
-    assert measure._confirmed(lines).p50_ms == 10.4
-    found = measure._confirmed([*lines, line(10.0, 130.0)])
-    assert (found.p50_ms, found.p90_ms) == (10.4, 20.8)
-    assert measure._confirmed([line(None, 100.0, "failed")]).reason == "crashed"
+def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
+    lines = [line(12.0, 120.0), line(10.4, 100.0), line(None, 100.0, "failed"), line(9.9, 110.0)]
+    found = measure._median(lines, best_ms=100.0)
+    assert found.p50_ms == pytest.approx(10.0)  # of 10, 10.4 and 9
+    assert found.p90_ms == pytest.approx(20.0)
+    assert measure._median(lines[:2], best_ms=100.0).p50_ms == pytest.approx(10.2)
+    assert measure._median([line(12.0, None)], best_ms=float("nan")).p50_ms == 12.0
+    assert measure._median([line(None, 100.0, "failed")], best_ms=100.0).reason == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -42,9 +44,9 @@ def test_of_several_times_the_second_fastest_counts() -> None:
         ([], False, False),
         ([line(1.0, 102.0)], True, False),
         ([line(1.0, 104.0)], False, False),
-        ([line(1.0, 120.0), line(1.0, 101.0)], True, True),
-        ([line(1.1, 101.0), line(1.0, 101.0)], True, False),
-        ([line(1.1, 101.0), line(1.0, 120.0), line(1.01, 120.0)], True, True),
+        ([line(1.2, 120.0), line(1.01, 101.0)], True, False),
+        ([line(1.2, 120.0), line(1.0, 100.0), line(1.01, 100.0)], True, True),
+        ([line(1.2, 120.0), line(1.0, 120.0), line(1.01, 100.0)], True, False),
         ([line(1.0, 120.0), line(1.0, 120.0)], False, False),
         ([line(None, 120.0, "failed")], True, True),  # again it would fail again
         ([line(1.0, None)], False, False),
@@ -109,6 +111,7 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
     assert max(more.values()) <= most
     reference_ms = {one["reference_ms"] for one in lines}
     assert len(reference_ms) >= rounds * 2  # twelve SubNets, eight at a time
+    best_ms = float(np.quantile([one["reference_ms"] for one in lines], measure.BEST_QUANTILE))
     for one in found:
-        times_ms = sorted(x["p50_ms"] for x in lines if x["key"] == one.key)
-        assert one.p50_ms == times_ms[1 if len(times_ms) > 2 else 0]
+        times_ms = [x["p50_ms"] * best_ms / x["reference_ms"] for x in lines if x["key"] == one.key]
+        assert one.p50_ms == pytest.approx(float(np.median(times_ms)))
