@@ -14,6 +14,7 @@ measured; a second run goes on from there.
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -67,6 +68,9 @@ def measure(
     net_folder = supernet(name, folder)
     own = folder / f"{device} {method}"
     own.mkdir(parents=True, exist_ok=True)
+    for measured in sorted(folder.glob(f"{device} */{validate.MEASURED_FILE}")):  # the same, whatever the method
+        if not (own / measured.name).exists():
+            shutil.copy(measured, own)
     settings = profile.Settings.model_validate({"method": method, "store": work / "luts"})
     cost_file = own / "cost.json"
     if not cost_file.exists():

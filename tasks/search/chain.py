@@ -146,7 +146,11 @@ def _best_order(cardinalities: Sequence[int], scopes: Iterable[frozenset[int]]) 
         for variable in scope:
             neighbours[variable] |= scope - {variable}
     hubs = sorted(neighbours, key=lambda variable: -len(neighbours[variable]))
-    found = [_greedy(cardinalities, neighbours, hubs[:count]) for count in range(min(HUBS, len(hubs)) + 1)]
+    found = [
+        _greedy(cardinalities, neighbours, hubs[:count], whole)
+        for count in range(min(HUBS, len(hubs)) + 1)
+        for whole in (False, True)
+    ]
     cost, order = min(found)
     if cost > LARGEST_TABLE * len(cardinalities):
         raise UserError(
@@ -158,26 +162,51 @@ def _best_order(cardinalities: Sequence[int], scopes: Iterable[frozenset[int]]) 
 
 
 def _greedy(
-    cardinalities: Sequence[int], neighbours: dict[int, set[int]], first: Sequence[int]
+    cardinalities: Sequence[int], neighbours: dict[int, set[int]], first: Sequence[int], whole: bool
 ) -> tuple[int, list[int]]:
-    """Size of all tables, and an order that begins with `first` and then always takes what leaves the smallest frontier."""
+    """Size of all tables, and an order that begins with `first` and then always takes what leaves the smallest frontier.
+
+    whole: of the parts that the decided variables have cut the rest into, one after the other, the hub of each first.
+    """
     order: list[int] = []
     frontier: set[int] = set()
     undecided = set(neighbours)
     total = 0
+
+    def left(decided: set[int]) -> set[int]:
+        return {one for one in frontier | decided if neighbours[one] & (undecided - decided)}
+
+    def size(variables: set[int]) -> int:
+        return prod(cardinalities[one] for one in variables)
+
     while undecided:
-        candidates = [first[len(order)]] if len(order) < len(first) else sorted(_near(frontier, neighbours, undecided))
-        ranked = []
-        for variable in candidates:
-            rest = undecided - {variable}
-            after = {one for one in frontier | {variable} if neighbours[one] & rest}
-            ranked.append((prod(cardinalities[one] for one in after), variable, after))
-        _, chosen, after = min(ranked, key=lambda one: one[:2])
-        total += prod(cardinalities[one] for one in frontier | {chosen})
+        if len(order) < len(first):
+            chosen = first[len(order)]
+        elif whole:
+            part = min(_parts(neighbours, undecided), key=lambda one: (size(left(one)), len(one), min(one)))
+            chosen = min(part, key=lambda one: (-len(neighbours[one] & part), one))
+        else:
+            chosen = min(_near(frontier, neighbours, undecided), key=lambda one: (size(left({one})), one))
+        total += size(frontier | {chosen})
         order.append(chosen)
+        frontier = left({chosen})
         undecided.remove(chosen)
-        frontier = after
     return total, order
+
+
+def _parts(neighbours: dict[int, set[int]], undecided: set[int]) -> list[set[int]]:
+    """The undecided variables, those together that hang together without the decided ones."""
+    parts = []
+    rest = set(undecided)
+    while rest:
+        part: set[int] = set()
+        new = {min(rest)}
+        while new:
+            part |= new
+            new = set().union(*(neighbours[one] for one in new)) & undecided - part
+        parts.append(part)
+        rest -= part
+    return parts
 
 
 def _near(frontier: set[int], neighbours: dict[int, set[int]], undecided: set[int]) -> set[int]:

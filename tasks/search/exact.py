@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tasks.search.chain import Chain, Step, Values
 
 Codes = NDArray[np.int64]
-BEAM = 512
+BEAMS: tuple[int, ...] = (512, 8192)
 MOST_STATES = 200_000
 PRICE_ROUNDS = 60
 SLACK = 1e-12
@@ -65,10 +65,11 @@ def optimum(chain: Chain, budgets: Values, tolerance: float = 1e-3) -> Optimum:
         raise Infeasible(least)
     prices, bound, known = _prices(chain, budgets)
     rest = chain.rest(prices)
-    beam, _ = _through(chain, budgets, prices, rest, _gain(known), BEAM, 0.0)
-    known = known if beam is None else beam
-    if known is not None and known.gain >= bound - SLACK * abs(bound):
-        return known
+    for beam in BEAMS:
+        better, _ = _through(chain, budgets, prices, rest, _gain(known), beam, 0.0)
+        known = known if better is None else better
+        if known is not None and known.gain >= bound - SLACK * abs(bound):
+            return known
     found, error = _through(chain, budgets, prices, rest, _gain(known), None, tolerance)
     best = known if found is None else found
     if best is None:

@@ -33,7 +33,7 @@ def random_tables(rng: np.random.Generator, cardinalities: list[int], *, positiv
     scopes = [(v,) for v in range(count)] + [(v, v + 1) for v in range(count - 1)] + [(0, v) for v in range(2, count)]
     scopes += [(v + 2, v) for v in range(count - 2) if rng.random() < 0.3]
     chosen = [scope for scope in scopes if rng.random() < 0.7] or [(0,)]
-    tables = []
+    tables: list[Table] = []
     for scope in chosen:
         shape = [cardinalities[column] for column in scope]
         tables.append((scope, rng.exponential(size=shape) if positive else rng.normal(size=shape)))
@@ -80,15 +80,15 @@ def test_the_optimum_is_that_of_brute_force(seed: int, constraints: int, share: 
 def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, share: float) -> None:
     chain, _, gain, costs = random_problem(seed, 2)
     budgets = np.quantile(costs, share, axis=1)
-    before = exact.MOST_STATES, exact.BEAM
-    exact.MOST_STATES, exact.BEAM = 8, 1
+    before = exact.MOST_STATES, exact.BEAMS
+    exact.MOST_STATES, exact.BEAMS = 8, (1,)
     try:
         found = optimum(chain, budgets, tolerance=0.05)
     except Infeasible:
         assert not (costs <= (1 - 0.05) * budgets[:, None]).all(axis=0).any()
         return
     finally:
-        exact.MOST_STATES, exact.BEAM = before
+        exact.MOST_STATES, exact.BEAMS = before
     assert 0 <= found.error <= 0.05 + 1e-12
     assert (found.costs <= budgets * (1 + 1e-9)).all()
     tighter = (costs <= (1 - found.error) * budgets[:, None]).all(axis=0)
@@ -114,6 +114,18 @@ def test_variables_that_all_depend_on_each_other_are_refused() -> None:
         UserError, match=r"search\.method=exact: the predictors tie too many variables together.*genetic"
     ):
         Chain(cardinalities, tables, [tables])
+
+
+def test_stages_that_only_the_resolution_ties_together_are_decided_one_after_the_other() -> None:
+    cardinalities = [5]
+    tables: list[Table] = []
+    for _ in range(6):
+        depth = len(cardinalities)
+        cardinalities += [6, *([2, 4] * 5)]
+        for kernel in range(depth + 1, depth + 11, 2):
+            tables.append(((0, depth, kernel, kernel + 1), np.zeros((5, 6, 2, 4))))
+    chain = Chain(cardinalities, tables, [tables])
+    assert max(len(step.gain) for step in chain.steps) == 5 * 6 * 2 * 4
 
 
 def predictors(net: Any, seed: int) -> tuple[LatencyPredictor, AccuracyPredictor]:
