@@ -71,13 +71,13 @@ class Devices:
 
     @contextmanager
     def meter(self, name: str) -> Iterator[Meter]:
-        """What measures many models: the device, exclusive, or all the identical ones at once, each leased in turn."""
+        """What measures many models: the device, or all the identical ones at once; exclusive, until the block ends."""
         if not self.profiles[name].agents:
             with self.exclusive(name) as client:
                 yield client
             return
-        with self._alone(name), self._client_or_anew(name):
-            yield Fleet(self._clients(name))
+        with self._alone(name), self._client_or_anew(name), Fleet(self._clients(name)) as fleet:
+            yield fleet
 
     @contextmanager
     def _alone(self, name: str, turns: bool = False) -> Iterator[None]:

@@ -4,10 +4,12 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, Self
 
-from profiling_agents.client import AgentClient, ModelJob
+from profiling_agents.client import AgentBusyError, AgentClient, ModelJob
 from profiling_agents.messages import AgentError, Capabilities, Measurement, MeasureSettings
 from tasks.errors import UserError
 
@@ -39,13 +41,56 @@ class _End:
     error: BaseException | None = None
 
 
+class _Member:
+    """One device, and its lease from the first use until it is lost or given back."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self.client = client
+        self._lease = ExitStack()
+        self._held = False
+
+    def lease(self) -> None:
+        """Take the lease unless it is held; AgentError when the device is away, AgentBusyError when it is not free."""
+        if not self._held:
+            self._lease.enter_context(self.client.lease(ttl_s=LEASE_TTL_S))
+            self._held = True
+
+    def release(self) -> None:
+        """Give the lease back, if there is one."""
+        self._held = False
+        self._lease.close()
+
+
 class Fleet:
-    """Clients of devices with equal fingerprints, whose leases are taken when they measure."""
+    """Clients of devices with equal fingerprints. Use as a context, which holds their leases until it ends.
+
+    It takes all of them or none, so that two runs never share the work without knowing. One that is away when it begins
+    is asked again while there is work.
+    """
 
     def __init__(self, clients: Sequence[AgentClient], *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         assert clients
-        self._clients = tuple(clients)
+        self._members = tuple(_Member(client) for client in clients)
         self._first_pause_s = first_pause_s
+
+    def __enter__(self) -> Self:
+        """AgentBusyError when one is leased by another client, AgentError when none can be reached."""
+        lost: list[AgentError] = []
+        for member in sorted(self._members, key=lambda one: one.client.url):  # of two runs one has them all
+            try:
+                member.lease()
+            except AgentBusyError:
+                self.__exit__()
+                raise
+            except AgentError as error:
+                lost.append(error)
+        if len(lost) == len(self._members):
+            raise lost[0]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            member.release()
 
     def capabilities(self) -> Capabilities:
         """What the devices are. UserError when one differs; AgentError when none can be asked."""
@@ -76,8 +121,8 @@ class Fleet:
         work = _Work(iter(jobs))
         results: queue.Queue[Measurement | _End] = queue.Queue(RESULTS_AHEAD)
         threads = [
-            threading.Thread(target=self._serve, args=(client, settings, work, results), daemon=True)
-            for client in self._clients
+            threading.Thread(target=self._serve, args=(member, settings, work, results), daemon=True)
+            for member in self._members
         ]
         for thread in threads:
             thread.start()
@@ -100,16 +145,16 @@ class Fleet:
     def _found(self) -> tuple[list[tuple[str, Capabilities]], list[AgentError]]:
         found: list[tuple[str, Capabilities]] = []
         lost: list[AgentError] = []
-        for client in self._clients:
+        for member in self._members:
             try:
-                found.append((client.url, client.capabilities()))
+                found.append((member.client.url, member.client.capabilities()))
             except AgentError as error:
                 lost.append(error)
         return found, lost
 
     def _serve(
         self,
-        client: AgentClient,
+        member: _Member,
         settings: MeasureSettings | None,
         work: "_Work",
         results: "queue.Queue[Measurement | _End]",
@@ -119,11 +164,12 @@ class Fleet:
         while True:
             before = work.done
             try:
-                with client.lease(ttl_s=LEASE_TTL_S):
-                    _work_off(client, settings, work, results.put)
+                member.lease()
+                _work_off(member.client, settings, work, results.put)
                 results.put(_End())
                 return
             except AgentError as error:
+                member.release()
                 failures = 1 if work.done > before else failures + 1
                 if failures >= ATTEMPTS:
                     results.put(_End(error))
@@ -143,10 +189,12 @@ class _Work:
 
     def __init__(self, jobs: Iterator[ModelJob]) -> None:
         self._jobs = jobs
+        self._drawing = threading.Lock()  # making a job may take seconds, in which others are done with theirs
         self._returned: deque[ModelJob] = deque()
         self._changed = threading.Condition()
         self._out = 0
         self._drained = False
+        self._broken = False
         self._stopped = False
         self.done = 0
 
@@ -154,18 +202,39 @@ class _Work:
     def finished(self) -> bool:
         """Whether every job has its result."""
         with self._changed:
-            return self._drained and not self._returned and not self._out
+            return self._drained and not self._broken and not self._returned and not self._out
 
     def take(self) -> list[ModelJob]:
         """The next jobs; waits while others may still fail. Empty: it is over."""
-        with self._changed:
-            while not self._over():
-                batch = self._next()
-                if batch:
-                    self._out += len(batch)
-                    return batch
-                self._changed.wait(timeout=1.0)
-            return []
+        while True:
+            with self._changed:
+                if self._over():
+                    return []
+                batch = [self._returned.popleft() for _ in range(min(BATCH_JOBS, len(self._returned)))]
+                self._out += len(batch)
+                if not batch and self._drained:
+                    self._changed.wait(timeout=1.0)
+                    continue
+            batch = batch or self._draw()
+            if batch:
+                return batch
+
+    def _draw(self) -> list[ModelJob]:
+        """The next jobs that were never out."""
+        with self._drawing:
+            if self._drained or self._stopped:
+                return []
+            try:
+                batch = list(islice(self._jobs, BATCH_JOBS))
+            except BaseException:
+                self._broken = True
+                self.stop()
+                raise
+            with self._changed:
+                self._drained = len(batch) < BATCH_JOBS
+                self._out += len(batch)
+                self._changed.notify_all()
+            return batch
 
     def finish(self) -> None:
         """One result has come."""
@@ -199,19 +268,6 @@ class _Work:
 
     def _over(self) -> bool:
         return self._stopped or (self._drained and not self._returned and not self._out)
-
-    def _next(self) -> list[ModelJob]:
-        batch: list[ModelJob] = []
-        while len(batch) < BATCH_JOBS and self._returned:
-            batch.append(self._returned.popleft())
-        while len(batch) < BATCH_JOBS and not self._drained:
-            job = next(self._jobs, None)
-            if job is None:
-                self._drained = True
-                self._changed.notify_all()
-            else:
-                batch.append(job)
-        return batch
 
 
 def _work_off(

@@ -3,7 +3,9 @@
 Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,16 +90,34 @@ def measure_subnets(
     capabilities = meter.capabilities()
     maker = _Maker(net, "ncnn" in capabilities.formats, limits)
     todo = [(key, config) for key, config in by_key.items() if key not in known]
-    with progress.bar("profile in situ", len(by_key), len(known)) as bar:
+    made: dict[str, WholeSubNet] = {}
+    failed: deque[Measurement] = deque()
+
+    def jobs() -> Iterator[ModelJob]:
+        """As a device gets free; with several devices in the thread of any of them."""
         for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, capabilities):
-            by_job = {subnet.job.key: subnet for subnet in subnets}
-            jobs: list[ModelJob] = [subnet.job for subnet in subnets]
-            for measurement in [*failures, *(meter.measure(jobs, settings) if jobs else ())]:
-                line = _line(measurement, by_key[measurement.key], by_job.get(measurement.key))
-                append_line(file, line)
-                known[measurement.key] = line
-                bar.advance()
+            failed.extend(failures)
+            for subnet in subnets:
+                made[subnet.job.key] = subnet
+                yield subnet.job
+
+    with progress.bar("profile in situ", len(by_key), len(known)) as bar, closing(jobs()) as stream:
+        for measurement in _with_failures(meter.measure(stream, settings), failed):
+            line = _line(measurement, by_key[measurement.key], made.pop(measurement.key, None))
+            append_line(file, line)
+            known[measurement.key] = line
+            bar.advance()
     return [known[key] for key in by_key]
+
+
+def _with_failures(measured: Iterator[Measurement], failed: deque[Measurement]) -> Iterator[Measurement]:
+    """What was measured, and between it what failed before it came to a device."""
+    for measurement in measured:
+        yield measurement
+        while failed:
+            yield failed.popleft()
+    while failed:
+        yield failed.popleft()
 
 
 def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:

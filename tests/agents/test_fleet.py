@@ -10,7 +10,7 @@ import pytest
 
 from flows.config import DeviceProfile
 from flows.devices import Devices
-from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob
+from profiling_agents.client import AgentBusyError, AgentClient, AgentError, MeasureSettings, ModelJob
 from tasks.errors import UserError
 from tasks.fleet import Fleet
 
@@ -30,7 +30,8 @@ def test_two_devices_share_the_work_and_each_job_has_one_result() -> None:
     with ExitStack() as stack:
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
         clients = [client_of(stack, printed["agent ready"]) for _, printed in agents]
-        results = list(Fleet(clients).measure(jobs(60), STEADY))
+        with Fleet(clients) as fleet:
+            results = list(fleet.measure(jobs(60), STEADY))
     assert Counter(result.key for result in results) == Counter(f"{index}" for index in range(60))
     assert {result.state for result in results} == {"ok"}
     assert [result.key for result in results] != [f"{index}" for index in range(60)]
@@ -41,7 +42,8 @@ def test_what_a_dying_device_had_is_measured_by_the_other_and_nothing_twice() ->
         agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
         clients = [client_of(stack, printed["agent ready"]) for _, printed in agents]
         results = []
-        for result in Fleet(clients, first_pause_s=0.1).measure(jobs(60), STEADY):
+        fleet = stack.enter_context(Fleet(clients, first_pause_s=0.1))
+        for result in fleet.measure(jobs(60), STEADY):
             results.append(result)
             if len(results) == 15:
                 agents[0][0].kill()
@@ -54,7 +56,8 @@ def test_a_device_that_comes_back_works_again() -> None:
         first, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
         url = printed["agent ready"]
         results = []
-        for result in Fleet([client_of(stack, url)], first_pause_s=0.5).measure(jobs(40), STEADY):
+        fleet = stack.enter_context(Fleet([client_of(stack, url)], first_pause_s=0.5))
+        for result in fleet.measure(jobs(40), STEADY):
             results.append(result)
             if len(results) == 10:
                 first.kill()
@@ -70,7 +73,7 @@ def test_the_death_of_the_last_device_is_an_error_after_what_was_measured() -> N
     def measure() -> None:
         with ExitStack() as stack:
             agent, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
-            fleet = Fleet([client_of(stack, printed["agent ready"])], first_pause_s=0.1)
+            fleet = stack.enter_context(Fleet([client_of(stack, printed["agent ready"])], first_pause_s=0.1))
             for result in fleet.measure(jobs(40), STEADY):
                 results.append(result)
                 if len(results) == 5:
@@ -85,7 +88,8 @@ def test_a_device_that_is_away_from_the_start_is_left_out() -> None:
     with ExitStack() as stack:
         _, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
         clients = [client_of(stack, "http://127.0.0.1:1"), client_of(stack, printed["agent ready"])]
-        assert len(list(Fleet(clients, first_pause_s=0.1).measure(jobs(5)))) == 5
+        with Fleet(clients, first_pause_s=0.1) as fleet:
+            assert len(list(fleet.measure(jobs(5)))) == 5
 
 
 def test_devices_that_differ_are_refused() -> None:
@@ -93,8 +97,60 @@ def test_devices_that_differ_are_refused() -> None:
         options = [NCNN, ("--backend", "onnxruntime")]
         agents = [stack.enter_context(processes.started([*one, "--port", "0"])) for one in options]
         clients = [client_of(stack, printed["agent ready"]) for _, printed in agents]
-        with pytest.raises(UserError, match=r"agents: .* is not the same device as .* \(differs in backend, "):
-            list(Fleet(clients).measure(jobs(1)))
+        line = r"agents: .* is not the same device as .* \(differs in backend, "
+        with Fleet(clients) as fleet, pytest.raises(UserError, match=line):
+            list(fleet.measure(jobs(1)))
+
+
+def test_leases_are_held_from_one_measuring_to_the_next_and_given_back_at_the_end() -> None:
+    with ExitStack() as stack:
+        agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
+        urls = [printed["agent ready"] for _, printed in agents]
+        others = [client_of(stack, url) for url in urls]
+        with Fleet([client_of(stack, url) for url in urls]) as fleet:
+            for _ in range(2):
+                assert len(list(fleet.measure(jobs(9)))) == 9
+                for other in others:
+                    with pytest.raises(AgentBusyError, match="leased by another client"), other.lease():
+                        pass
+        for other in others:
+            assert [result.state for result in other.measure(jobs(1))] == ["ok"]
+
+
+def test_a_fleet_takes_all_of_its_devices_or_none() -> None:
+    with ExitStack() as stack:
+        agents = [stack.enter_context(processes.started([*NCNN, "--port", "0"])) for _ in range(2)]
+        urls = [printed["agent ready"] for _, printed in agents]
+        others = [client_of(stack, url) for url in urls]
+        clients = [client_of(stack, url) for url in (*urls, "http://127.0.0.1:1")]
+        for other, free in (others, others[::-1]):
+            with other.lease():
+                with pytest.raises(AgentBusyError, match="leased by another client"), Fleet(clients):
+                    pass
+                with free.lease():
+                    pass
+        with Fleet(clients, first_pause_s=0.1) as fleet:
+            results = list(fleet.measure(jobs(20)))
+    assert Counter(result.key for result in results) == Counter(f"{index}" for index in range(20))
+
+
+def test_a_fleet_without_devices_that_answer_is_one_line() -> None:
+    with ExitStack() as stack:
+        clients = [client_of(stack, f"http://127.0.0.1:{port}") for port in (1, 2)]
+        with pytest.raises(AgentError, match=r"agent http://127\.0\.0\.1:1: not reachable"), Fleet(clients):
+            pass
+
+
+def test_a_lease_that_was_lost_between_two_measurings_is_taken_again() -> None:
+    with ExitStack() as stack:
+        agent, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
+        url = printed["agent ready"]
+        with Fleet([client_of(stack, url)], first_pause_s=0.1) as fleet:
+            assert len(list(fleet.measure(jobs(3)))) == 3
+            agent.kill()
+            agent.wait()
+            stack.enter_context(processes.started([*NCNN, "--port", url.rpartition(":")[2]]))
+            assert [result.key for result in fleet.measure(jobs(3))] == ["0", "1", "2"]
 
 
 def test_jobs_stay_lazy_their_faults_arrive_and_leaving_ends_the_threads() -> None:
@@ -108,7 +164,7 @@ def test_jobs_stay_lazy_their_faults_arrive_and_leaving_ends_the_threads() -> No
 
     with ExitStack() as stack:
         _, printed = stack.enter_context(processes.started([*NCNN, "--port", "0"]))
-        fleet = Fleet([client_of(stack, printed["agent ready"])])
+        fleet = stack.enter_context(Fleet([client_of(stack, printed["agent ready"])]))
         stream = fleet.measure(broken(), STEADY)
         assert next(stream).key == "0"
         assert len(made) < 30

@@ -1,0 +1,155 @@
+"""Profiling on several identical devices: all of them work, one may die, and nobody measures what another has."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from profiling_agents.client import AgentBusyError, AgentClient
+from profiling_agents.messages import MeasureSettings
+from tasks import enumerate as enumeration
+from tasks import profile
+from tasks.artifacts import read_lines
+from tasks.fleet import Fleet
+from tasks.progress import Silent
+from tests.agents import agent_processes as processes
+
+ONNXRUNTIME = ("--backend", "onnxruntime", "--port", "0")
+QUICK = profile.Settings(
+    measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1),
+    subnet=MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0, layers_ms=20.0),
+    flush_s=0.05,
+)
+ALONE = QUICK.model_copy(update={"method": "alone"})
+
+
+@pytest.fixture(scope="module")
+def operators(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operators")
+    enumeration.run(supernet, folder, Silent())
+    return folder
+
+
+@contextmanager
+def fleet_of(urls: list[str]) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(AgentClient(url, processes.TOKEN, patience_s=0.5)) for url in urls]
+        yield stack.enter_context(Fleet(clients, first_pause_s=0.1))
+
+
+class Acting(Silent):
+    """Does something when so many SubNets or operators are measured."""
+
+    def __init__(self, after: int, action) -> None:
+        self.left, self.action = after, action
+
+    @contextmanager
+    def bar(self, name, total, done=0):
+        with super().bar(name, total, done) as inner:
+            outer = self
+
+            class Bar:
+                def advance(self, count: int = 1) -> None:
+                    inner.advance(count)
+                    outer.left -= count
+                    if outer.left == 0:
+                        outer.action()
+
+            yield Bar()
+
+
+@pytest.mark.parametrize("settings", [QUICK, ALONE], ids=["in situ", "alone"])
+def test_a_device_that_dies_in_the_middle_costs_no_operator(
+    supernet: Path, operators: Path, tmp_path: Path, settings: profile.Settings
+) -> None:
+    with ExitStack() as stack:
+        agents = [stack.enter_context(processes.started(ONNXRUNTIME)) for _ in range(2)]
+        fleet = stack.enter_context(fleet_of([printed["agent ready"] for _, printed in agents]))
+        killing = Acting(5, agents[0][0].kill)
+        result = profile.run(settings, operators, fleet, tmp_path, killing, supernet)
+    assert killing.left < 0
+    total = len(enumeration.read_operators(operators))
+    assert (result["measured_now"], result["lut"]["entries"], result["lut"]["failed"]) == (total, total, 0)
+    lines = [line["key"] for line in read_lines(tmp_path / profile.SUBNETS_FILE)]
+    assert len(lines) == len(set(lines))
+
+
+def test_all_devices_measure_subnets_at_the_same_time(supernet: Path, operators: Path, tmp_path: Path) -> None:
+    """With one device, SubNets come in the order in which they were chosen."""
+    orders = []
+    for count in (1, 2):
+        with ExitStack() as stack:
+            agents = [stack.enter_context(processes.started(ONNXRUNTIME)) for _ in range(count)]
+            fleet = stack.enter_context(fleet_of([printed["agent ready"] for _, printed in agents]))
+            out = tmp_path / f"{count}"
+            out.mkdir()
+            profile.run(QUICK, operators, fleet, out, Silent(), supernet)
+        orders.append([line["key"] for line in read_lines(out / profile.SUBNETS_FILE)])
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
+def test_two_runs_on_the_same_devices_measure_nothing_twice(supernet: Path, operators: Path, tmp_path: Path) -> None:
+    """The second waits for the devices, and finds what the first has left in the store."""
+    settings = ALONE.model_copy(update={"store": tmp_path / "luts"})
+    measured: dict[str, int] = {}
+
+    def run(name: str, urls: list[str]) -> None:
+        while name not in measured:
+            try:
+                with fleet_of(urls) as fleet:
+                    found = profile.run(settings, operators, fleet, tmp_path / name, Silent(), supernet)
+                    measured[name] = found["measured_now"]
+            except AgentBusyError:
+                continue
+
+    with ExitStack() as stack:
+        agents = [stack.enter_context(processes.started(ONNXRUNTIME)) for _ in range(2)]
+        urls = [printed["agent ready"] for _, printed in agents]
+        threads = [threading.Thread(target=run, args=(name, urls)) for name in ("one", "other")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert sorted(measured.values()) == [0, len(enumeration.read_operators(operators))]
+
+
+def test_a_killed_run_leaves_its_device_to_the_next_which_measures_the_rest(
+    supernet: Path, operators: Path, tmp_path: Path
+) -> None:
+    """The agent is no child of the run: its lease has to expire."""
+    settings = ALONE.model_copy(update={"store": tmp_path / "luts", "measure": MeasureSettings(time_cap_ms=50.0)})
+    script = """
+        import sys
+        from pathlib import Path
+        from profiling_agents.client import AgentClient
+        from tasks import profile
+        from tasks.progress import Silent
+        url, token, operators, out, settings = sys.argv[1:]
+        with AgentClient(url, token) as client, client.lease(ttl_s=2.0):
+            profile.run(profile.Settings.model_validate_json(settings), Path(operators), client, Path(out), Silent())
+    """
+    with processes.started(ONNXRUNTIME) as (_, printed):
+        url = printed["agent ready"]
+        words = [url, processes.TOKEN, str(operators), str(tmp_path / "one"), settings.model_dump_json()]
+        with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *words]) as run:
+            assert processes.soon(lambda: len(list((tmp_path / "luts").rglob("part-*"))) >= 3, within_s=60.0)
+            run.send_signal(signal.SIGKILL)
+        assert run.returncode == -signal.SIGKILL
+        killed_s = time.monotonic()
+        with AgentClient(url, processes.TOKEN) as client:
+            with pytest.raises(AgentBusyError), client.lease():
+                pass
+            with client.lease(wait_s=10.0):
+                assert time.monotonic() - killed_s < 5.0
+                known = len(profile.open_table(settings, tmp_path / "luts", client.capabilities()).entries())
+                result = profile.run(settings, operators, client, tmp_path / "two", Silent())
+    assert 3 <= known < result["lut"]["entries"]
+    assert (result["known"], result["lut"]["failed"]) == (known, 0)
