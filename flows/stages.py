@@ -190,7 +190,7 @@ def latency(run: Run, config: CommonConfig, device: str, supernet: Path, profile
 
 
 @_stage("resources")
-def resources(run: Run, config: CommonConfig, device: str, supernet: Path, timed: Output) -> Output:
+def resources(run: Run, config: CommonConfig, device: str, supernet: Path, profiled: Output, timed: Output) -> Output:
     """Memory, multiply-accumulates, parameters and energy of SubNets on one device, on which `timed` measured some."""
     settings = config.resources_of(device)
     batch = config.device[device].batch
@@ -200,13 +200,17 @@ def resources(run: Run, config: CommonConfig, device: str, supernet: Path, timed
         settings=settings.model_dump(mode="json") | ({} if batch == 1 else {"batch": batch}),
         inputs=(
             supernet,
+            profiled.folder / tasks.profile.LUT_FOLDER,
             timed.folder / tasks.predict.validate.LATENCY_FILE,
             timed.folder / tasks.predict.validate.VALIDATION_FILE,
         ),
         artifacts=(tasks.predict.resources.RESOURCES_FILE,),
     )
     return _finish(
-        run.execute(stage, lambda out, _: tasks.predict.resources.run(settings, supernet, out, timed.folder, batch))
+        run.execute(
+            stage,
+            lambda out, _: tasks.predict.resources.run(settings, supernet, out, timed.folder, batch, profiled.folder),
+        )
     )
 
 

@@ -38,7 +38,9 @@ def tailor(
         return run.results(*profiled.values())
     accuracy = stages.sensitivities(run, config, trained)
     latency = _on_devices(run, config, lambda name: stages.latency.submit(run, config, name, compiled, profiled[name]))
-    needs = _on_devices(run, config, lambda name: stages.resources.submit(run, config, name, compiled, latency[name]))
+    needs = _on_devices(
+        run, config, lambda name: stages.resources.submit(run, config, name, compiled, profiled[name], latency[name])
+    )
     if until == "predict":
         return run.results(accuracy, *latency.values(), *needs.values())
     found = _on_devices(

@@ -14,7 +14,7 @@ from profiling_agents.messages import Capabilities, MeasureSettings
 from tasks.enumerate import read_operators
 from tasks.insitu.cover import covering_codes
 from tasks.lut import Entry, Lut
-from tasks.profile import STORE_FOLDER, Operators, Settings, open_table, unknown
+from tasks.profile import STORE_FOLDER, Operators, Settings, open_table, unknown, unknown_alone
 
 HANDLING_MS = 15.0
 """Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
@@ -48,16 +48,19 @@ def plan(
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
     `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
-    else, and of SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not in it.
+    else, and of SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not in it. Operators whose
+    times come from SubNets are measured alone, too, where their energy is asked for.
     """
     operators = read_operators(operators_folder)
     lut = open_table(settings, settings.store or operators_folder / STORE_FOLDER, capabilities)
     known = [entry for digest in operators if (entry := lut.get(digest))]
     missing = unknown(settings, lut, operators)
-    todo = [feature.operator for feature in missing.values()]
+    metered = unknown_alone(settings, lut, operators, capabilities) if settings.meters(capabilities) else {}
+    todo = [feature.operator for feature in {**missing, **metered}.values()]
     costs = Costs.of(lut, settings.measure)
     subnets = _subnets(missing, supernet, batch) if settings.method == "in situ" else None
-    estimated_ms = sum(map(costs.ms, todo)) if subnets is None else subnets * _subnet_ms(settings.subnet)
+    alone = [feature.operator for feature in (missing if subnets is None else metered).values()]
+    estimated_ms = sum(map(costs.ms, alone)) + (subnets or 0) * _subnet_ms(settings.subnet)
     return {
         "description": lut.device.description,
         "store": str(lut.folder),

@@ -1,10 +1,10 @@
 """Stage "profile": measure every unique operator once on one device, into its look-up table.
 
 Operators are measured in situ, inside a few whole SubNets (`tasks.insitu`), or alone, each as a model of its own.
-What no SubNet gave is measured alone. The table is part of a store that networks and runs share. What is already in
-it is not measured again, for whichever network it was measured, so a killed run goes on; the stage's own folder gets
-a copy of this network's entries. While a device elsewhere measures one batch, the next is made and converted to the
-format that the device takes.
+What no SubNet gave is measured alone, and all operators are where their energy is asked for. The table is part of a store
+that networks and runs share. What is already in it is not measured again, for whichever network it was measured, so a
+killed run goes on; the stage's own folder gets a copy of this network's entries. While a device elsewhere measures one
+batch, the next is made and converted to the format that the device takes.
 """
 
 import time
@@ -70,6 +70,10 @@ class Settings(BaseModel):
         settings = self.measure if method == "alone" else self.subnet
         return settings_text(settings.model_dump(mode="json"))
 
+    def meters(self, capabilities: Capabilities) -> bool:
+        """Whether operators are measured alone for their energy, wherever their time comes from."""
+        return self.measure.energy_ms > 0 and bool(capabilities.power_sensors)
+
     @property
     def methods(self) -> tuple[Method, ...]:
         """In order of trust, those of the table."""
@@ -111,6 +115,23 @@ def unknown(settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeatur
     }
 
 
+def unknown_alone(
+    settings: Settings, lut: Lut, operators: Operators, capabilities: Capabilities, since: str = ""
+) -> Operators:
+    """Those of `operators` that are measured by themselves: since no SubNet gave their time, or for their energy."""
+    in_situ = settings.method == "in situ" and not settings.meters(capabilities)
+    given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
+    return {
+        digest: one
+        for digest, one in operators.items()
+        if digest not in given and settings.measures(lut.of_method(digest, "alone"), since)
+    }
+
+
+def _succeeded(entry: Entry | None) -> bool:
+    return entry is not None and entry.state != "failed"
+
+
 def run(
     settings: Settings,
     operators_folder: Path,
@@ -138,30 +159,23 @@ def run(
         file = out_folder / SUBNETS_FILE
         text = settings.measured_with("in situ")
         lut.append(insitu.entries(net, todo, meter, settings.subnet, text, settings.limits, file, progress))
-    alone = {digest: one for digest, one in todo.items() if _alone(settings, lut, digest, since)}
+    alone = unknown_alone(settings, lut, operators, capabilities, since)
     if alone:
         with progress.bar("profile", total=len(alone)) as bar:
             fill(settings, lut, alone, capabilities, meter, bar)
-    wall_s = time.perf_counter() - start
+    wall_s, measured = time.perf_counter() - start, len(todo.keys() | alone.keys())
     own = lut.snapshot(out_folder / LUT_FOLDER, operators)
     own.require(operators.values())
     return {
         "device": capabilities.model_dump(mode="json"),
         "store": str(lut.folder),
-        "known": len(operators) - len(todo),
-        "measured_now": len(todo),
+        "known": len(operators) - measured,
+        "measured_now": measured,
         "not_valid": list(lut.invalid),  # in the store, and measured now in their place
         "wall_s": round(wall_s, 3),
-        "operators_per_s": round(len(todo) / wall_s, 2) if todo else None,
+        "operators_per_s": round(measured / wall_s, 2) if measured else None,
         "lut": own.summary(),
     }
-
-
-def _alone(settings: Settings, lut: Lut, digest: str, since: str) -> bool:
-    """Whether an operator is measured by itself: always so, or because no SubNet gave its time."""
-    in_situ = lut.of_method(digest, "in situ")
-    given = settings.method == "in situ" and in_situ is not None and in_situ.state != "failed"
-    return not given and settings.measures(lut.of_method(digest, "alone"), since)
 
 
 def _since(file: Path) -> str:

@@ -87,8 +87,12 @@ class Lut:
             self._take(entry)
 
     def snapshot(self, folder: Path, digests: Iterable[str]) -> "Lut":
-        """A table of these operators alone in a folder of its own, in one part; equal entries make equal files."""
-        chosen = [entry for digest in sorted(set(digests)) if (entry := self.get(digest))]
+        """A table of these operators alone in a folder of its own, in one part; equal entries make equal files.
+
+        The entry of each that counts, and the one that has its energy, where that is another.
+        """
+        found = ((self.get(digest), self._metered(digest)) for digest in sorted(set(digests)))
+        chosen = [entry for both in found for entry in dict.fromkeys(both) if entry is not None]
         parts.write(folder, [row_of(self.device, entry) for entry in chosen], SNAPSHOT)
         return Lut.open(folder, self.device, methods=self.methods)
 
@@ -105,6 +109,17 @@ class Lut:
     def of_method(self, digest: str, method: Method) -> Entry | None:
         """The entry of an operator that one method gave."""
         return self._entries.get(digest, {}).get(method)
+
+    def energies_mj(self) -> dict[str, float]:
+        """Energy of one run [mJ] of each operator (by digest) of which the device's sensors told it, by any method."""
+        metered = ((digest, self._metered(digest)) for digest in self._entries)
+        return {digest: entry.energy_mj for digest, entry in metered if entry is not None and entry.energy_mj}
+
+    def _metered(self, digest: str) -> Entry | None:
+        """The entry of an operator that has an energy: of the first method with one."""
+        found = self._entries.get(digest, {})
+        inorder = (found[method] for method in self.methods if method in found)
+        return next((entry for entry in inorder if entry.energy_mj), None)
 
     def missing(self, digests: Iterable[str]) -> Iterator[str]:
         """Those without an entry; an operator that failed has one."""
@@ -145,6 +160,7 @@ class Lut:
             "fused": sum(entry.state == "fused" for entry in entries),
             "failed": len(failed),
             "noisy": sum(entry.noisy for entry in ok),
+            "with_energy": len(self.energies_mj()),
             "median_spread": spreads[len(spreads) // 2] if spreads else None,
             "methods": dict(Counter(entry.method for entry in entries).most_common()),
             "operators": dict(Counter(entry.operator for entry in entries).most_common()),

@@ -8,6 +8,9 @@ levels before it cannot hold: nothing when the operator's working set fits into 
 else its inputs and results, or that bound for the size of the level before. Weights are read once for each inference:
 from the last cache when all weights of the SubNet fit into it, else from DRAM.
 
+Where the device's sensors told the energy of operators, that counts instead, and the model, scaled to agree with it on
+the operators that have both, stands in for the rest.
+
 The constants are those of a 45 nm process at 0.9 V (Horowitz, ISSCC 2014, figure 1.1.9): 3.7 pJ for a multiplication and
 0.9 pJ for an addition in fp32; for 64 bits 20 pJ from a cache of 32 KiB, 100 pJ from one of 1 MiB, and 1.3 to 2.6 nJ from
 DRAM (the middle is taken). Other processes have other constants: the model compares SubNets, it is no power meter.
@@ -17,6 +20,7 @@ Instructions, static power, and operators without multiply-accumulates beyond th
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 import numpy as np
@@ -74,11 +78,19 @@ def operator_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> fl
     return total_pj * MJ
 
 
+def lone_energy_mj(feature: OperatorFeature, settings: EnergySettings) -> float:
+    """Energy of one operator that runs again and again by itself [mJ], batch 1: its own weights stay in a cache if they fit."""
+    bytes_ = FLOAT_BYTES * feature.parameters
+    cached = bytes_ <= settings.cache_bytes[-1]
+    pj_per_byte = settings.cache_pj_per_byte[-1] if cached else settings.dram_pj_per_byte
+    return operator_energy_mj(feature, settings) + bytes_ * pj_per_byte * MJ
+
+
 class EnergyPredictor:
     """Predicts energy [mJ] of one sample for codes (n, V).
 
-    `operators`: sums of the operators' energies. `weights`: elements that are read once for each inference, of operators
-    whose energy is not measured. `calibration`: by whole SubNets, and the latencies that it goes by.
+    `operators`: sums of the operators' energies. `weights`: elements that are read once for each inference, where no
+    operator's energy is measured. `calibration`: by whole SubNets, and the latencies that it goes by.
     """
 
     def __init__(
@@ -92,20 +104,28 @@ class EnergyPredictor:
 
     @classmethod
     def compile(
-        cls, net: SuperNet, settings: EnergySettings, measured_mj: Mapping[str, float | None] | None = None
+        cls,
+        net: SuperNet,
+        settings: EnergySettings,
+        measured_mj: Mapping[str, float | None] | None = None,
+        batch: int = 1,
     ) -> Self:
         """Tables from the operators of a SuperNet.
 
-        measured_mj: operators' digests -> what a power sensor said, which takes precedence. None and 0 are unknown: a
-        sensor that does not see the operator reads 0.
+        measured_mj: operators' digests -> what a power sensor said of one run, of `batch` samples; the operators' sum, where
+        there are any. None and 0 are unknown (a sensor that does not see the operator reads 0): then the analytic model,
+        scaled to the others.
         """
-        known = {digest: mj for digest, mj in (measured_mj or {}).items() if mj}
         unique = net.unique_operators()
-        energies, weights = {}, {}
-        for feature in unique:
-            measured = known.get(feature.digest) if known else None
-            energies[feature] = operator_energy_mj(feature, settings) if measured is None else measured
-            weights[feature] = feature.parameters if measured is None else 0
+        known = {f: mj for f in unique if (mj := (measured_mj or {}).get(f.digest))}
+        if known:
+            model = {feature: lone_energy_mj(feature, settings) for feature in unique}
+            scale = median(mj / model[feature] if model[feature] else 1.0 for feature, mj in known.items())
+            energies = {feature: known.get(feature, scale * model[feature]) / batch for feature in unique}
+            weights = dict.fromkeys(unique, 0)
+        else:
+            energies = {feature: operator_energy_mj(feature, settings) for feature in unique}
+            weights = {feature: feature.parameters for feature in unique}
         return cls(settings, Sums.compile(net, energies), Sums.compile(net, weights))
 
     def calibrated(self, latency: LatencyPredictor, codes: Codes, measured_mj: Values) -> "EnergyPredictor":

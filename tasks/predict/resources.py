@@ -1,7 +1,8 @@
 """Stage "resources": what SubNets need on one device besides time: memory, multiply-accumulates, parameters, energy.
 
 Nothing is run and no device is asked: memory and counts follow from the SuperNet and from what the settings say of the
-device; energy too, unless the SubNets that were timed on the device have measured energies: then it is calibrated by them.
+device. So does energy, unless the look-up table has energies of operators, which are then summed up, or the SubNets that were
+timed on the device have measured energies, which it is calibrated by; best both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ import tailor_ir
 from tailor_ir import SuperNet
 from tailor_ir.steps import Rules
 from tasks.artifacts import read_json, write_json
+from tasks.lut import Lut
 from tasks.predict.calibration import FEWEST_SUBNETS
-from tasks.predict.counts import mac_sums
+from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MIB, MemoryPredictor
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE, errors
+from tasks.profile import LUT_FOLDER
 
 MACS_FILE = "macs.json"
 PARAMETERS_FILE = "parameters.json"
@@ -48,18 +51,25 @@ class Settings(EnergySettings):
         return EnergySettings.model_validate(self.model_dump(include=set(EnergySettings.model_fields)))
 
 
-def run(settings: Settings, supernet: Path, out: Path, latency: Path | None = None, batch: int = 1) -> dict[str, Any]:
+def run(
+    settings: Settings,
+    supernet: Path,
+    out: Path,
+    latency: Path | None = None,
+    batch: int = 1,
+    profiled: Path | None = None,
+) -> dict[str, Any]:
     """Write the predictors, and what they say of the largest and the smallest SubNet; of one sample.
 
-    `latency`: folder of the device's latency stage, whose SubNets ran in batches of `batch`; None: nothing was measured.
-    Memory needs no file: `MemoryPredictor.compile` reads it off the SuperNet.
+    `latency`, `profiled`: folders of the device's latency and profile stages, which ran in batches of `batch`; None: nothing
+    was measured. Memory needs no file: `MemoryPredictor.compile` reads it off the SuperNet.
     """
     net = tailor_ir.load(supernet)
-    memory, macs = MemoryPredictor.compile(net, settings.rules), mac_sums(net)
-    parameters, energy = memory.parameters, EnergyPredictor.compile(net, settings.energy)
-    result: dict[str, Any] = {"energy_from": "model"}
+    memory, macs, parameters = MemoryPredictor.compile(net, settings.rules), mac_sums(net), parameter_sums(net)
+    energy, result = _of_operators(settings.energy, net, supernet, profiled, batch)
     if latency is not None:
-        energy, result = _by_sensor(net, energy, latency, batch)
+        energy, by_sensor = _by_sensor(net, energy, latency, batch)
+        result |= by_sensor
     macs.save(out / MACS_FILE)
     parameters.save(out / PARAMETERS_FILE)
     energy.save(out / ENERGY_FILE)
@@ -83,14 +93,28 @@ def run(settings: Settings, supernet: Path, out: Path, latency: Path | None = No
     return result
 
 
+def _of_operators(
+    settings: EnergySettings, net: SuperNet, supernet: Path, profiled: Path | None, batch: int
+) -> tuple[EnergyPredictor, dict[str, Any]]:
+    """The sum of what the table has of operators, or the model where it has nothing; and how many it has."""
+    energies_mj = {} if profiled is None else Lut.open(profiled / LUT_FOLDER).energies_mj()
+    measured = net if batch == 1 else tailor_ir.load(supernet, batch=batch)  # of another batch are other operators
+    unique = measured.unique_operators()
+    known = sum(feature.digest in energies_mj for feature in unique)
+    result = {"energy_from": "operators", "energy_operators": {"measured": known, "all": len(unique)}}
+    if known:
+        return EnergyPredictor.compile(measured, settings, energies_mj, batch), result
+    return EnergyPredictor.compile(net, settings), result | {"energy_from": "model"}
+
+
 def _by_sensor(
     net: SuperNet, model: EnergyPredictor, latency: Path, batch: int
 ) -> tuple[EnergyPredictor, dict[str, Any]]:
-    """The model, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and how it was."""
+    """The predictor, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and how it was."""
     rows = [row for row in read_json(latency / VALIDATION_FILE)["subnets"] if row["energy_mj"]]
     fitting = [row for row in rows if row["used_for"] == "fit"]
     if len(fitting) < FEWEST_SUBNETS:
-        return model, {"energy_from": "model"}
+        return model, {}
     codes = net.space.encode([row["config"] for row in fitting])
     found = model.calibrated(LatencyPredictor.load(latency / LATENCY_FILE), codes, _sample_mj(fitting, batch))
     assert found.calibration is not None

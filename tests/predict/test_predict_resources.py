@@ -13,7 +13,7 @@ from tailor_ir.steps import ONNXRUNTIME, Rules
 from tasks.errors import UserError
 from tasks.predict import resources
 from tasks.predict.counts import mac_sums, parameter_sums
-from tasks.predict.energy import EnergyPredictor, EnergySettings, operator_energy_mj
+from tasks.predict.energy import EnergyPredictor, EnergySettings, lone_energy_mj, operator_energy_mj
 from tasks.predict.memory import MIB, MemoryPredictor
 from tasks.predict.sums import Sums
 from tests.ir.elastic_networks import NETWORKS, compiled
@@ -87,10 +87,31 @@ def test_measured_energy_takes_precedence_and_none_and_zero_are_unknown() -> Non
     assert EnergyPredictor.compile(net, DEFAULTS, all_measured).predict(row).tolist() == [2.0 * len(operators)]
     unknown = {feature.digest: value for feature, value in zip(operators, (None, 0.0), strict=False)}
     assert EnergyPredictor.compile(net, DEFAULTS, unknown).predict(row).tolist() == model.tolist()
-    one = EnergyPredictor.compile(net, DEFAULTS, {operators[0].digest: 5.0}).predict(row)
-    own = operator_energy_mj(operators[0], DEFAULTS) + 4 * operators[0].parameters * 12.5e-9
-    times = sum(feature == operators[0] for feature in operators)
-    np.testing.assert_allclose(one, model + times * (5.0 - own), rtol=1e-12)
+
+
+def test_where_some_operators_are_measured_the_model_of_the_rest_is_scaled_to_them() -> None:
+    """By hand: of three ratios between sensor and model, 40, 50 and 60, the middle one counts."""
+    net = network("convolution and BatchNorm")
+    codes = population(net)
+    model = {f: operator_energy_mj(f, DEFAULTS) + 4 * f.parameters * 12.5e-9 for f in net.unique_operators()}
+    ratios = dict(zip((f for f in model if f.macs), (40.0, 60.0, 50.0), strict=False))
+    measured = {feature.digest: ratio * model[feature] for feature, ratio in ratios.items()}
+    expected = [sum(ratios.get(f, 50.0) * model[f] for f in net.operators(net.space.decode(code))) for code in codes]
+    predictor = EnergyPredictor.compile(net, DEFAULTS, measured)
+    np.testing.assert_allclose(predictor.predict(codes), expected, rtol=1e-12)
+    batches = EnergyPredictor.compile(net, DEFAULTS, {digest: 8 * mj for digest, mj in measured.items()}, 8)
+    np.testing.assert_allclose(batches.predict(codes), expected, rtol=1e-12)
+
+
+def test_weights_that_fit_into_no_cache_come_from_memory_each_time() -> None:
+    feature = max(network("convolution and BatchNorm").unique_operators(), key=lambda f: f.parameters)
+    small = EnergySettings(cache_bytes=(1024, 4 * feature.parameters - 4))
+    large = EnergySettings(cache_bytes=(1024, 4 * feature.parameters))
+    for settings, pj_per_byte in ((small, 243.75), (large, 12.5)):
+        weights = 4 * feature.parameters * pj_per_byte * 1e-9
+        assert lone_energy_mj(feature, settings) == pytest.approx(
+            operator_energy_mj(feature, settings) + weights, rel=1e-12
+        )
 
 
 def test_an_operator_costs_its_macs_and_the_bytes_of_each_level() -> None:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from lut_entries import DEVICE, entry
 from power_source import rapl
 
 import tailor_ir
@@ -15,6 +17,7 @@ from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.lut import Lut
+from tasks.plan import plan
 from tasks.predict import resources, validate
 from tasks.predict.energy import EnergyPredictor
 from tasks.predict.settings import Settings
@@ -24,6 +27,7 @@ WATTS = 20.0
 FACTOR = 3.0  # the counter of a shared machine is late; no run takes more than what profiling waited for all of them
 OPERATORS = 4
 MEASURE = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=1, energy_ms=150.0)
+SUBNET = MeasureSettings(time_cap_ms=20.0, warmup_ms=1.0, min_blocks=1, layers_ms=10.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,16 @@ def powered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield client
 
 
+@pytest.fixture
+def rapl_agent(tmp_path: Path) -> Iterator[AgentClient]:
+    with (
+        rapl(tmp_path / "root", WATTS) as root,
+        local_agent("onnxruntime", options=["--sensors-root", str(root)]) as client,
+        client.lease(),
+    ):
+        yield client
+
+
 def test_an_agent_finds_the_sensors_below_the_root_it_is_given(powered: AgentClient) -> None:
     (sensor,) = powered.capabilities().power_sensors
     assert (sensor.name, sensor.kind, sensor.measures) == ("intel-rapl:0 package-0", "rapl", "energy")
@@ -56,9 +70,9 @@ def test_profiling_keeps_the_energy_of_each_operator(powered: AgentClient, few: 
     settings = profile.Settings(method="alone", measure=MEASURE, store=tmp_path / "luts")
     result = profile.run(settings, few, powered, tmp_path, Silent())
     assert (result["measured_now"], result["lut"]["ok"]) == (OPERATORS, OPERATORS)
-    for entry in Lut.open(tmp_path / profile.LUT_FOLDER).entries():
-        runs = math.ceil(MEASURE.energy_ms / entry.p50_ms)
-        assert WATTS * entry.p50_ms / FACTOR < entry.energy_mj < WATTS * entry.cost_ms / runs * FACTOR
+    for one in Lut.open(tmp_path / profile.LUT_FOLDER).entries():
+        runs = math.ceil(MEASURE.energy_ms / one.p50_ms)
+        assert WATTS * one.p50_ms / FACTOR < one.energy_mj < WATTS * one.cost_ms / runs * FACTOR
     assert main(["lut", "show", f"store={tmp_path / 'luts'}", "--json", str(tmp_path / "show.json")]) == 0
     (shown,) = json.loads((tmp_path / "show.json").read_text())["tables"]
     assert shown["with_energy"] == OPERATORS == sum(counts["with_energy"] for counts in shown["operators"].values())
@@ -89,6 +103,48 @@ def test_whole_subnets_keep_their_energy_and_the_predictor_is_calibrated_by_it(
     assert 1 / FACTOR < min(ratios) <= max(ratios) < FACTOR
 
 
+def test_energies_of_operators_are_measured_beside_times_in_situ_and_summed_up(
+    supernet: Path, tmp_path: Path, rapl_agent: AgentClient
+) -> None:
+    """One runtime will do: what differs between them is above."""
+    enumeration.run(supernet, tmp_path, Silent())
+    measure = MEASURE.model_copy(update={"time_cap_ms": 2.0})
+    settings = profile.Settings(measure=measure, subnet=SUBNET)
+    planned = plan(settings, tmp_path, rapl_agent.capabilities(), supernet)
+    result = profile.run(settings, tmp_path, rapl_agent, tmp_path, Silent(), supernet)
+    total = result["lut"]["entries"]
+    assert result["measured_now"] == planned["to_measure"] == total
+    assert planned["estimated_s"] > total * measure.energy_ms / 1e3
+    assert set(result["lut"]["methods"]) == {"in situ"}
+    assert result["lut"]["with_energy"] == total
+    assert profile.run(settings, tmp_path, rapl_agent, tmp_path, Silent(), supernet)["measured_now"] == 0
+    energies_mj = Lut.open(tmp_path / profile.LUT_FOLDER).energies_mj()
+    out = tmp_path / "resources"
+    out.mkdir()
+    found = resources.run(resources.Settings(), supernet, out, profiled=tmp_path)
+    assert (found["energy_from"], found["energy_operators"]) == ("operators", {"measured": total, "all": total})
+    net = tailor_ir.load(supernet)
+    codes = net.space.random_codes(20, np.random.default_rng(0))
+    expected = [sum(energies_mj[f.digest] for f in net.operators(net.space.decode(code))) for code in codes]
+    predicted = EnergyPredictor.load(out / resources.ENERGY_FILE).predict(codes)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-9)
+
+
+def test_a_batch_shares_its_energy_and_what_is_unknown_is_modelled(supernet: Path, tmp_path: Path) -> None:
+    batch, energy_mj = 4, 8.0
+    net = tailor_ir.load(supernet, batch=batch)
+    largest, smallest = (net.operators(config) for config in (net.max_config, net.min_config))
+    unknown = next(feature for feature in largest if feature not in smallest)
+    known = [feature for feature in net.unique_operators() if feature != unknown]
+    lut = Lut.open(tmp_path / profile.LUT_FOLDER, DEVICE)
+    lut.append([entry(unknown.digest), *(entry(feature.digest, energy_mj=energy_mj) for feature in known)])
+    found = resources.run(resources.Settings(), supernet, tmp_path, None, batch, tmp_path)
+    assert found["energy_operators"] == {"measured": len(known), "all": len(known) + 1}
+    most_mj, least_mj = (row["energy_mj"] for row in found["subnets"])
+    assert least_mj == pytest.approx(len(smallest) * energy_mj / batch, rel=1e-9)
+    assert most_mj > sum(feature != unknown for feature in largest) * energy_mj / batch
+
+
 @pytest.mark.parametrize(("watts", "energy_ms"), [(0.0, 20.0), (WATTS, 0.0)])
 def test_energy_that_no_sensor_tells_or_nobody_asks_for_is_none(
     few: Path, tmp_path: Path, watts: float, energy_ms: float
@@ -101,4 +157,4 @@ def test_energy_that_no_sensor_tells_or_nobody_asks_for_is_none(
     ):
         profile.run(settings, few, client, tmp_path, Silent())
     entries = Lut.open(tmp_path / profile.LUT_FOLDER).entries()
-    assert [(entry.state, entry.energy_mj) for entry in entries] == [("ok", None)] * OPERATORS
+    assert [(one.state, one.energy_mj) for one in entries] == [("ok", None)] * OPERATORS
