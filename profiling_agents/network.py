@@ -21,12 +21,16 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from profiling_agents.guard import Guard
 from profiling_agents.messages import AgentError
 
 MAX_CONNECTIONS = 64
 MAX_HEADER_BYTES = 32 << 10
+HEAD_LIMIT_S = 5.0
+"""A connection that brings no whole head of a request for so long is closed: it would take the place of others."""
+
 STARTED_CHECK_S = 0.01
 SHUTDOWN_S = 2
 
@@ -47,6 +51,37 @@ class Network:
     allowed_hosts: tuple[str, ...]
     stop_with_stdin: bool
     silence_limit_s: int
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 whose patience with silent, or very slow, connections is limited. Before a request nobody has shown a token."""
+
+    _idle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for."""
+        super().connection_lost(exc)
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, whatever is still coming of this one."""
+        super().on_response_complete()
+        self._await_head()
+
+    def _await_head(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = self.loop.call_later(HEAD_LIMIT_S, self._close_unless_at_work)
+
+    def _close_unless_at_work(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 def check_bind(network: Network) -> None:
@@ -117,7 +152,7 @@ def http_server(network: Network, app: ASGIApp, token: str, body_bytes: Mapping[
     hosts = frozenset(name.lower() for name in (*own, network.host, *network.allowed_hosts) if name)
     config = uvicorn.Config(
         Guard(app, token=token, hosts=hosts, any_address=any_address, body_bytes=body_bytes),
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         lifespan="off",
         log_level="warning",

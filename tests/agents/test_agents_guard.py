@@ -1,6 +1,7 @@
 """What the service refuses, asked with bare HTTP against a real agent."""
 
 import socket
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -12,7 +13,8 @@ import pytest
 
 from profiling_agents import service
 from profiling_agents.guard import MAX_REQUESTS
-from profiling_agents.messages import JobMessage, JobsRequest
+from profiling_agents.messages import JobMessage, JobsRequest, MeasureSettings
+from profiling_agents.network import HEAD_LIMIT_S, MAX_CONNECTIONS
 
 ROUTES = {
     "/v1/capabilities": {"GET", "HEAD"},
@@ -123,6 +125,13 @@ def test_foreign_origins_are_refused(http: httpx.Client, url: str) -> None:
     assert http.get("/v1/capabilities", headers={"Origin": url}).status_code == 200
 
 
+@pytest.mark.parametrize("path", [*ROUTES, *ABSENT])
+def test_foreign_hosts_and_origins_are_refused_on_every_route_and_method(http: httpx.Client, path: str) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        statuses = {method: http.request(method, path, headers=headers).status_code for method in METHODS}
+        assert set(statuses.values()) == {403}
+
+
 def test_websockets_are_refused(http: httpx.Client) -> None:
     upgrade = {
         "Upgrade": "websocket",
@@ -175,6 +184,58 @@ def test_too_many_requests_at_once_are_refused_and_then_served_again(http: httpx
         for connection in waiting:
             connection.close()
     assert processes.soon(lambda: http.get("/v1/capabilities").status_code == 200)
+
+
+def test_connections_that_bring_no_request_lose_their_place(http: httpx.Client, url: str) -> None:
+    """As many as there are places, before anybody has shown a token; one of them sends a byte now and then."""
+    address = urlsplit(url)
+    silent = [socket.create_connection((address.hostname, address.port)) for _ in range(MAX_CONNECTIONS)]
+    slow = silent[0]
+    slow.settimeout(0.05)
+    try:
+        assert processes.soon(lambda: http.get("/v1/capabilities").status_code == 503)
+        start_s, ended = time.monotonic(), False
+        while not ended and time.monotonic() - start_s < 4 * HEAD_LIMIT_S:
+            try:
+                slow.sendall(b"G")
+                ended = not slow.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        assert ended
+        assert processes.soon(lambda: http.get("/v1/capabilities").status_code == 200)
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_a_refused_body_that_trickles_in_does_not_hold_its_connection(url: str) -> None:
+    address = urlsplit(url)
+    head = f"POST /v1/models HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 100000\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
+
+        def closed() -> bool:
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        assert processes.soon(closed, within_s=4 * HEAD_LIMIT_S)
+
+
+def test_requests_that_take_longer_than_a_head_may_are_answered(http: httpx.Client, lease: dict[str, str]) -> None:
+    job = models.convolution("ncnn", "slow", channels_in=32, channels_out=32, size=64)
+    for content in job.files:
+        assert http.post("/v1/models", content=content, headers=lease).status_code == 201
+    settings = MeasureSettings(time_cap_ms=1e3 * (HEAD_LIMIT_S + 1), confidence=1e-9, patience=0.0, spread_limit=1e9)
+    content = JobsRequest(batch="0" * 32, jobs=(job.message(),), settings=settings).model_dump_json()
+    assert http.post("/v1/jobs", content=content, headers=lease).status_code == 202
+    answer = http.get("/v1/results/0", headers=lease)
+    assert (answer.status_code, '"state":"ok"' in answer.text) == (200, True)
 
 
 def test_work_needs_a_lease(http: httpx.Client) -> None:
