@@ -151,7 +151,7 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
-        location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
         target = (folder / location).resolve()
         if not target.is_relative_to(folder) or not target.is_file():
             raise ImportFailed(

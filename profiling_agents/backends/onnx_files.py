@@ -15,7 +15,7 @@ def read_onnx(content: bytes) -> onnx.ModelProto:
         model = onnx.load_model_from_string(content)
     except Exception as error:
         raise ModelError(f"not an ONNX model: {error}") from error
-    graphs = [model.graph]
+    graphs = [model.graph, *(graph for one in model.training_info for graph in (one.initialization, one.algorithm))]
     tensors = [tensor for function in model.functions for node in function.node for tensor in _tensors(node)]
     tensors += list(_tensors_of_graphs(graphs))
     if any(t.data_location == onnx.TensorProto.EXTERNAL or t.external_data for t in tensors):

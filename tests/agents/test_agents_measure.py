@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import agent_models as models
 import numpy as np
-import onnx
 import psutil
 import pytest
 from onnx import helper
@@ -112,18 +111,6 @@ def test_a_corrupt_model_fails_with_its_reason_and_the_next_one_succeeds(agent: 
     assert all(result.reason and result.p50_ms is None and result.n == 0 for result in failures)
     assert "Nonsense" in failures[2].reason
     assert "elsewhere" in failures[3].reason
-
-
-def test_external_data_is_refused(onnxruntime_agent: AgentClient) -> None:
-    job = models.convolution("onnxruntime", "external")
-    model = onnx.load_model_from_string(job.files[0])
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../../../../etc/passwd")
-    (result,) = onnxruntime_agent.measure([replace(job, files=(model.SerializeToString(),))])
-    assert result.state == "failed"
-    assert "external data" in result.reason
 
 
 def test_a_memory_bomb_hits_the_limit_alone(small_agents: dict[str, AgentClient], backend: str) -> None:

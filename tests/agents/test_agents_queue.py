@@ -1,6 +1,7 @@
 """The queue of a real agent: progress, cancelling, back-pressure, reconnecting, the end of a lease."""
 
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 
@@ -8,8 +9,9 @@ import agent_models as models
 import agent_processes as processes
 import psutil
 import pytest
+from cut_network import network
 
-from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
+from profiling_agents.client import AgentClient, AgentError, Measurement, MeasureSettings, ModelJob, local_agent
 from profiling_agents.job_queue import MAX_JOBS
 from profiling_agents.messages import JobsQueued, JobsRequest
 
@@ -120,10 +122,17 @@ def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: Age
 
 
 @pytest.mark.slow
-def test_a_queue_of_ten_thousand_keeps_memory_flat_and_loses_nothing() -> None:
-    count = 10_000
-    with local_agent("ncnn") as client, client.lease():
-        service = process_of(client)
+def test_a_queue_of_ten_thousand_keeps_memory_flat_loses_nothing_and_names_what_failed() -> None:
+    """Two models in a thousand fail, and the network is cut twice while results are fetched."""
+    count, bad = 10_000, {"output_names": ("elsewhere",)}
+    failing = {index for index in range(count) if index % 500 == 7}
+    with (
+        processes.started() as (process, printed),
+        network(printed["agent ready"]) as wire,
+        AgentClient(wire.url, processes.TOKEN) as client,
+        client.lease(),
+    ):
+        service = psutil.Process(process.pid)
         list(client.measure(jobs(20)))
         before = service.memory_info().rss
         endless = client.submit([models.endless("ncnn", "endless")])
@@ -133,7 +142,8 @@ def test_a_queue_of_ten_thousand_keeps_memory_flat_and_loses_nothing() -> None:
         numbers = range(endless.stop, endless.stop)
         while len(numbers) < count:
             part = tuple(
-                message.model_copy(update={"key": f"{index}"}) for index in range(len(numbers), len(numbers) + 200)
+                message.model_copy(update={"key": f"{index}"} | (bad if index in failing else {}))
+                for index in range(len(numbers), len(numbers) + 200)
             )
             request = JobsRequest(batch=secrets.token_hex(16), jobs=part, settings=QUICK)
             queued = JobsQueued.model_validate_json(
@@ -143,10 +153,18 @@ def test_a_queue_of_ten_thousand_keeps_memory_flat_and_loses_nothing() -> None:
         assert client.progress(numbers[-1]).position == count
         full = service.memory_info().rss - before
         client.cancel(endless.start)
-        results = client.results(numbers)
-        keys = [next(results).key for _ in range(count)]
+        found: list[Measurement] = []
+        for result in client.results(numbers):
+            found.append(result)
+            if len(found) in (3_000, 7_000):
+                wire.cut()
+                threading.Timer(1.0, wire.mend).start()
         after = service.memory_info().rss - before
-    assert keys == [f"{index}" for index in range(count)]
+        done = client.progress(numbers[-1]).done
+    assert [result.key for result in found] == [f"{index}" for index in range(count)]
+    assert {int(result.key) for result in found if result.state == "failed"} == failing
+    assert all("blob 'elsewhere' is not in the model" in str(found[index].reason) for index in failing)
+    assert done == numbers.stop
     assert full < 24 * MIB, full / MIB
     assert after < 24 * MIB, after / MIB
 

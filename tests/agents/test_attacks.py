@@ -1,5 +1,6 @@
 """What happened to tools of this kind, tried on running agents; docs/security.md says which test belongs to what."""
 
+import ast
 import io
 import pickle
 import re
@@ -7,7 +8,7 @@ import ssl
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from onnx import TensorProto, helper
 from test_agents_cli import write_certificate
 
-from profiling_agents.client import AgentClient, ModelJob
+from profiling_agents.client import AgentClient, AgentError, ModelJob
 
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = ROOT / "docs" / "security.md"
@@ -37,6 +38,14 @@ FLOORS = {
     "starlette": "0.49.1",
 }
 MIB = 1 << 20
+PRODUCT = ("tailor_ir", "profiling_agents", "tasks", "flows")
+NEVER_CALLED = {
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load", "torch.save", "joblib.load", "marshal.loads"),
+    *("yaml.load", "yaml.unsafe_load", "hydra.utils.instantiate", "eval", "exec"),
+    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell"),
+    *("tempfile.mktemp", "shutil.unpack_archive", "tarfile.open", "zipfile.ZipFile"),
+}
+NEVER_SAID = {"shell": True, "allow_pickle": True, "weights_only": False}
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,11 @@ def http(target: Target) -> Iterator[httpx.Client]:
         one.headers["Lease"] = granted["lease"]
         yield one
         one.delete("/v1/lease")
+
+
+def test_an_agent_that_is_told_nothing_listens_on_loopback_only(target: Target) -> None:
+    listening = [one for one in target.process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert [one.laddr.ip for one in listening] == ["127.0.0.1"]
 
 
 def backend_of(client: AgentClient) -> str:
@@ -227,6 +241,87 @@ def test_a_model_bomb_ends_in_its_own_process_with_its_reason(target: Target, cl
     assert still_measures(client)
 
 
+def test_a_bomb_that_is_run_instead_of_measured_hits_the_same_limit(target: Target, client: AgentClient) -> None:
+    bomb = models.memory_bomb(backend_of(client), "attack")
+    before = target.process.memory_info().rss
+    with pytest.raises(AgentError, match="job 'attack': memory limit: needs more than 1024 MiB"):
+        client.run(bomb, [np.zeros(bomb.input_shapes[0], np.float32)])
+    assert target.process.memory_info().rss - before < 16 * MIB
+    assert still_measures(client)
+
+
+def keep_elsewhere(tensor: onnx.TensorProto) -> None:
+    tensor.ClearField("raw_data")
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../../../etc/passwd")
+
+
+def with_constant(graph: onnx.GraphProto) -> onnx.TensorProto:
+    graph.node.append(helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", 1, (1,), [1.0])))
+    found: onnx.TensorProto = graph.node[-1].attribute[0].t
+    return found
+
+
+def in_a_branch(model: onnx.ModelProto) -> onnx.TensorProto:
+    graph = model.graph
+    inner = helper.make_graph([], "inner", [], [helper.make_tensor_value_info("c", TensorProto.FLOAT, (1,))])
+    graph.initializer.append(helper.make_tensor("condition", TensorProto.BOOL, (), [True]))
+    graph.node.append(helper.make_node("If", ["condition"], ["z"], then_branch=inner, else_branch=inner))
+    branch: onnx.GraphProto = graph.node[-1].attribute[0].g
+    return with_constant(branch)
+
+
+def in_a_function(model: onnx.ModelProto) -> onnx.TensorProto:
+    opset = helper.make_opsetid("", 18)
+    constant = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", 1, (1,), [1.0]))
+    model.functions.append(helper.make_function("own", "Own", [], ["c"], [constant], [opset]))
+    return model.functions[0].node[0].attribute[0].t
+
+
+def in_a_sparse_tensor(model: onnx.ModelProto) -> onnx.TensorProto:
+    values = helper.make_tensor("sparse", TensorProto.FLOAT, (1,), [1.0])
+    indices = helper.make_tensor("indices", TensorProto.INT64, (1,), [0])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    return model.graph.sparse_initializer[0].values
+
+
+def in_training(model: onnx.ModelProto) -> onnx.TensorProto:
+    return with_constant(model.training_info.add().initialization)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda model: model.graph.initializer[0],
+        lambda model: with_constant(model.graph),
+        in_a_branch,
+        in_a_function,
+        in_a_sparse_tensor,
+        in_training,
+    ],
+    ids=["weight", "constant", "branch", "function", "sparse", "training"],
+)
+def test_external_data_is_refused_wherever_a_model_keeps_it(
+    onnxruntime_agent: AgentClient, place: Callable[[onnx.ModelProto], onnx.TensorProto]
+) -> None:
+    job = models.convolution("onnxruntime", "conv")
+    model = onnx.load_model_from_string(job.files[0])
+    keep_elsewhere(place(model))
+    (result,) = onnxruntime_agent.measure([in_place_of_files(job, model.SerializeToString())])
+    assert result.reason is not None
+    assert result.reason.startswith("the model keeps tensors in external data; save it as one file")
+
+
+def test_floods_without_a_token_are_refused_and_memory_stays_flat(target: Target) -> None:
+    headers = {f"x-{number}": "y" * 400 for number in range(40)}
+    before = target.process.memory_info().rss
+    with httpx.Client(base_url=target.url, timeout=30) as anonymous:
+        for _ in range(100):
+            assert anonymous.post("/v1/models", content=bytes(MIB), headers=headers).status_code == 401
+    assert target.process.memory_info().rss - before < 16 * MIB
+
+
 def test_the_folder_of_an_agent_is_private_and_goes_with_it(target: Target) -> None:
     assert stat.S_IMODE(target.folder.stat().st_mode) == 0o700
     assert target.folder.stat().st_uid == target.process.uids().real
@@ -253,6 +348,26 @@ def test_nothing_answers_without_the_token_over_tls_either(tmp_path: Path) -> No
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate)) as anonymous:
             assert anonymous.get("/v1/capabilities").status_code == 401
             assert anonymous.get("/v1/capabilities", headers={"Host": "evil.example"}).status_code == 403
+
+
+def _name(node: ast.expr) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_no_source_unpickles_evaluates_unpacks_or_calls_a_shell(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                assert _name(node.func) not in NEVER_CALLED, f"{path}:{node.lineno}"
+                for keyword in node.keywords:
+                    value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+                    unsafe = keyword.arg in NEVER_SAID and value is NEVER_SAID[keyword.arg]
+                    assert not unsafe, f"{path}:{node.lineno}"
 
 
 def test_libraries_are_at_or_above_the_versions_that_fix_known_holes() -> None:

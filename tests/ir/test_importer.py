@@ -67,15 +67,18 @@ def test_quantised_network(tmp_path: Path) -> None:
         tailor_ir.compile(tmp_path / "n.onnx")
 
 
-def test_external_data_outside_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["../secret.bin", "{absolute}", "link.bin", "folder/../../secret.bin", ""])
+def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None:
     tensor = weight((4, 3, 1, 1))
     model = model_of([helper.make_node("Conv", ["x", "w"], ["y"], "conv")], [tensor])
     stored = model.graph.initializer[0]
     stored.ClearField("raw_data")
     stored.data_location = TensorProto.EXTERNAL
-    stored.external_data.add(key="location", value="../secret.bin")
+    if location:
+        stored.external_data.add(key="location", value=location.format(absolute=tmp_path / "secret.bin"))
     path = tmp_path / "inner" / "n.onnx"
-    path.parent.mkdir()
+    (path.parent / "folder").mkdir(parents=True)
+    (path.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
     path.write_bytes(model.SerializeToString())
     (tmp_path / "secret.bin").write_bytes(bytes(48))
     with pytest.raises(tailor_ir.ImportFailed, match="allowed: files inside the model's own folder"):
