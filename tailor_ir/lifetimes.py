@@ -219,11 +219,13 @@ class MemoryTable:
         tensors: Mapping[str, _Tensor],
         sizes: Sizes,
     ) -> _Tensor | None:
-        """The tensor that the step may write its result over."""
+        """The tensor that the step may write its result over: one that it reads once, and nobody after it."""
+        lies_in = [owner.get(source, source) for source in (alias.get(name, name) for name in step.reads)]
         for read in step.in_place:
             source = alias.get(read, read)
-            tensor = tensors.get(owner.get(source, source))
-            free = tensor is not None and tensor.last == at and not tensor.taken
+            place = owner.get(source, source)
+            tensor = tensors.get(place)
+            free = tensor is not None and tensor.last == at and not tensor.taken and lies_in.count(place) == 1
             if free and self._shape(source, sizes) == self._shape(name, sizes):
                 return tensor
         return None

@@ -4,8 +4,8 @@ The rules are ONNX Runtime's on a CPU, all graph optimisations on, as observed i
 its allocator for (`benchmarks/memory.py`); `Rules` leaves out what another runtime does not do:
 
 - a convolution takes up its BatchNorm, the addition of a residual (written over that residual) and an activation;
-- convolutions and poolings work on channels in blocks; where a neighbour does not, the tensor is laid out anew; a
-  convolution whose groups fill no blocks copies its patches;
+- convolutions and poolings work on channels in blocks, and so do activations after them; where a neighbour does not, the
+  tensor is laid out anew; a convolution whose groups fill no blocks copies its patches;
 - reshapes are views, and so are transposes that only move the channels; a matrix product does transposes and
   scales itself; what is transposed and then split is split first;
 - linear maps work on rows (positions, channels); an activation is written over what it reads, if nobody reads that again;
@@ -30,6 +30,7 @@ CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 MOVABLE = ACTIVATIONS | {"Add", "Div", "Mul", "Sub"}
 FUSED_INTO_CONV = frozenset(("Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"))
 FUSED_INTO_LINEAR = frozenset(("LeakyRelu", "Relu", "Sigmoid", "Tanh"))
+KEEP_BLOCKS = frozenset(("Gelu", "Silu"))  # never part of a convolution, but computed on its blocks, padding included
 POOLS = frozenset(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"))
 IN_PLACE = frozenset(
     ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
@@ -199,7 +200,8 @@ class _Planner:
             elif self._copies_patches(node):
                 self._add_patches(node, draft)
         elif inputs and all(self.forms[name] == "blocked" for name in inputs) and self._keeps_blocks(node, inputs):
-            form = draft.wanted = "blocked" if node.op == "Add" else self._settled("whole", self.axes[inputs[0]][1])
+            padded = node.op == "Add" or node.op in KEEP_BLOCKS
+            form = draft.wanted = "blocked" if padded else self._settled("whole", self.axes[inputs[0]][1])
         elif node.op == "Linear":
             form, draft.norms, draft.activations = "rows", True, FUSED_INTO_LINEAR
         elif node.op in VIEWS or (node.op == "Transpose" and self._free(node)) or self._scales_product(node, inputs):
@@ -332,6 +334,8 @@ class _Planner:
         if node.op == "Concat":
             block = self.rules.channel_block
             return node.int("axis", 0) == 1 and all(self.graph.shapes[name][1] % block == 0 for name in inputs)
+        if node.op in KEEP_BLOCKS:
+            return True
         return len(inputs) == 1 and (node.op in POOLS or node.op in FUSED_INTO_CONV or node.op == "BatchNormalization")
 
     # -- layouts -----------------------------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ class _Walk:
                         if tensor in self.made:
                             same = self._value(source, "shapes") == self._value(value, "shapes")
                             fits = new & where & lies & same & (self.last[tensor] == at) & ~self.taken[tensor]
+                            fits &= self._times_read(step, tensor) == 1
                             self.taken[tensor] |= fits
                             self.stored[value] = np.where(fits, self.stored[tensor], self.stored[value])
                             new &= ~fits
@@ -252,6 +253,15 @@ class _Walk:
             if candidates:
                 self._reuse(np.asarray(candidates), at, value, new)
         return new
+
+    def _times_read(self, step: StepTerm, tensor: int) -> NDArray[np.int64]:
+        """How often a step reads what lies in a tensor, (n,)."""
+        times = np.zeros(len(self.codes), np.int64)
+        for read in step.reads:
+            for lies_in, where in self._tensors(read, True):
+                if lies_in == tensor:
+                    times += where
+        return times
 
     def _reuse(self, candidates: NDArray[np.int64], at: int, value: int, new: NDArray[np.bool_]) -> None:
         """Take the place of the tensor of the same shape that was freed last."""

@@ -42,6 +42,15 @@ def test_a_residual_is_added_where_it_lies() -> None:
     assert peak(layers) == FLOAT * 8 * 8 * (16 + 16)  # what enters and one tensor inside; the sum replaces what entered
 
 
+def test_a_residual_that_the_convolution_reads_too_is_not_written_over(tmp_path: Path) -> None:
+    own = Residual(nn.Conv2d(64, 64, 3, padding=1))
+    layers = nn.Sequential(nn.Conv2d(16, 64, 1), own, nn.AdaptiveAvgPool2d(1))
+    net = tailor_ir.compile(layers.eval(), torch.zeros(1, 16, 8, 8))
+    (measured,) = subnet_peaks(net, [net.max_config], tmp_path)
+    assert net.peak_activation_bytes(net.max_config) == FLOAT * 8 * 8 * (64 + 64)
+    assert measured.asked == pytest.approx(FLOAT * 8 * 8 * (64 + 64), abs=SMALL_BYTES)
+
+
 def test_a_tensor_waits_for_a_later_one_of_the_same_shape() -> None:
     layers = nn.Sequential(
         nn.Conv2d(16, 32, 1), nn.Conv2d(32, 64, 1), nn.Conv2d(64, 128, 1), nn.Conv2d(128, 32, 1), nn.Conv2d(32, 16, 1)
@@ -68,6 +77,15 @@ def test_less_of_anything_never_takes_more_memory_when_all_is_freed_at_once() ->
     for variable in net.space.variables:
         config = net.max_config | {variable.name: variable.choices[0]}
         assert net.peak_activation_bytes(config, rules) <= largest
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.GELU])
+def test_an_activation_after_a_convolution_stays_in_its_blocks(activation: type[nn.Module], tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Conv2d(16, 20, 1), activation(), nn.Conv2d(20, 16, 1), nn.AdaptiveAvgPool2d(1))
+    net = tailor_ir.compile(layers.eval(), torch.zeros(1, 16, 8, 8))
+    (measured,) = subnet_peaks(net, [net.max_config], tmp_path)
+    assert net.peak_activation_bytes(net.max_config) == FLOAT * 8 * 8 * (32 + 32)
+    assert measured.asked == pytest.approx(FLOAT * 8 * 8 * (32 + 32), abs=SMALL_BYTES)
 
 
 class Token(nn.Module):
