@@ -135,6 +135,9 @@ class DeviceProfile(BaseModel):
     provider: str | None = Field(
         default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
     )
+    pin_mhz: int | None = Field(
+        default=None, ge=1, description="frequency of the cores while the run lasts; takes root there; null: as shipped"
+    )
     agent: AgentUrl | None = Field(default=None, description="http(s)://host:port; null: start one here")
     agents: tuple[AgentUrl, ...] = Field(default=(), description="identical devices that share the work of profiling")
     ssh: SshSettings | None = Field(default=None, description="a bare device on which the agent is started")
@@ -176,6 +179,14 @@ class DeviceProfile(BaseModel):
             raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
         if not self.urls and given:
             raise ValueError(f"an agent that is started for the run makes its own token; leave {given[0]} out")
+        return self
+
+    @model_validator(mode="after")
+    def _agents_elsewhere_pin_themselves(self) -> Self:
+        if self.pin_mhz is not None and self.backend == "ncnn-adb":
+            raise ValueError(f"pin_mhz={self.pin_mhz} would pin the machine beside the phone; allowed: null")
+        if self.pin_mhz is not None and self.urls:
+            raise ValueError(f"pin_mhz={self.pin_mhz} with an agent that runs already; start it with --pin-mhz")
         return self
 
     @property

@@ -124,6 +124,8 @@ class Devices:
             options.append(f"--provider={profile.provider}")
         if profile.cores is not None:
             options.append(f"--cores={','.join(map(str, profile.cores))}")
+        if profile.pin_mhz is not None:
+            options.append(f"--pin-mhz={profile.pin_mhz}")
         if profile.ssh is not None:
             target = profile.ssh.target()
             yield stack.enter_context(ssh_agent(target, profile.backend, profile.threads, options=options))

@@ -166,11 +166,17 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
     )
     runtime.add_argument(
+        "--pin-mhz",
+        type=_positive,
+        metavar="MHZ",
+        help="keep the cores at this frequency until the agent ends; takes root (default: as shipped)",
+    )
+    runtime.add_argument(
         "--sensors-root",
         type=_folder,
         default=Path("/"),
         metavar="DIR",
-        help="where the device's /sys with its power sensors is, for a container that has it mounted (default /)",
+        help="where the device's /sys with its power sensors (and cores) is, for a container that has it mounted (default /)",
     )
     network = _add_network(parser, port=8765)
     network.add_argument(
@@ -276,6 +282,7 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
                 wall_s=arguments.wall_limit_s,
             ),
             max_model_mib=arguments.max_model_mib,
+            pin_mhz=arguments.pin_mhz,
             sensors_root=arguments.sensors_root,
         )
     )

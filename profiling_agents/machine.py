@@ -12,7 +12,7 @@ import psutil
 
 from profiling_agents.measure import RULES_VERSION
 from profiling_agents.messages import MIB, RuntimeInfo
-from profiling_agents.sensors import core_kind, cpu_model, frequency_state, governor
+from profiling_agents.sensors import SYSTEM, core_kind, cpu_model, frequency_mhz, frequency_state, governor
 
 
 def available_cores() -> tuple[int, ...]:
@@ -41,10 +41,11 @@ def memory_mib() -> int:
     return psutil.virtual_memory().total // MIB
 
 
-def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned: bool) -> str:
+def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned: bool, root: Path = SYSTEM) -> str:
     """sha256 (hex) over what makes measurements comparable.
 
-    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, measuring rules.
+    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if it is pinned,
+    measuring rules.
     """
     facts = {
         "runtime": runtime.model_dump(),
@@ -53,9 +54,15 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
         "cpu_model": cpu_model(),
         "machine": platform.machine(),
         "system": platform.system(),
-        "core_kinds": sorted({str(core_kind(core)) for core in cores}),
-        "governors": sorted({str(governor(core)) for core in cores}),
-        "frequency": sorted({frequency_state(core) for core in cores}),
+        "core_kinds": sorted({str(core_kind(core, root)) for core in cores}),
+        "governors": sorted({str(governor(core, root)) for core in cores}),
+        "frequency": sorted({_frequency(core, root) for core in cores}),
         "rules": RULES_VERSION,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _frequency(core: int, root: Path) -> str:
+    """'pinned' and to what [MHz], or that it is not."""
+    state = frequency_state(core, root)
+    return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state

@@ -46,6 +46,11 @@ def read_number(path: Path) -> int | None:
         return None
 
 
+def cores_root(root: Path) -> Path:
+    """Where the cores' files are: below `root` if it has them, else in this system's own /sys."""
+    return root if (root / CPUS).is_dir() else SYSTEM
+
+
 def cpu_model(root: Path = SYSTEM) -> str:
     """Processor as the system names it."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():

@@ -11,6 +11,7 @@ from pathlib import Path
 from profiling_agents import frames, machine, sensors
 from profiling_agents.cores import Claim, claim
 from profiling_agents.energy import gpu_sensors
+from profiling_agents.frequency import pinned_frequency
 from profiling_agents.limits import Limits
 from profiling_agents.local import READY
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, Capabilities, Precision, RuntimeInfo
@@ -51,7 +52,13 @@ class ServerOptions:
     ca_file: Path | None
     limits: Limits
     max_model_mib: int
+    pin_mhz: int | None = None
     sensors_root: Path = sensors.SYSTEM
+
+    @property
+    def cores_root(self) -> Path:
+        """Where the cores' files are."""
+        return sensors.cores_root(self.sensors_root)
 
 
 def serve(options: ServerOptions) -> None:
@@ -64,8 +71,9 @@ def serve(options: ServerOptions) -> None:
         network = replace(network, port=0, token=os.urandom(32).hex())
     with private_folder() as folder, bound(network.host, network.port) as listener:
         claimed = claim(options.threads, options.cores)
-        token = network.token or new_token(folder)
-        asyncio.run(_serve(options, folder, listener, claimed, token))
+        with pinned_frequency(claimed.cores, options.pin_mhz, options.cores_root):
+            token = network.token or new_token(folder)
+            asyncio.run(_serve(options, folder, listener, claimed, token))
 
 
 async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, claimed: Claim, token: str) -> None:
@@ -83,7 +91,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
     try:
         capabilities = _capabilities(options, claimed, await runner.start())
         models = ModelFiles(folder, STORE_FACTOR * options.max_model_mib * MIB)
-        agent = Agent(capabilities, runner, models)
+        agent = Agent(capabilities, runner, models, options.cores_root)
         body_bytes = {
             "/v1/models": options.max_model_mib * MIB,
             "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
@@ -104,7 +112,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
 
 
 def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) -> Capabilities:
-    cores = claimed.cores
+    cores, root = claimed.cores, options.cores_root
     pinned = sys.platform == "linux"
     return Capabilities.model_validate(
         runtime.model_dump()
@@ -117,19 +125,19 @@ def _capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo) 
             "cpu_model": sensors.cpu_model(),
             "machine": platform.machine(),
             "system": platform.platform(),
-            "governor": sensors.governor(cores[0]),
-            "frequency_mhz": sensors.frequency_mhz(cores[0]),
-            "frequency_state": sensors.frequency_state(cores[0]),
+            "governor": sensors.governor(cores[0], root),
+            "frequency_mhz": sensors.frequency_mhz(cores[0], root=root),
+            "frequency_state": sensors.frequency_state(cores[0], root),
             "operating_system": sensors.operating_system(),
             "running_system": machine.running_system(),
             "power_sensors": (*sensors.power_sensors(options.sensors_root), *gpu_sensors()),
-            "state": sensors.state(machine.available_cores()),
+            "state": sensors.state(machine.available_cores(), root),
             "memory_mib": machine.memory_mib(),
             "memory_limit_mib": options.limits.memory_mib,
             "cpu_limit_s": options.limits.cpu_s,
             "wall_limit_s": options.limits.wall_s,
             "max_model_mib": options.max_model_mib,
             "max_tensors_mib": MAX_TENSORS_MIB,
-            "fingerprint": machine.fingerprint(runtime, cores, options.threads, pinned),
+            "fingerprint": machine.fingerprint(runtime, cores, options.threads, pinned, root),
         }
     )

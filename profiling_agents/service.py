@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ from profiling_agents.messages import (
     one_line,
 )
 from profiling_agents.runner import Runner
-from profiling_agents.sensors import state
+from profiling_agents.sensors import SYSTEM, state
 from profiling_agents.store import ModelFiles, StoreFullError
 
 LEASE_HEADER = "lease"
@@ -45,8 +46,12 @@ Handler = Callable[["Agent", Request], Awaitable[Response]]
 class Agent:
     """State of the service: one device, its lease, and what the lease's holder queued."""
 
-    def __init__(self, capabilities: Capabilities, runner: Runner, models: ModelFiles) -> None:
+    def __init__(
+        self, capabilities: Capabilities, runner: Runner, models: ModelFiles, cores_root: Path = SYSTEM
+    ) -> None:
+        """cores_root: folder of the /sys that tells the state of the cores."""
         self.capabilities = capabilities
+        self._cores_root = cores_root
         self.jobs = JobQueue(runner, models)
         self._runner = runner
         self._models = models
@@ -55,7 +60,7 @@ class Agent:
 
     async def show(self, request: Request) -> Response:
         """GET capabilities, with the state of now."""
-        return _json(self.capabilities.model_copy(update={"state": state(available_cores())}))
+        return _json(self.capabilities.model_copy(update={"state": state(available_cores(), self._cores_root)}))
 
     async def acquire(self, request: Request) -> Response:
         """POST lease: exclusive use, with an empty queue and an empty model store."""

@@ -28,7 +28,7 @@ from profiling_agents.messages import (
     Timing,
 )
 from profiling_agents.pace import Pace, Runs
-from profiling_agents.sensors import SYSTEM, frequency_mhz, throttle_events
+from profiling_agents.sensors import SYSTEM, cores_root, frequency_mhz, throttle_events
 
 FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
@@ -112,18 +112,19 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace:
     inputs = model.random_inputs(np.random.default_rng(settings.seed))
     repeat = model.repeater(inputs)
     repeat(settings.warmup_runs)
-    before_mhz, events = [frequency_mhz(core) for core in cores], throttle_events(cores)
+    root = cores_root(worker.sensors_root)
+    before_mhz, events = [frequency_mhz(core, root=root) for core in cores], throttle_events(cores, root)
     prepare = CacheFlush(cores) if settings.cache == "cold" else None
     pace = pace if model.on_cpu else None
     timing = measure(repeat, settings, one_thread=pace is not None, prepare=prepare, pace=pace)
     runs = Runs(pace, settings.layers_ms, settings.patience)
     layers = model.layers(inputs, runs) if settings.layers_ms else []
-    after_mhz = [frequency_mhz(core) for core in cores]
+    after_mhz = [frequency_mhz(core, root=root) for core in cores]
     throttled = any(
         before is not None and after is not None and after < before * (1 - FREQUENCY_DROP)
         for before, after in zip(before_mhz, after_mhz, strict=True)
     )
-    noisy = timing.noisy or throttled or throttle_events(cores) != events or not runs.enough
+    noisy = timing.noisy or throttled or throttle_events(cores, root) != events or not runs.enough
     meter = find_meter(on_gpu=not model.on_cpu, root=worker.sensors_root) if settings.energy_ms else None
     energy_mj = None if meter is None else _energy_mj(meter, repeat, timing.p50_ms, settings.energy_ms)
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})

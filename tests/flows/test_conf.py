@@ -204,3 +204,16 @@ def test_unsafe_or_contradicting_ssh_devices_are_refused(overrides: list[str], m
 def test_fleets_without_token_or_with_one_device_twice_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         validate(RunConfig, compose_config("config", ["device=[fleet]", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["device=[remote]", *MANDATORY["remote"], "device.remote.pin_mhz=1800"], "start it with --pin-mhz"),
+        (["device=[android]", *MANDATORY["android"], "device.android.pin_mhz=1800"], "the machine beside the phone"),
+        (["device.ncnn.pin_mhz=0"], "device.ncnn.pin_mhz"),
+    ],
+)
+def test_frequencies_are_pinned_only_where_the_run_starts_the_agent(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(RunConfig, compose_config("config", overrides))
