@@ -83,5 +83,5 @@ def _train(
         total_steps=steps * settings.epochs,
     )
     launch(job, "training the base network", progress)
-    checkpoint.load_model(job.checkpoint, module)
+    checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)
     initial.unlink()

@@ -34,7 +34,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     )
     launch(job, "fine-tuning", progress)
     net = tailor_ir.load(supernet)
-    checkpoint.load_model(job.checkpoint, net.elastic)
+    checkpoint.load_model(job.checkpoint, net.elastic, average=settings.average > 0)
     device = pick_device(settings.device)
     net.elastic.to(device)
     result: dict[str, Any] = {"steps": job.total_steps}

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import distributed, nn
 
-MODEL, OPTIMISER = "model.", "optimiser."
+from tasks.artifacts import write_bytes
+
+MODEL, OPTIMISER, AVERAGE = "model.", "optimiser.", "average."
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -23,9 +25,13 @@ def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items() if name in persistent}
 
 
-def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Write the state after `step` finished steps."""
+def save(
+    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, step: int, average: nn.Module | None = None
+) -> None:
+    """Write the state after `step` finished steps; `average`: the network with averaged weights."""
     tensors = {MODEL + name: tensor for name, tensor in model_tensors(module).items()}
+    if average is not None:
+        tensors |= {AVERAGE + name: tensor for name, tensor in model_tensors(average).items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"{OPTIMISER}{index}.{key}": value for key, value in state.items() if value is not None}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -44,17 +50,35 @@ def finished_steps(path: Path) -> int:
         return int(json.loads(file.metadata()["state"])["step"])
 
 
+def shared_steps(path: Path, *, first_of_node: bool) -> int:
+    """As `finished_steps`, of all nodes of a process group: those with an older file, or none, get the newest one."""
+    steps = [0] * distributed.get_world_size()
+    distributed.all_gather_object(steps, finished_steps(path))
+    newest, rank = max(steps), distributed.get_rank()
+    if min(steps) < newest:
+        source = steps.index(newest)
+        content = [path.read_bytes() if rank == source else None]
+        distributed.broadcast_object_list(content, source)
+        if first_of_node and steps[rank] < newest:
+            assert content[0] is not None
+            write_bytes(path, content[0])
+        distributed.barrier()
+    return newest
+
+
 @torch.no_grad()
-def load_model(path: Path, module: nn.Module) -> None:
-    """Copy weights and buffers into `module`, in place."""
+def load_model(path: Path, module: nn.Module, *, average: bool = False) -> None:
+    """Copy weights and buffers into `module`, in place; average: the averaged ones."""
     own = model_tensors(module)
+    prefix = AVERAGE if average else MODEL
     with safe_open(path, framework="pt") as file:
-        stored = {name.removeprefix(MODEL) for name in list(file.keys()) if name.startswith(MODEL)}
+        stored = {name.removeprefix(prefix) for name in list(file.keys()) if name.startswith(prefix)}
         assert stored == own.keys(), f"checkpoint and network differ in {sorted(stored ^ own.keys())[:5]}"
         for name, tensor in own.items():
-            tensor.copy_(file.get_tensor(MODEL + name))
+            tensor.copy_(file.get_tensor(prefix + name))
 
 
+@torch.no_grad()
 def load_optimiser(path: Path, optimiser: torch.optim.Optimizer) -> None:
     """Restore the optimiser's moments."""
     state: dict[int, dict[str, torch.Tensor]] = {}
@@ -64,3 +88,9 @@ def load_optimiser(path: Path, optimiser: torch.optim.Optimizer) -> None:
                 index, key = name.removeprefix(OPTIMISER).split(".", 1)
                 state.setdefault(int(index), {})[key] = file.get_tensor(name)
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    for parameter, moments in optimiser.state.items():
+        for key, value in moments.items():
+            if (
+                key != "step" and value.shape == parameter.shape
+            ):  # fused steps take all to lie in memory as the parameter does
+                moments[key] = torch.empty_like(parameter).copy_(value)

@@ -1,23 +1,30 @@
 """The training loop of one rank. Legend: B batch, C channels, H height, W width, K classes."""
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tasks.artifacts import append_line
 from tasks.data import Batch, Dataset
 from tasks.data.images import resize
+from tasks.data.prefetch import prefetched
+from tasks.errors import UserError
 from tasks.finetune import checkpoint
+from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
+from tasks.finetune.losses import loss_of
+from tasks.finetune.mixing import mix
 from tasks.finetune.networks import Network
 from tasks.finetune.sampling import Role
-from tasks.finetune.settings import Settings, TrainSettings
+from tasks.finetune.settings import TrainSettings
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_per_epoch: int) -> float:
@@ -46,18 +53,15 @@ def make_optimiser(
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
-def loss_of(
-    logits_BK: torch.Tensor, y_B: torch.Tensor, teacher_BK: torch.Tensor | None, settings: TrainSettings
-) -> torch.Tensor:
-    """Smoothed cross-entropy, mixed with that of the teacher's soft labels where there is a teacher."""
-    weight = settings.distillation if isinstance(settings, Settings) and teacher_BK is not None else 0.0
-    loss = torch.zeros((), device=logits_BK.device)
-    if weight < 1:
-        loss = loss + (1 - weight) * functional.cross_entropy(logits_BK, y_B, label_smoothing=settings.label_smoothing)
-    if weight > 0:
-        assert teacher_BK is not None
-        loss = loss + weight * functional.cross_entropy(logits_BK, teacher_BK.softmax(1))
-    return loss
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step whose losses may still be on their way from the device."""
+
+    step: int
+    rate: float
+    roles: list[Role]
+    losses: torch.Tensor
+    images_per_s: float
 
 
 class Trainer:
@@ -75,13 +79,25 @@ class Trainer:
         self.dataset = dataset
         self.device = device
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        self.dtype = getattr(torch, self.settings.precision)
-        network.module.to(device, self.dtype).train()
+        self.first_of_node = int(os.environ["LOCAL_RANK"]) == 0
+        mixed = self.settings.precision == "bfloat16"
+        self.dtype = torch.float32 if mixed else getattr(torch, self.settings.precision)
+        self.mixed = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+        self.layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        self.teacher = None if network.teacher is None else self._placed(network.teacher).requires_grad_(False).eval()
+        self._placed(network.module).train()
+        self.average = averaged(network.module, self.settings) if self.first_of_node else None
         self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
-        self.step = checkpoint.finished_steps(job.checkpoint)
+        self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
         if self.step:
             checkpoint.load_model(job.checkpoint, network.module)
             checkpoint.load_optimiser(job.checkpoint, self.optimiser)
+            if self.average is not None:
+                checkpoint.load_model(job.checkpoint, self.average.module, average=True)
+                self.average.n_averaged.fill_(self.step)
+        if self.first_of_node:
+            rewind(job.history, self.step)
+        self._ended_s = time.monotonic()
         self.parallel = DistributedDataParallel(
             network.module,
             device_ids=[device] if device.type == "cuda" else None,
@@ -89,28 +105,62 @@ class Trainer:
             find_unused_parameters=True,
         )
 
-    def run(self) -> None:
-        """Train to the last step; rank 0 writes history and checkpoints."""
-        saved_s = started_s = time.monotonic()
-        for x_BCHW, y_B in self._batches():
-            rate = learning_rate(self.settings, self.step, self.job.total_steps, self.job.steps_per_epoch)
-            losses = self._train_step(x_BCHW, y_B, rate)
-            self.step += 1
-            now_s = time.monotonic()
-            last = self.step == self.job.total_steps
-            if self.rank == 0:
-                self._record(rate, losses, self.settings.batch_size / (now_s - started_s))
-                if last or now_s - saved_s >= self.settings.checkpoint_every_s:
-                    checkpoint.save(self.job.checkpoint, self.network.module, self.optimiser, self.step)
-                    saved_s = now_s
-            started_s = now_s
-            if last:
-                return
+    def _placed(self, module: nn.Module) -> nn.Module:
+        return module.to(self.device, self.dtype).to(memory_format=self.layout)
 
-    def _record(self, rate: float, losses: dict[str, float], images_per_s: float) -> None:
-        epoch = (self.step - 1) // self.job.steps_per_epoch
-        line = {"step": self.step, "epoch": epoch, "learning_rate": rate, **losses}
-        append_line(self.job.history, {**line, "images_per_s": round(images_per_s, 1)})
+    def run(self) -> None:
+        """Train to the last step; the first rank of each node writes history and checkpoints.
+
+        Losses are read one step late, so that the host does not wait for the device.
+        """
+        saved_s = self._ended_s = time.monotonic()
+        before: Finished | None = None
+        with closing(prefetched(self._batches(), self.device)) as batches:
+            for x_BCHW, y_B in batches:
+                finished = self.train_step(x_BCHW, y_B)
+                self._record(before)
+                before = finished
+                last = self.step == self.job.total_steps
+                due = last or time.monotonic() - saved_s >= self.settings.checkpoint_every_s
+                if self.first_of_node and due:
+                    self._record(before)
+                    before = None
+                    self._save()
+                    saved_s = time.monotonic()
+                if last:
+                    break
+        self._record(before)
+
+    def _save(self) -> None:
+        self._check_weights()
+        average = None if self.average is None else self.average.module
+        checkpoint.save(self.job.checkpoint, self.network.module, self.optimiser, self.step, average)
+
+    def _record(self, finished: Finished | None) -> None:
+        """A line of the history. UserError when the losses are no numbers any more."""
+        if finished is None:
+            return
+        losses = _by_role(finished.roles, finished.losses.tolist())
+        if not all(map(math.isfinite, losses.values())):
+            raise UserError(
+                f"training step {finished.step}",
+                f"the loss is {losses['loss']}",
+                next_step="lower learning_rate or set clip_norm",
+            )
+        if self.first_of_node:
+            epoch = (finished.step - 1) // self.job.steps_per_epoch
+            line = {"step": finished.step, "epoch": epoch, "learning_rate": finished.rate, **losses}
+            append_line(self.job.history, {**line, "images_per_s": round(finished.images_per_s, 1)})
+
+    def _check_weights(self) -> None:
+        """UserError when a gradient was no number, although the loss was: the checkpoint before stays."""
+        weights = list(self.network.module.parameters())
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
+            raise UserError(
+                f"training step {self.step}",
+                "a weight is no number any more",
+                next_step="lower learning_rate or set clip_norm",
+            )
 
     def _batches(self) -> Iterator[Batch]:
         first, skip = divmod(self.step, self.job.steps_per_epoch)
@@ -124,39 +174,60 @@ class Trainer:
                 start=skip if epoch == first else 0,
             )
 
-    def _train_step(self, x_BCHW: torch.Tensor, y_B: torch.Tensor, rate: float) -> dict[str, float]:
+    def train_step(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> Finished:
         """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
+        rate = learning_rate(self.settings, self.step, self.job.total_steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         roles = self.network.roles(self.step)
         pieces = list(zip(x_BCHW.split(self.settings.micro_batch), y_B.split(self.settings.micro_batch), strict=True))
         losses = torch.zeros(len(roles), device=self.device)
         for index, (x, y) in enumerate(pieces):
-            self._seed(self.rank * len(pieces) + index)
-            losses += self._micro_step(
-                x.to(self.device, self.dtype), y.to(self.device), roles, 1 / len(pieces), last=index == len(pieces) - 1
-            )
+            place = self.rank * len(pieces) + index
+            self._seed(place)
+            x, target = self._prepared(x, y, place)
+            losses += self._micro_step(x, target, roles, 1 / len(pieces), last=index == len(pieces) - 1)
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.module.parameters(), self.settings.clip_norm)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(self.network.module)
         distributed.all_reduce(losses)
-        return _by_role(roles, (losses / self.world).tolist())
+        self.step += 1
+        started_s, self._ended_s = self._ended_s, time.monotonic()
+        images_per_s = self.settings.batch_size / (self._ended_s - started_s)
+        return Finished(self.step, rate, roles, losses / self.world, images_per_s)
+
+    def _prepared(self, x_BCHW: torch.Tensor, y_B: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as the network takes them, with their classes (B,), or mixed with soft labels (B, K).
+
+        `place`: that of the micro-batch in the global batch.
+        """
+        x_BCHW, target = x_BCHW.to(self.device, self.dtype), y_B.to(self.device)
+        if self.settings.mixing.is_on:
+            key = (self.settings.seed, self.step, place)
+            x_BCHW, target = mix(x_BCHW, target, self.settings.mixing, self.dataset.classes, key)
+        return x_BCHW.to(memory_format=self.layout), target
 
     def _micro_step(
-        self, x_BCHW: torch.Tensor, y_B: torch.Tensor, roles: list[Role], share: float, *, last: bool
+        self, x_BCHW: torch.Tensor, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
     ) -> torch.Tensor:
-        """Forward and backward of every SubNet on one micro-batch; their losses times `share`."""
+        """Forward and backward of every SubNet on one micro-batch, and of its teacher; the losses times `share`."""
         teacher_BK: torch.Tensor | None = None
+        if self.teacher is not None:
+            with torch.no_grad(), self.mixed:
+                teacher_BK = self.teacher(resize(x_BCHW, self.network.base_size))
         losses = []
         for index, role in enumerate(roles):
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
                 size = self.network.activate(role)
-                logits_BK = self.parallel(resize(x_BCHW, size))
-                loss = loss_of(logits_BK, y_B, teacher_BK if role.distilled else None, self.settings) * share
+                with self.mixed:
+                    logits_BK = self.parallel(resize(x_BCHW, size))
+                loss = loss_of(logits_BK, target, teacher_BK if role.distilled else None, self.settings) * share
                 loss.backward()
-            if index == 0:
+            if index == 0 and teacher_BK is None:
                 teacher_BK = logits_BK.detach()
             losses.append(loss.detach())
         return torch.stack(losses)
@@ -164,6 +235,13 @@ class Trainer:
     def _seed(self, micro_batch: int) -> None:
         """Dropout and the like depend on the step and the micro-batch's place in the global batch only."""
         torch.manual_seed((self.settings.seed * 1_000_003 + self.step) * 65_537 + micro_batch)
+
+
+def averaged(module: nn.Module, settings: TrainSettings) -> AveragedModel | None:
+    """A moving average of the weights, where one is asked for; torch's."""
+    if not settings.average:
+        return None
+    return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
 
 
 def _by_role(roles: list[Role], losses: list[float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ class Mixing(BaseModel):
     Sources: mixup (Zhang et al., ICLR 2018), CutMix (Yun et al., ICCV 2019).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     mixup_alpha: float = Field(default=0.0, ge=0)
     """Two images are blended by a share of Beta(alpha, alpha); 0: never."""
@@ -21,6 +21,11 @@ class Mixing(BaseModel):
     """A box of an image, its area drawn from Beta(alpha, alpha), is that of another one; 0: never."""
     probability: float = Field(default=1.0, ge=0, le=1)
     """Share of the micro-batches that are mixed; each by mixup or CutMix, at equal odds where both are on."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is mixed."""
+        return self.probability > 0 and max(self.mixup_alpha, self.cutmix_alpha) > 0
 
 
 def mix(

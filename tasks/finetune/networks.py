@@ -17,6 +17,10 @@ class Network(Protocol):
     """A module whose forward pass is that of the SubNet activated last."""
 
     module: nn.Module
+    teacher: nn.Module | None
+    """A frozen network that teaches all SubNets, and is not trained."""
+    base_size: tuple[int, int]
+    """(height, width) of the largest SubNet's input, and of the teacher's."""
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """The matrices that weight decay is not for; asked for once the module is on its device."""
@@ -36,7 +40,8 @@ class Plain:
 
     def __init__(self, module: nn.Module, size: tuple[int, int]) -> None:
         self.module = module
-        self._size = size
+        self.teacher: nn.Module | None = None
+        self.base_size = size
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """None: every matrix decays."""
@@ -48,14 +53,16 @@ class Plain:
 
     def activate(self, role: Role) -> tuple[int, int]:
         """Nothing to choose."""
-        return self._size
+        return self.base_size
 
 
 class Elastic:
     """A SuperNet and how its SubNets are drawn."""
 
-    def __init__(self, net: Any, draw: Callable[[int], list[Role]]) -> None:
+    def __init__(self, net: Any, draw: Callable[[int], list[Role]], teacher: nn.Module | None) -> None:
         self.module = net.elastic
+        self.teacher = teacher
+        self.base_size = net.input_shape(net.max_config)[-2:]
         self._net = net
         self.roles = draw
 
@@ -77,7 +84,8 @@ def open_network(job: Job, dataset: Dataset) -> Network:
         settings = job.finetune
         assert job.supernet is not None
         net = tailor_ir.load(job.supernet)
-        return Elastic(net, lambda step: sample_roles(net, settings, step))
+        teacher = net.build(net.max_config) if settings.teacher == "base" else None
+        return Elastic(net, lambda step: sample_roles(net, settings, step, job.total_steps), teacher)
     assert job.model is not None
     assert job.initial is not None
     resolution = job.data.resolution

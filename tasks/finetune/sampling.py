@@ -1,5 +1,6 @@
 """Which SubNets a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,28 +9,53 @@ import numpy as np
 from tasks.finetune.settings import Settings
 
 Config = dict[str, Any]
+PHASES = ({"kernel_size"}, {"depth"}, {"expand_ratio", "width_mult", "growth_mult", "heads", "v_scale"})
+OPENED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One SubNet of a step: its name in the history, its config, and whether the first one teaches it."""
+    """One SubNet of a step: its name in the history, its config, and whether it has a teacher."""
 
     name: str
     config: Config
     distilled: bool
 
 
-def sample_roles(net: Any, settings: Settings, step: int) -> list[Role]:
-    """The SubNets of one step, the teacher first."""
+def sample_roles(net: Any, settings: Settings, step: int, total_steps: int) -> list[Role]:
+    """The SubNets of one of `total_steps` steps, the teacher first if it is one of them."""
     rng = np.random.default_rng((settings.seed, step))
-    if settings.strategy == "random":
-        return [Role("random", net.space.sample(rng), False) for _ in range(settings.random_subnets)]
+    from_base = settings.teacher == "base"
+    if settings.strategy in ("random", "progressive"):
+        opened = OPENED if settings.strategy == "random" else step / total_steps
+        return [Role("random", progressive(net.space, rng, opened), from_base) for _ in range(settings.random_subnets)]
     draw = net.space.sample if settings.strategy == "sandwich" else lambda rng: compound(net.space, rng)
     return [
-        Role("largest", net.max_config, False),
+        Role("largest", net.max_config, from_base),
         Role("smallest", net.min_config, True),
         *(Role("random", draw(rng), True) for _ in range(settings.random_subnets)),
     ]
+
+
+def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
+    """A random SubNet of the part of the space that is open when the share `done` [0, 1] of the training is over.
+
+    The resolution is open from the start. Then kernels, depths, and widths with expansions and heads open one kind
+    after the other, each in two steps: the larger half of the choices, then all. Source: Once-for-all (ICLR 2020), §3.3.
+    """
+    kinds = {variable.kind for variable in space.variables}
+    phases = [phase for phase in PHASES if kinds & phase]
+    config: Config = {}
+    for variable in space.variables:
+        last = len(variable.choices) - 1
+        first = 0
+        for number, phase in enumerate(phases):
+            if variable.kind in phase:
+                steps = min(2, max(0, 1 + math.floor(2 * (done * len(phases) - number))))
+                first = last - math.ceil(last * steps / 2)
+        config[variable.name] = variable.choices[int(rng.integers(first, last + 1))]
+    canonical: Config = space.canonical(config)
+    return canonical
 
 
 def compound(space: Any, rng: np.random.Generator) -> Config:

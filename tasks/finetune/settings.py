@@ -1,8 +1,13 @@
 """How to train: shared by the base network and the SuperNet."""
 
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.finetune.mixing import Mixing
+
+LAST_PORT = 65535
 
 
 class TrainSettings(BaseModel):
@@ -12,7 +17,7 @@ class TrainSettings(BaseModel):
     micro-batches, so the loss curve depends on `batch_size` and `micro_batch` but not on `processes`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     epochs: int = Field(default=8, ge=1)
     batch_size: int = Field(default=64, ge=1)
@@ -25,12 +30,26 @@ class TrainSettings(BaseModel):
     warmup_epochs: float = Field(default=1.0, ge=0)
     weight_decay: float = Field(default=0.05, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    mixing: Mixing = Mixing()
+    """Mixup and CutMix, the same for all SubNets of a step and their teacher."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the whole gradient; none = not clipped."""
-    precision: Literal["float32", "float64"] = "float32"
-    """float64 is for comparing runs: rounding noise of float32 grows exponentially over the steps."""
+    average: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of a moving average of the weights, which is then the result; 0: the last weights are."""
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    """bfloat16: mixed, the weights stay in float32. float64 is for comparing runs: rounding noise of float32 grows
+    exponentially over the steps."""
+    channels_last: bool = False
+    """Images and convolutions in channels-last layout."""
     seed: int = Field(default=0, ge=0)
     processes: int = Field(default=2, ge=1)
+    """Ranks on each node."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that train together; the same command runs on each."""
+    rendezvous: str | None = None
+    """HOST:PORT of the first node, with more than one."""
+    restarts: int = Field(default=0, ge=0)
+    """How often ranks that died are started again, from the last checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     recalibration_images: int = Field(default=512, ge=2)
     """Training images from which BatchNorm statistics are taken after training."""
@@ -38,27 +57,53 @@ class TrainSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSettings":
-        if self.batch_size % (self.micro_batch * self.processes):
+        ranks = self.processes * self.nodes
+        if self.batch_size % (self.micro_batch * ranks):
             raise ValueError(
-                f"batch_size={self.batch_size} does not split evenly over {self.processes} processes "
+                f"batch_size={self.batch_size} does not split evenly over {ranks} processes "
                 f"in micro-batches of {self.micro_batch}; "
-                f"allowed: multiples of {self.micro_batch * self.processes}"
+                f"allowed: multiples of {self.micro_batch * ranks}"
+            )
+        if (self.nodes > 1) != (self.rendezvous is not None):
+            raise ValueError(
+                f"nodes={self.nodes}, rendezvous={self.rendezvous}; allowed: rendezvous=HOST:PORT with several nodes, "
+                "null with one"
+            )
+        if self.rendezvous is not None and not _is_address(self.rendezvous):
+            raise ValueError(
+                f"rendezvous={self.rendezvous}; allowed: HOST:PORT of the first node, the port from 1 to {LAST_PORT}"
             )
         return self
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", text)
+    return found is not None and 1 <= int(found[1]) <= LAST_PORT
 
 
 class Settings(TrainSettings):
     """Fine-tuning of a SuperNet: which SubNets each step trains, and what teaches them."""
 
-    strategy: Literal["sandwich", "compound", "random"] = "sandwich"
+    strategy: Literal["sandwich", "compound", "random", "progressive"] = "sandwich"
     """sandwich: largest, smallest and random SubNets (BigNAS, ECCV 2020); compound: the random ones couple
-    depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those, without a teacher."""
+    depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
+    that opens in phases (progressive shrinking of Once-for-all, ICLR 2020)."""
     random_subnets: int = Field(default=1, ge=0)
+    teacher: Literal["largest", "base"] = "largest"
+    """What soft labels come from: the largest SubNet in the same step, where the strategy trains it (in-place), or the
+    network as it was before (a frozen copy), for all SubNets."""
     distillation: float = Field(default=1.0, ge=0, le=1)
-    """Weight of the largest SubNet's soft labels in the loss of the others; the rest is the labels'."""
+    """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
+    divergence: Literal["kl", "alpha"] = "kl"
+    """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
 
     @model_validator(mode="after")
     def _check_strategy(self) -> "Settings":
-        if self.strategy == "random" and self.random_subnets == 0:
-            raise ValueError("strategy=random needs random_subnets of at least 1")
+        if self.strategy in ("random", "progressive") and self.random_subnets == 0:
+            raise ValueError(f"strategy={self.strategy} needs random_subnets of at least 1")
+        if self.strategy in ("random", "progressive") and self.teacher == "largest" and self.divergence != "kl":
+            raise ValueError(
+                f"divergence={self.divergence} without a teacher: strategy={self.strategy} does not train the largest "
+                "SubNet in each step; allowed: teacher=base, or divergence=kl"
+            )
         return self

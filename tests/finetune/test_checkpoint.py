@@ -1,5 +1,6 @@
 """Checkpoints hold everything a run needs to go on; settings refuse batches that cannot be split."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,20 @@ def train_step(network: nn.Module, optimiser: torch.optim.Optimizer, seed: int) 
     return loss.item()
 
 
+def convolutions(seed: int) -> nn.Module:
+    """Weights in channels-last layout."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(
+        nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Flatten(), nn.Linear(4, 8)
+    )
+    return network.to(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str) -> None:
+@pytest.mark.parametrize("make", [tied_network, convolutions])
+def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str, make: Callable[[int], nn.Module]) -> None:
     settings = TrainSettings.model_validate({"optimiser": optimiser})
-    network = tied_network(0)
+    network = make(0)
     state = make_optimiser(network, settings)
     for seed in range(3):
         train_step(network, state, seed)
@@ -42,7 +53,7 @@ def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str) -> None:
     assert checkpoint.finished_steps(file) == 3
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
-    restored = tied_network(1)
+    restored = make(1)
     restored_state = make_optimiser(restored, settings)
     checkpoint.load_model(file, restored)
     checkpoint.load_optimiser(file, restored_state)
@@ -86,6 +97,18 @@ def test_weight_decay_is_for_matrices_only() -> None:
         {"strategy": "random", "random_subnets": 0},
         {"distillation": 1.5},
         {"momentum": 0.9},
+        {"average": 1.0},
+        {"precision": "float16"},
+        {"restarts": -1},
+        {"nodes": 0},
+        {"learning_rate": float("inf")},
+        {"strategy": "evolution"},
+        {"teacher": "smallest"},
+        {"divergence": "reverse"},
+        {"mixing": {"mixup_alpha": -0.1}},
+        {"mixing": {"cutmix_alpha": float("inf")}},
+        {"mixing": {"probability": 1.1}},
+        {"mixing": {"alpha": 1.0}},
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
@@ -96,3 +119,30 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 def test_batch_that_does_not_split_says_what_would() -> None:
     with pytest.raises(ValidationError, match=r"3 processes in micro-batches of 32; allowed: multiples of 96"):
         TrainSettings(batch_size=64, micro_batch=32, processes=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (
+            {"nodes": 2, "batch_size": 128},
+            r"nodes=2, rendezvous=None; allowed: rendezvous=HOST:PORT with several nodes",
+        ),
+        ({"rendezvous": "host:1"}, r"nodes=1, rendezvous=host:1; allowed: .* null with one"),
+        ({"nodes": 2, "batch_size": 96}, r"4 processes in micro-batches of 32; allowed: multiples of 128"),
+        ({"strategy": "progressive", "divergence": "alpha"}, r"without a teacher: .*; allowed: teacher=base, or div"),
+        ({"strategy": "random", "random_subnets": 0}, r"strategy=random needs random_subnets of at least 1"),
+        *(
+            ({"nodes": 2, "batch_size": 128, "rendezvous": place}, r"rendezvous=.*; allowed: HOST:PORT of the first")
+            for place in ("host", "host:", ":29400", "host:0", "host:65536", "-x:1", "a b:1", "[g::1]:1")
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_say_what_would_do(wrong: dict[str, object], line: str) -> None:
+    with pytest.raises(ValidationError, match=line):
+        Settings.model_validate(wrong)
+
+
+@pytest.mark.parametrize("place", ["host:29400", "board-1.lan:1", "192.168.0.7:65535", "[fe80::1]:29400"])
+def test_nodes_meet_at_a_name_or_an_address(place: str) -> None:
+    assert Settings(nodes=2, batch_size=128, rendezvous=place).rendezvous == place

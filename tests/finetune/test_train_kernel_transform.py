@@ -48,7 +48,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(supernet: Path) -> Elastic:
-    return Elastic(tailor_ir.load(supernet), lambda step: [])
+    return Elastic(tailor_ir.load(supernet), lambda step: [], None)
 
 
 def test_the_stage_compiles_transforms_that_are_the_identity(compiled: Path) -> None:

@@ -14,7 +14,7 @@ from tasks import finetune
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load
 from tasks.evaluate import EvaluationData, accuracies, accuracy, statistics_of
-from tasks.finetune.sampling import compound, sample_roles
+from tasks.finetune.sampling import PHASES, compound, progressive, sample_roles
 from tasks.progress import Silent
 
 Trained = dict[int, tuple[list[dict[str, Any]], dict[str, Any], Path]]
@@ -128,13 +128,46 @@ def test_compound_sampling_couples_the_variables_of_a_stage(compiled: Path) -> N
         ("sandwich", ["largest", "smallest", "random", "random"]),
         ("compound", ["largest", "smallest", "random", "random"]),
         ("random", ["random", "random"]),
+        ("progressive", ["random", "random"]),
     ],
 )
 def test_roles_depend_on_the_seed_and_the_step_only(compiled: Path, strategy: Any, names: list[str]) -> None:
     net = tailor_ir.load(compiled)
     settings = finetune.Settings(strategy=strategy, random_subnets=2)
-    roles = sample_roles(net, settings, 7)
+    roles = sample_roles(net, settings, 7, 10)
     assert [role.name for role in roles] == names
-    assert roles == sample_roles(tailor_ir.load(compiled), settings, 7)
-    assert roles != sample_roles(net, settings, 8)
-    assert [role.distilled for role in roles] == [name != "largest" and strategy != "random" for name in names]
+    assert roles == sample_roles(tailor_ir.load(compiled), settings, 7, 10)
+    assert roles != sample_roles(net, settings, 8, 10)
+    in_place = strategy in ("sandwich", "compound")
+    assert [role.distilled for role in roles] == [name != "largest" and in_place for name in names]
+    taught = sample_roles(net, settings.model_copy(update={"teacher": "base"}), 7, 10)
+    assert [role.config for role in taught] == [role.config for role in roles]
+    assert all(role.distilled for role in taught)
+
+
+def test_progressive_shrinking_opens_one_kind_of_variable_after_the_other(compiled: Path) -> None:
+    space = tailor_ir.load(compiled).space
+    rng = np.random.default_rng(0)
+    phases = [kinds for kinds in PHASES if kinds & {variable.kind for variable in space.variables}]
+
+    def modified(done: float) -> dict[str, bool]:
+        """Kinds of variables that some SubNet has modified; whether one was at its smallest choice."""
+        found: dict[str, bool] = {}
+        for config in (progressive(space, rng, done) for _ in range(100)):
+            for variable in space.variables:
+                if config[variable.name] != variable.default:
+                    smallest = config[variable.name] == variable.choices[0]
+                    found[variable.kind] = found.get(variable.kind, False) or smallest
+        return found
+
+    assert len(phases) >= 2
+    for number in range(len(phases)):
+        first, second = (modified((number + half) / len(phases)) for half in (0.0, 0.5))
+        opened = {"resolution"}.union(*phases[: number + 1])
+        assert set(first) <= opened
+        assert set(second) <= opened
+        assert set(second) & phases[number]
+        assert any(second[kind] for kind in phases[number] & set(second))
+        longer = {v.kind for v in space.variables if len(v.choices) > 2} & phases[number]
+        assert not any(first.get(kind, False) for kind in longer)
+    assert set(modified(1.0)) == {variable.kind for variable in space.variables}

@@ -37,6 +37,8 @@ class BranchNetwork:
 
     def __init__(self) -> None:
         self.module: nn.Module = Branches()
+        self.teacher = None
+        self.base_size = (8, 8)
 
     def undecayed(self) -> list[torch.Tensor]:
         return []
@@ -46,7 +48,7 @@ class BranchNetwork:
 
     def activate(self, role: Role) -> tuple[int, int]:
         self.module.branch = self.module.get_submodule(role.config["branch"])
-        return 8, 8
+        return self.base_size
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Losses of a SubNet: from labels, and from a teacher's soft labels. Legend: B batch, K classes."""
+
+import math
+
+import torch
+from torch.nn import functional
+
+from tasks.finetune.settings import Settings, TrainSettings
+
+ALPHAS = (-1.0, 1.0)
+LARGEST_RATIO = 5.0
+"""Clip of importance ratios; both numbers are AlphaNet's."""
+
+
+def loss_of(
+    logits_BK: torch.Tensor, target: torch.Tensor, teacher_BK: torch.Tensor | None, settings: TrainSettings
+) -> torch.Tensor:
+    """Smoothed cross-entropy, mixed with the divergence from the teacher's soft labels where there is a teacher.
+
+    `target`: classes (B,), or soft labels (B, K).
+    """
+    weight = settings.distillation if isinstance(settings, Settings) and teacher_BK is not None else 0.0
+    logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
+    loss = torch.zeros((), device=logits_BK.device)
+    if weight < 1:
+        loss = loss + (1 - weight) * functional.cross_entropy(
+            logits_BK, target, label_smoothing=settings.label_smoothing
+        )
+    if weight > 0:
+        assert teacher_BK is not None
+        assert isinstance(settings, Settings)
+        teacher_BK = teacher_BK.to(logits_BK.dtype)
+        divergence = alpha_divergence if settings.divergence == "alpha" else soft_cross_entropy
+        loss = loss + weight * divergence(logits_BK, teacher_BK)
+    return loss
+
+
+def soft_cross_entropy(logits_BK: torch.Tensor, teacher_BK: torch.Tensor) -> torch.Tensor:
+    """Kullback-Leibler divergence up to the teacher's entropy, which no gradient depends on."""
+    return functional.cross_entropy(logits_BK, teacher_BK.softmax(1))
+
+
+def alpha_divergence(logits_BK: torch.Tensor, teacher_BK: torch.Tensor) -> torch.Tensor:
+    """The larger of two alpha-divergences of each image, one that punishes overestimated uncertainty, one underestimated.
+
+    The value is a surrogate whose gradient is the clipped divergence's; source: AlphaNet (ICML 2021), equations 6 to 9.
+    """
+    log_q_BK = logits_BK.log_softmax(1)
+    log_ratio_BK = teacher_BK.log_softmax(1) - log_q_BK.detach()
+    q_BK = log_q_BK.detach().exp()
+    found = [_clipped(q_BK, log_ratio_BK, log_q_BK, alpha) for alpha in ALPHAS]
+    (low_B, low_loss_B), (high_B, high_loss_B) = found
+    return torch.where(low_B > high_B, low_loss_B, high_loss_B).mean()
+
+
+def _clipped(
+    q_BK: torch.Tensor, log_ratio_BK: torch.Tensor, log_q_BK: torch.Tensor, alpha: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divergence (B,), and a loss (B,) with its gradient: -E_q[rho(p/q) grad log q], rho(t) = t f'(t) - f(t)."""
+    if abs(alpha - 1) < 1e-3:  # f(t) = t log t
+        clipped_BK = log_ratio_BK.clamp(max=math.log(LARGEST_RATIO))
+        rho_BK = clipped_BK.exp()
+        value_BK = rho_BK * clipped_BK
+    else:  # f(t) = (t^alpha - 1) / (alpha (alpha - 1))
+        power_BK = (alpha * log_ratio_BK).exp().clamp(max=LARGEST_RATIO)
+        value_BK = (power_BK - 1) / (alpha * (alpha - 1))
+        rho_BK = power_BK / alpha
+    return (q_BK * value_BK).sum(1), -(q_BK * rho_BK * log_q_BK).sum(1)
