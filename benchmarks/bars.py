@@ -29,3 +29,7 @@ class Terminal:
 
     def metrics(self, values: dict[str, float], step: int) -> None:
         """Results say them in the end."""
+
+    def say(self, line: str) -> None:
+        """On the terminal."""
+        print(line)

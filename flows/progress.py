@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
 from rich.progress import (
@@ -106,6 +107,11 @@ class StageProgress:
     def metrics(self, values: dict[str, float], step: int) -> None:
         """Metrics of the running stage, to MLflow."""
         self.log_metrics(values, step)
+
+    def say(self, line: str) -> None:
+        """On the terminal above the bars, and in the log of the Prefect task."""
+        self.bars.console.print(f"{self.stage}: {line}", markup=False)
+        get_run_logger().warning(line)
 
 
 def artifact_key(kind: str, name: str) -> str:

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 RETRIES = 5
 SUPERNET = "supernet"
-NOT_IN_KEY = {"checkpoint_every_s"}
+NOT_IN_KEY = {"checkpoint_every_s", "restarts", "rendezvous"}
 SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images"}
 NOT_OF_LATENCY = {"validation_images", "recalibration_images", "features_mib"}
 

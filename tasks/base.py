@@ -41,8 +41,9 @@ def run(
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
     trained = needs_training(model, train.classes)
+    result: dict[str, Any] = {"trained": trained}
     if trained:
-        _train(settings, model, data, folder, progress, module, train)
+        result["micro_batch"] = _train(settings, model, data, folder, progress, module, train)
     module.to(device).eval()
     images = {
         split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
@@ -51,7 +52,6 @@ def run(
     size = (data.resolution, data.resolution)
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
-    result: dict[str, Any] = {"trained": trained}
     for split, evaluation in images.items():
         result[f"{split}_accuracy"] = count_correct(module, evaluation.batches(size)).share
     save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
@@ -67,12 +67,14 @@ def _train(
     progress: Progress,
     module: nn.Module,
     train: Dataset,
-) -> None:
-    """Train `module` in worker processes and copy the result into it."""
+) -> int:
+    """Train `module` in worker processes and copy the result into it; images of the micro-batches in the end."""
     steps = train.steps(settings.batch_size)
     initial = folder / "initial.safetensors"
     if not initial.exists():
-        save_model(module, str(initial))
+        partial = initial.with_name(f".{initial.name}.tmp")
+        save_model(module, str(partial))
+        partial.replace(initial)
     job = Job(
         folder=folder,
         data=data,
@@ -82,6 +84,7 @@ def _train(
         steps_per_epoch=steps,
         total_steps=steps * settings.epochs,
     )
-    launch(job, "training the base network", progress)
+    job = launch(job, "training the base network", progress)
     checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)
     initial.unlink()
+    return job.settings.micro_batch

@@ -20,6 +20,10 @@ class Progress(Protocol):
 
     def metrics(self, values: dict[str, float], step: int) -> None: ...
 
+    def say(self, line: str) -> None:
+        """Something that the user should know at once."""
+        ...
+
 
 class _SilentBar:
     def advance(self, count: int = 1) -> None:
@@ -37,4 +41,7 @@ class Silent:
         yield _SilentBar()
 
     def metrics(self, values: dict[str, float], step: int) -> None:
+        """Nobody listens."""
+
+    def say(self, line: str) -> None:
         """Nobody listens."""

@@ -32,12 +32,12 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         steps_per_epoch=steps,
         total_steps=steps * settings.epochs,
     )
-    launch(job, "fine-tuning", progress)
+    job = launch(job, "fine-tuning", progress)
     net = tailor_ir.load(supernet)
     checkpoint.load_model(job.checkpoint, net.elastic, average=settings.average > 0)
     device = pick_device(settings.device)
     net.elastic.to(device)
-    result: dict[str, Any] = {"steps": job.total_steps}
+    result: dict[str, Any] = {"steps": job.total_steps, "micro_batch": job.settings.micro_batch}
     for split in ("validation", "test"):
         images = EvaluationData(
             splits[split], splits["train"], device=device, recalibration_images=settings.recalibration_images

@@ -1,9 +1,12 @@
 """What a launcher tells its workers, as one JSON file."""
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.artifacts import read_json
 from tasks.data import DataSettings
 from tasks.finetune.settings import Settings, TrainSettings
 from tasks.models import ModelSettings
@@ -36,6 +39,11 @@ class Job(BaseModel):
         assert settings is not None
         return settings
 
+    def with_micro_batch(self, images: int) -> Self:
+        """The same job with other micro-batches."""
+        field = "finetune" if self.finetune is not None else "train"
+        return self.model_copy(update={field: self.settings.model_copy(update={"micro_batch": images})})
+
     @property
     def checkpoint(self) -> Path:
         """Where the workers leave their state."""
@@ -49,3 +57,11 @@ class Job(BaseModel):
     def error_file(self, rank: int) -> Path:
         """Where a failing rank says why."""
         return self.folder / f"error-rank{rank}.json"
+
+    def errors(self) -> list[dict[str, Any]]:
+        """What failing ranks of this machine have said, the user's own errors first, then in order of time."""
+        found = []
+        for file in self.folder.glob("error-rank*.json"):
+            with suppress(FileNotFoundError):  # a rank that is started again removes its own
+                found.append(read_json(file))
+        return sorted(found, key=lambda error: (error["kind"] != "user", error["time_s"]))

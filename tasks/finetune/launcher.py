@@ -1,78 +1,101 @@
 """Start torchrun as a child process, follow its progress, and say in one line why it ended."""
 
-import json
+import ipaddress
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tasks.artifacts import read_json, read_lines, write_bytes
+from tasks.artifacts import digest_of, write_bytes
 from tasks.errors import UserError
 from tasks.finetune import checkpoint
+from tasks.finetune.history import Tail, rewind
 from tasks.finetune.job import JOB_FILE, LOG_FILE, Job
+from tasks.finetune.settings import TrainSettings
 from tasks.processes import end
 from tasks.progress import Bar, Progress
 
+LOOPBACK = "127.0.0.1"
+ALLOWED_HOST = "HOST:PORT of the first node, as the others reach it"
 POLL_S = 0.1
 GRACE_S = 10.0
+MEETING_S = 600
+"""How long a node waits for the others."""
+LEAST_MICRO_BATCH = 2
+MOST_SAID = 300
 
 
-def launch(job: Job, name: str, progress: Progress) -> Path:
-    """Train `job` to its end, from its checkpoint if there is one; the final checkpoint's path.
+def launch(job: Job, name: str, progress: Progress) -> Job:
+    """Train `job` to its end, from its checkpoint if there is one; the job as it was in the end.
 
-    Raises UserError (one line) when a rank dies; the next call goes on from the last checkpoint.
+    Where memory runs out, it goes on with micro-batches of half the size, and says so. Raises UserError (one line) when a
+    rank dies more often than it may; the next call goes on from the last checkpoint.
     """
     job.folder.chmod(0o700)
-    done = _rewind(job)
-    if done == job.total_steps:
-        return job.checkpoint
+    if job.settings.nodes == 1 and _is_finished(job):  # another node may still need what this one has
+        return job
+    while True:
+        code = _run(job, name, progress)
+        if _is_finished(job):
+            _clear(job)
+            return job
+        errors, micro_batch = job.errors(), job.settings.micro_batch
+        smaller = _smaller_micro_batch(job, errors)
+        if smaller is None:
+            raise _failure(job, name, code, errors)
+        job = job.with_micro_batch(smaller)
+        progress.say(
+            f"{name}: out of memory with micro-batches of {micro_batch} images; goes on with {smaller}, whose "
+            f"BatchNorm statistics are noisier (micro_batch={smaller} says so from the start)"
+        )
+
+
+def _is_finished(job: Job) -> bool:
+    return checkpoint.finished_steps(job.checkpoint) == job.total_steps
+
+
+def _smaller_micro_batch(job: Job, errors: Sequence[Mapping[str, Any]]) -> int | None:
+    """What to try after these errors; None: nothing. Several nodes would have to agree on it."""
+    size = job.settings.micro_batch
+    is_memory = bool(errors) and errors[0]["kind"] != "user" and any(error["kind"] == "memory" for error in errors)
+    if not is_memory or job.settings.nodes > 1 or size % 2 or size // 2 < LEAST_MICRO_BATCH:
+        return None
+    return size // 2
+
+
+def _run(job: Job, name: str, progress: Progress) -> int:
+    """One call of torchrun; its exit code."""
+    _clear(job)
     write_bytes(job.folder / JOB_FILE, job.model_dump_json(indent=1).encode())
+    done = checkpoint.finished_steps(job.checkpoint)
+    rewind(job.history, done)
     with progress.bar(name, job.total_steps, done) as bar, _torchrun(job) as process:
-        lines = _Tail(job.history)
+        lines = Tail(job.history, done)
         while process.poll() is None:
             _report(lines.new(), bar, progress)
             time.sleep(POLL_S)
         _report(lines.new(), bar, progress)
-    if checkpoint.finished_steps(job.checkpoint) != job.total_steps:
-        raise _failure(job, name, process.returncode)
-    return job.checkpoint
+    return process.returncode
 
 
-def _rewind(job: Job) -> int:
-    """Forget what a killed run left after its checkpoint; the number of steps done."""
-    done = checkpoint.finished_steps(job.checkpoint)
-    kept = [json.dumps(line) + "\n" for line in read_lines(job.history) if line["step"] <= done]
-    write_bytes(job.history, "".join(kept).encode())
-    for file in job.folder.glob("error-rank*.json"):
-        file.unlink()
+def _clear(job: Job) -> None:
+    """Remove what ranks leave that fail or are killed."""
+    for pattern in ("error-rank*.json", ".*.tmp"):
+        for file in job.folder.glob(pattern):
+            file.unlink()
     for folder in job.folder.glob("rendezvous-*"):
         shutil.rmtree(folder)
-    return done
-
-
-class _Tail:
-    """New whole JSON lines of a file that another process appends to."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size
-
-    def new(self) -> list[dict[str, Any]]:
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            whole = stream.read().rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
-        return [json.loads(line) for line in whole.splitlines()]
 
 
 def _report(lines: list[dict[str, Any]], bar: Bar, progress: Progress) -> None:
@@ -82,24 +105,45 @@ def _report(lines: list[dict[str, Any]], bar: Bar, progress: Progress) -> None:
         progress.metrics({key: float(value) for key, value in line.items() if key != "step"}, line["step"])
 
 
-def _loopback() -> str:
-    """Name of the network interface of 127.0.0.1, so that gloo listens nowhere else."""
+def _own_address(rendezvous: str | None) -> str:
+    """This machine's address on the way to HOST:PORT, or the one that only itself reaches when it is alone.
+
+    UserError when there is no way, or none for other machines.
+    """
+    if rendezvous is None:
+        return LOOPBACK
+    host, _, port = rendezvous.rpartition(":")
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)  # sends nothing
+            own = str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError("rendezvous", f"no way to '{host}' ({error.strerror})", allowed=ALLOWED_HOST) from error
+    if ipaddress.ip_address(own).is_loopback and host.strip("[]") not in (own, "localhost"):
+        raise UserError("rendezvous", f"'{host}' is {own} here, which no other machine reaches", allowed=ALLOWED_HOST)
+    return own
+
+
+def _interface(own: str) -> str:
+    """Name of the network interface with this address, so that ranks listen nowhere else."""
     return next(
         name
         for name, addresses in psutil.net_if_addrs().items()
-        if any(address.address == "127.0.0.1" for address in addresses)
+        if any(address.address.partition("%")[0] == own for address in addresses)
     )
 
 
-def _environment(processes: int) -> dict[str, str]:
+def _environment(settings: TrainSettings, interface: str) -> dict[str, str]:
     """Share the cores among the ranks; idle threads sleep, since spinning ones slow a shared machine down a lot."""
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes)),
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // settings.processes)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": _loopback(),
         "PYTHONSAFEPATH": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": interface,
+        **({} if settings.nodes == 1 else {"NCCL_SOCKET_IFNAME": f"={interface}"}),
     }
 
 
@@ -119,43 +163,57 @@ def _torchrun(job: Job) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nnodes", "1", "--nproc-per-node", str(job.settings.processes), "--local-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting / "torchrun")]
-    command += ["--rdzv-conf", "store_type=file", "--rdzv-id", meeting.name]
-    command += ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE), str(meeting / "ranks")]
+    settings = job.settings
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(settings.restarts)]
+    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
+    own = _own_address(settings.rendezvous)
+    command += ["--local-addr", own]
+    worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE)]
+    if settings.rendezvous is None:
+        command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]
+        command += ["--rdzv-id", meeting.name]
+        worker.append(str(meeting / "ranks"))
+    else:
+        command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", f"join_timeout={MEETING_S}"]
+        command += ["--rdzv-id", digest_of(settings.model_dump(mode="json"))]
     with (job.folder / LOG_FILE).open("wb") as log:
         return subprocess.Popen(
-            command,
+            [*command, *worker],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(job.settings.processes),
+            env=_environment(settings, _interface(own)),
             start_new_session=True,
         )
 
 
-def _failure(job: Job, name: str, code: int) -> UserError:
-    """Why the workers ended: a killed rank, else the user's error, else the first error of any rank."""
+def _failure(job: Job, name: str, code: int, errors: Sequence[Mapping[str, Any]]) -> UserError:
+    """Why the workers ended: the user's error, else too little memory, a killed rank, or the first error of any rank."""
     log = (job.folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
     exits = {
         int(rank): int(exit_code)
         for rank, exit_code in re.findall(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)", log)
     }
     killed = {rank: -exit_code for rank, exit_code in exits.items() if exit_code < 0 and -exit_code != signal.SIGTERM}
-    errors = sorted(
-        (read_json(file) for file in job.folder.glob("error-rank*.json")),
-        key=lambda error: (not error["user"], error["time_s"]),
-    )
     again = (
         f"see {job.folder / LOG_FILE}; the same command goes on from step "
         f"{checkpoint.finished_steps(job.checkpoint)} of {job.total_steps}"
     )
+    if errors and errors[0]["kind"] == "user":
+        return UserError(name, errors[0]["line"])
+    short = next((error for error in errors if error["kind"] == "memory"), None)
+    if short is not None:
+        size = job.settings.micro_batch
+        line = (
+            f"rank {short['rank']} ran out of memory with micro-batches of {size} images: {short['line'][:MOST_SAID]}"
+        )
+        return UserError(name, line, next_step=f"set a smaller micro_batch; {again}")
     if killed:
         rank, number = next(iter(killed.items()))
         return UserError(name, f"rank {rank} was killed by {signal.Signals(number).name}", next_step=again)
-    if errors and errors[0]["user"]:
-        return UserError(name, errors[0]["line"])
     if errors:
-        return UserError(name, f"rank {errors[0]['rank']} failed: {errors[0]['line'][:300]}", next_step=again)
+        return UserError(name, f"rank {errors[0]['rank']} failed: {errors[0]['line'][:MOST_SAID]}", next_step=again)
+    if re.search(r"Rendezvous(Timeout|Connection)Error", log):
+        line = f"the {job.settings.nodes} nodes did not meet at {job.settings.rendezvous}"
+        return UserError(name, line, next_step=f"start the same command on each; {again}")
     return UserError(name, f"the workers ended with exit code {code}", next_step=again)

@@ -1,7 +1,7 @@
-"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json STORE`.
+"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json [STORE]`.
 
-The ranks find each other through the file STORE. Standard input is a pipe from the launcher; its end means that
-the launcher is gone, and the rank ends too.
+The ranks of one machine find each other through the file STORE, those of several through torchrun. Standard input is a
+pipe from the launcher; its end means that the launcher is gone, and the rank ends too.
 """
 
 import os
@@ -24,6 +24,10 @@ from tasks.finetune.networks import open_network
 
 TIMEOUT = timedelta(minutes=10)
 ORPHANED = 3
+STAY = ("user", "memory")
+"""Kinds of errors that a rank that is started again would only meet again."""
+NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
+"""What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""
 
 
 def _end_with_launcher() -> None:
@@ -32,7 +36,7 @@ def _end_with_launcher() -> None:
     os._exit(ORPHANED)
 
 
-def train(job: Job, store: Path) -> None:
+def train(job: Job, store: Path | None) -> None:
     """Join the group, train, leave."""
     device = pick_device(job.settings.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
@@ -40,7 +44,9 @@ def train(job: Job, store: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=distributed.FileStore(str(store), world),
+        store=None
+        if store is None
+        else distributed.FileStore(f"{store}{os.environ['TORCHELASTIC_RESTART_COUNT']}", world),
         rank=rank,
         world_size=world,
         timeout=TIMEOUT,
@@ -58,15 +64,23 @@ def main() -> None:
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
+    if any(error["kind"] in STAY for error in job.errors()):
+        sys.exit(1)
+    job.error_file(rank).unlink(missing_ok=True)
     try:
-        train(job, Path(sys.argv[2]))
+        train(job, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
     except Exception as error:
         line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        write_json(
-            job.error_file(rank),
-            {"rank": rank, "time_s": time.time(), "line": line, "user": isinstance(error, UserError)},
-        )
+        kind = "user" if isinstance(error, UserError) else "memory" if is_out_of_memory(error) else "other"
+        write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
         raise
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or this machine had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 if __name__ == "__main__":

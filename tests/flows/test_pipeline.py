@@ -67,7 +67,8 @@ def test_more_training_measures_no_operator_again(finished: dict[str, Any], comm
 
 
 def test_settings_that_cannot_change_a_result_repeat_nothing(finished: dict[str, Any], command: Command) -> None:
-    result = command("finetune", "data.workers=1", "finetune.checkpoint_every_s=7", "base.checkpoint_every_s=7")
+    options = ("data.workers=1", "finetune.checkpoint_every_s=7", "base.checkpoint_every_s=7", "finetune.restarts=2")
+    result = command("finetune", *options)
     assert result["stages"][0]["cached"]
 
 

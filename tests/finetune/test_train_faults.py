@@ -1,0 +1,328 @@
+"""Trainings that go wrong, on real ranks: one clear line each, and nothing lost that was in a checkpoint."""
+
+import io
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from small_training import MODEL
+
+from tasks import base
+from tasks.artifacts import read_lines
+from tasks.data import DataSettings
+from tasks.errors import UserError
+from tasks.finetune import launcher
+from tasks.finetune.checkpoint import finished_steps
+from tasks.finetune.worker import is_out_of_memory
+from tasks.progress import Silent
+
+STEPS = 18
+
+
+def settings(**changes: Any) -> base.Settings:
+    common = {
+        "epochs": 1,
+        "batch_size": 64,
+        "micro_batch": 32,
+        "optimiser": "sgd",
+        "learning_rate": 0.05,
+        "processes": 1,
+    }
+    return base.Settings.model_validate({**common, "device": "cpu", "checkpoint_every_s": 0, **changes})
+
+
+def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **changes: Any) -> dict[str, Any]:
+    """As many cores as ranks, so that each has one thread, and results can be equal to the last bit."""
+    folder.mkdir(exist_ok=True)
+    options = settings(**changes)
+    allowed = os.sched_getaffinity(0)
+    cores = sorted(allowed) * 2
+    first_core %= len(allowed)
+    os.sched_setaffinity(0, cores[first_core : first_core + options.processes])
+    try:
+        return base.run(options, MODEL, DataSettings(), folder, progress or Silent())
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+def assert_same(folder: Path, expected: Path) -> None:
+    """The same weights to the last bit, and nothing else left behind."""
+    found, wanted = weights(folder), weights(expected)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    assert {file.name for file in folder.iterdir()} == {file.name for file in expected.iterdir()}
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in read_lines(folder / "history.jsonl")}
+
+
+class Killer(Silent):
+    """Kills rank 1 once, in the middle."""
+
+    def __init__(self) -> None:
+        self.killed = False
+        self.steps: list[int] = []
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        self.steps.append(step)
+        if step >= STEPS // 2 and not self.killed:
+            self.killed = True
+            for child in psutil.Process().children(recursive=True):
+                if "tasks.finetune.worker" in child.cmdline() and child.environ().get("RANK") == "1":
+                    child.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks, with a moving average of the weights."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(folder, processes=2, average=0.9)
+    return folder
+
+
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_after_a_rank_is_killed_the_result_is_the_same_to_the_last_bit(
+    undisturbed: Path, tmp_path: Path, restarts: int
+) -> None:
+    """Started again by torchrun, or by the same command."""
+    folder, killer = tmp_path / "run", Killer()
+    if not restarts:
+        with pytest.raises(UserError, match="rank 1 was killed by SIGKILL"):
+            train(folder, killer, processes=2, average=0.9)
+        assert finished_steps(folder / "checkpoint.safetensors") >= STEPS // 2 - 1
+    train(folder, killer, processes=2, average=0.9, restarts=restarts)
+    assert killer.killed
+    told = killer.steps if restarts else sorted(set(killer.steps))
+    assert told == list(range(1, STEPS + 1))
+    assert_same(folder, undisturbed)
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_the_average_of_the_weights_is_the_result(undisturbed: Path, tmp_path: Path) -> None:
+    train(tmp_path / "last", processes=2)
+    last, mean = weights(tmp_path / "last"), weights(undisturbed)
+    name = "conv1.0.weight"
+    assert not torch.equal(last[name], mean[name])
+    assert torch.nn.functional.cosine_similarity(last[name].flatten(), mean[name].flatten(), dim=0) > 0.9
+    assert losses(tmp_path / "last") == losses(undisturbed)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Stopper(Silent):
+    """Interrupts the pipeline in the middle."""
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        if step >= STEPS // 2:
+            raise InterruptedError
+
+
+def train_nodes(folders: list[Path], progress: list[Silent]) -> list[Exception]:
+    """One rank on each of two nodes; what they raised."""
+    port = free_port()
+    errors: list[Exception] = []
+
+    def node(number: int) -> None:
+        try:
+            place = f"127.0.0.1:{port}"
+            train(folders[number], progress[number], number, nodes=2, rendezvous=place, average=0.9)
+        except (UserError, InterruptedError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=node, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_nodes_train_as_ranks_of_one_and_one_that_lost_its_files_gets_those_of_the_others(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    errors = train_nodes(folders, [Stopper(), Silent()])
+    assert sorted(type(error).__name__ for error in errors) == ["InterruptedError", "UserError"]
+    done = finished_steps(folders[0] / "checkpoint.safetensors")
+    assert STEPS // 2 - 1 <= done < STEPS
+    shutil.rmtree(folders[1])
+    assert not train_nodes(folders, [Silent(), Silent()])
+    for folder, first in zip(folders, (1, done + 1), strict=True):
+        assert_same(folder, undisturbed)
+        assert losses(folder) == {step: loss for step, loss in losses(undisturbed).items() if step >= first}
+
+
+def test_a_node_that_stays_alone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MEETING_S", 1)
+    place = f"127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=rf"the 2 nodes did not meet at {place}; start the same command on each"):
+        train(tmp_path / "run", nodes=2, rendezvous=place)
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("255.255.255.255:29400", r"no way to '255\.255\.255\.255' \(.+\); allowed: HOST:PORT of the first node"),
+        ("127.1:29400", r"'127\.1' is 127\.0\.0\.1 here, which no other machine reaches; allowed: HOST:PORT"),
+    ],
+)
+def test_a_meeting_place_that_cannot_be_one_is_named(place: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=line):
+        train(tmp_path / "run", nodes=2, rendezvous=place)
+
+
+@pytest.mark.parametrize("every_s", [0, 1000])
+def test_numbers_that_are_none_end_the_training_with_one_line_and_reach_no_checkpoint(
+    tmp_path: Path, every_s: float
+) -> None:
+    """Where each step has a checkpoint, weights may be found to be no numbers before a loss is."""
+    found = "(the loss is (nan|inf)|a weight is no number any more)" if every_s == 0 else "the loss is (nan|inf)"
+    with pytest.raises(UserError, match=rf"training step \d+: {found}; lower learning_rate or set clip_norm$") as error:
+        train(
+            tmp_path / "run", processes=2, learning_rate=1e12, warmup_epochs=0.0, checkpoint_every_s=every_s, restarts=1
+        )
+    known = losses(tmp_path / "run")
+    assert 1 <= len(known) < STEPS
+    assert all(map(math.isfinite, known.values()))
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    if every_s == 0:
+        failed = re.search(r"training step (\d+)", str(error.value))
+        assert failed is not None
+        assert finished_steps(checkpoint) == int(failed[1]) - 1 >= 1
+        assert all(tensor.isfinite().all() for tensor in load_file(checkpoint).values())
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"channels_last": True}])
+def test_faster_arithmetic_learns_the_same(changes: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    train(tmp_path / "run", processes=2, average=0.9, **changes)
+    exact, fast = (list(losses(folder).values()) for folder in (undisturbed, tmp_path / "run"))
+    assert exact != fast
+    assert fast[:6] == pytest.approx(exact[:6], rel=0.03)
+    assert fast[-1] == pytest.approx(exact[-1], rel=0.2)
+
+
+COLOURS = ((220, 40, 40), (40, 220, 40), (40, 40, 220))
+SHARDS, ROWS, BATCH, EPOCHS = 6, 32, 32, 40
+
+
+def write_shards(folder: Path) -> None:
+    """Noisy images of three colours: six shards for training, one each for validation and test."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for name in (*(f"train-{number}" for number in range(SHARDS)), "validation-0", "test-0"):
+        labels = [row % 3 for row in range(ROWS)]
+        images = []
+        for label in labels:
+            content = io.BytesIO()
+            pixels = np.clip(np.array(COLOURS[label]) + rng.normal(0, 60, (16, 16, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(content, "PNG")
+            images.append(content.getvalue())
+        pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": labels}), folder / f"{name}.parquet")
+
+
+class Breaker(Silent):
+    """Cuts a shard off in the middle when the training has begun."""
+
+    def __init__(self, shard: Path) -> None:
+        self.shard, self.content = shard, shard.read_bytes()
+        self.steps: list[int] = []
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        self.steps.append(step)
+        if step == 1:
+            self.shard.write_bytes(self.content[: len(self.content) // 2])
+
+
+def test_a_shard_that_is_corrupt_is_named_and_once_mended_the_training_goes_on(tmp_path: Path) -> None:
+    folder, shards = tmp_path / "run", tmp_path / "shards"
+    write_shards(shards)
+    folder.mkdir()
+    breaker = Breaker(shards / "train-3.parquet")
+    data = DataSettings(kind="parquet", path=shards)
+    options = settings(processes=2, batch_size=BATCH, micro_batch=16, epochs=EPOCHS, restarts=1)
+    total = EPOCHS * SHARDS * ROWS // BATCH
+    with pytest.raises(UserError, match=r"parquet '.*train-3\.parquet': cannot be read .*; replace or remove it$"):
+        base.run(options, MODEL, data, folder, breaker)
+    done = finished_steps(folder / "checkpoint.safetensors")
+    assert 1 <= done < total
+    breaker.shard.write_bytes(breaker.content)
+    base.run(options, MODEL, data, folder, breaker)
+    assert sorted(set(breaker.steps)) == list(losses(folder)) == list(range(1, total + 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("Connection closed by peer"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+SMALL_MEMORY = """
+import os, resource, sys
+from pathlib import Path
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # threads take memory, too
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]) << 20,) * 2)
+from tasks import base
+from tasks.data import DataSettings
+from tasks.models import ModelSettings
+from tasks.progress import Silent
+
+class Loud(Silent):
+    def say(self, line):
+        print(line, flush=True)
+
+settings = base.Settings(
+    epochs=1, batch_size=1024, micro_batch=1024, optimiser="sgd", learning_rate=0.05, processes=1, device="cpu",
+    recalibration_images=64,
+)
+folder = Path(sys.argv[1])
+print(base.run(settings, ModelSettings(name="test_resnet"), DataSettings(resolution=96), folder, Loud())["micro_batch"])
+"""
+
+
+def test_where_memory_runs_out_smaller_micro_batches_are_tried_and_said(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SMALL_MEMORY, str(tmp_path), "6144"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    *said, last = result.stdout.splitlines()
+    assert "out of memory with micro-batches of 1024 images; goes on with 512" in said[0]
+    assert int(last) == 1024 >> len(said)
+    assert len(read_lines(tmp_path / "history.jsonl")) == 1
