@@ -19,6 +19,7 @@ from tasks.data.images import DRAWS
 from tasks.data.numbers import Numbers
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
+from tasks.errors import UserError
 
 PIECE = 32
 """Images that a thread draws at once."""
@@ -43,7 +44,7 @@ class Glyphs:
     """Masks of all characters, textures and noise in memory; images are drawn from them."""
 
     def __init__(self, settings: DataSettings) -> None:
-        characters = distinct_characters()
+        characters = _characters(settings.classes)
         self.labels = np.arange(settings.images, dtype=np.int64) % len(characters)
         self.class_names = tuple(characters)
         self._seed, self._size, self._channels = settings.seed, settings.resolution, settings.channels
@@ -145,6 +146,15 @@ class Glyphs:
         ):
             _sum(_rows(along_x / half) * x_BW, _rows(along_y / half) * y_BH, out=grid_BHW2[..., place])
         return functional.grid_sample(squares_B1MM, grid_BHW2, padding_mode=padding, align_corners=False)
+
+
+def _characters(classes: int | None) -> str:
+    characters = distinct_characters()
+    if classes is not None and classes > len(characters):
+        raise UserError(
+            "data.classes", f"there are {len(characters)} characters, not {classes}", next_step="ask for fewer"
+        )
+    return characters[:classes]
 
 
 def _colours(numbers: Numbers, channels: int) -> list[torch.Tensor]:

@@ -21,6 +21,8 @@ class DataSettings(BaseModel):
     """Which data set of torchvision (kind torchvision)."""
     images: int = Field(default=20_000, ge=1)
     """How many images are drawn, for all splits together (kind glyphs)."""
+    classes: int | None = Field(default=None, ge=2)
+    """Only so many characters, the first ones; null: all (kind glyphs)."""
     resolution: int = Field(default=32, ge=8, le=1024)
     """Height and width in pixels; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3

@@ -37,6 +37,14 @@ def test_there_are_many_classes_and_no_two_are_drawn_alike() -> None:
         assert unlike_KK.fill_diagonal_(1).min() > 0.03
 
 
+def test_there_can_be_fewer_classes_but_not_more() -> None:
+    few = Glyphs(settings(classes=12))
+    assert few.class_names == tuple(distinct_characters()[:12])
+    assert set(few.labels[:24]) == set(range(12))
+    with pytest.raises(UserError, match=r"^data\.classes: there are \d+ characters, not 5000"):
+        Glyphs(settings(classes=5000))
+
+
 @pytest.mark.parametrize("alike", ["AΑА", "oOοΟоО", "Il|", ".·", "xX", "-–−", "mт", "BΒВ", "cC"])
 def test_only_one_of_characters_that_look_alike_is_a_class(alike: str) -> None:
     assert len(set(alike) & set(distinct_characters())) <= 1
