@@ -1,17 +1,20 @@
 """Accuracy of SubNets, each with its own BatchNorm statistics, taken from training images, never shared."""
 
+import base64
 import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -33,11 +36,24 @@ UPDATE_SECONDS = 1.0
 
 
 class Accuracy(NamedTuple):
-    """Correctly classified images of all, and their mean cross-entropy loss."""
+    """Correctly classified images of all, and their mean cross-entropy loss; `hits`: which they were, bits in base64."""
 
     correct: int
     total: int
     loss: float
+    hits: str = ""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "Accuracy":
+        """From a line of a file that has these fields and others."""
+        return cls(**{name: line[name] for name in cls._fields})
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each image was classified correctly (total,), from `hits`."""
+        bits = np.frombuffer(base64.b64decode(self.hits), np.uint8)
+        assert len(bits) == math.ceil(self.total / 8)
+        return np.unpackbits(bits, count=self.total).astype(bool)
 
     @property
     def share(self) -> float:
@@ -137,17 +153,17 @@ class EvaluationData:
 class _Tally:
     """What is counted of one network, batch by batch."""
 
-    correct: int = 0
-    total: int = 0
     loss: float = 0.0
+    right: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, logits_BK: torch.Tensor, y_B: torch.Tensor) -> None:
-        self.correct += int((logits_BK.argmax(1) == y_B).sum())
+        self.right.append((logits_BK.argmax(1) == y_B).cpu())
         self.loss += float(functional.cross_entropy(logits_BK, y_B, reduction="sum"))
-        self.total += len(y_B)
 
     def accuracy(self) -> Accuracy:
-        return Accuracy(self.correct, self.total, self.loss / self.total)
+        right = torch.cat(self.right).numpy()
+        hits = base64.b64encode(np.packbits(right).tobytes()).decode()
+        return Accuracy(int(right.sum()), len(right), self.loss / len(right), hits)
 
 
 @torch.no_grad()
@@ -195,7 +211,7 @@ def accuracies(
     of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
     several threads.
     """
-    known = {line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in read_lines(file)}
+    known = {line["digest"]: Accuracy.of(line) for line in read_lines(file)}
     digests = [net.space.digest(config) for config in configs]
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
     with (

@@ -60,7 +60,8 @@ def test_accuracies_are_those_of_one_by_one(
     found = accuracies(net, configs, images(features_mib=features_mib), file, Silent())
     assert found == [alone[net.space.digest(config)] for config in configs]
     lines = read_lines(file)
-    assert {line["digest"]: Accuracy(line["correct"], line["total"], line["loss"]) for line in lines} == alone
+    assert {line["digest"]: Accuracy.of(line) for line in lines} == alone
+    assert all(each.right.shape == (150,) and each.right.sum() == each.correct for each in found)
     assert len(lines) == len(alone) > 40
     assert len({found.correct for found in alone.values()}) > 5
     assert {found.total for found in alone.values()} == {150}
