@@ -41,8 +41,8 @@ R = TypeVar("R")
 RETRIES = 5
 SUPERNET = "supernet"
 NOT_IN_KEY = {"checkpoint_every_s", "restarts", "rendezvous"}
-SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images"}
-NOT_OF_LATENCY = {"validation_images", "recalibration_images", "features_mib"}
+SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images", "interactions"}
+NOT_OF_LATENCY = {"validation_images", "recalibration_images", "interactions", "features_mib"}
 
 
 def _is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

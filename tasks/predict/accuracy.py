@@ -2,23 +2,26 @@
 
 A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus that of
 the largest SubNet, both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's
-predicted accuracy is the largest SubNet's plus the sensitivities of its modifications. On a small validation
-split accuracy moves in coarse steps, so the mean cross-entropy loss is measured and added up in the same way:
-it only orders SubNets whose predicted accuracies are equal.
+predicted accuracy is the largest SubNet's plus the sensitivities of its modifications, and what pairs of them do beyond
+that, where pairs were measured, too (`tasks.predict.interactions`). On a small validation split accuracy moves in coarse
+steps, so the mean cross-entropy loss is measured and added up in the same way: it only orders SubNets whose predicted
+accuracies are equal.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.stats import kendalltau
 
 from tasks.artifacts import write_json
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
+from tasks.predict.pairs import Pair, kept
+from tasks.predict.sums import Sums, Table
 from tasks.progress import Progress
 
 Config = dict[str, Any]
@@ -47,12 +50,34 @@ class Sensitivity(Frozen):
     measured: tuple[Measured, ...]
 
 
+class Interaction(Frozen):
+    """Two variables at other choices than the largest SubNet's: what was measured for both together.
+
+    `standard_error`: of what they do beyond the sum of both alone.
+    """
+
+    variables: tuple[str, str]
+    choices: tuple[float, float]
+    measured: Measured
+    standard_error: float = Field(ge=0)
+
+
 class Sensitivities(Frozen):
     """Everything the predictor is made of; `samples` is the size of the validation split."""
 
     samples: int = Field(gt=0)
     largest: Measured
     variables: tuple[Sensitivity, ...]
+    interactions: tuple[Interaction, ...] = ()
+
+    @model_validator(mode="after")
+    def _interactions_are_of_modifications(self) -> Self:
+        known = {(row.variable, choice) for row in self.variables for choice in row.choices[:-1]}
+        for each in self.interactions:
+            for name, choice in zip(each.variables, each.choices, strict=True):
+                if (name, choice) not in known:
+                    raise ValueError(f"interaction of {name}={choice:g}, which is no modification")
+        return self
 
 
 def modifications(space: Any) -> list[Config]:
@@ -85,61 +110,76 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
 
 
 class AccuracyPredictor:
-    """Sensitivities as arrays: one row per variable, one column per choice; predicting gathers and sums."""
+    """Sensitivities as tables over choices, one for each variable and each interaction; predicting gathers and sums."""
 
     def __init__(self, table: Sensitivities) -> None:
         self.table = table
-        width = max((len(row.choices) for row in table.variables), default=1)
-        shape = (len(table.variables), width)
-        self._accuracy, self._loss, self._variance = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for v, row in enumerate(table.variables):
-            for k, measured in enumerate(row.measured):
-                self._accuracy[v, k] = measured.accuracy - table.largest.accuracy
-                self._loss[v, k] = measured.loss - table.largest.loss
-                if k < len(row.measured) - 1:
-                    self._variance[v, k] = standard_error(measured.accuracy, table.samples) ** 2
-        spread = np.ptp(self._loss, axis=1).sum()
+        self._pairs = [_pair(table, each) for each in table.interactions]
+        accuracy, loss = _effects(table, "accuracy"), _effects(table, "loss")
+        self.residuals, lost = _residuals(table, self._pairs, accuracy, loss)
+        errors = (each.standard_error for each in table.interactions)
+        self.kept = np.array([kept(found, error) for found, error in zip(self.residuals, errors, strict=True)])
+        self._weights = [share * pair.shares(accuracy) for pair, share in zip(self._pairs, self.kept, strict=True)]
+        of_pairs = [found * weight for found, weight in zip(self.residuals, self._weights, strict=True)]
+        lost_by_pairs = [found * pair.shares(loss) for pair, found in zip(self._pairs, lost, strict=True)]
+        self._accuracy, self._loss = self._sums(accuracy, of_pairs), self._sums(loss, lost_by_pairs)
+        spread = sum(float(np.ptp(values)) for _, values in self._loss.tables)
         self._tie_weight = 0.25 / table.samples / spread if spread > 0 else 0.0
+
+    def _sums(self, effects: Sequence[Values], of_pairs: Sequence[Values]) -> Sums:
+        singles: list[Table] = [((column,), values) for column, values in enumerate(effects)]
+        pairs = [(pair.columns, values) for pair, values in zip(self._pairs, of_pairs, strict=True)]
+        return Sums([len(row.choices) for row in self.table.variables], [*singles, *pairs])
 
     def predict(self, codes: Codes) -> Values:
         """Accuracy (n,), a fraction, of canonical codes (n, V)."""
-        return np.clip(self._sum(self._accuracy, codes) + self.table.largest.accuracy, 0.0, 1.0)
+        return np.clip(self._accuracy.predict(codes) + self.table.largest.accuracy, 0.0, 1.0)
 
     def predict_loss(self, codes: Codes) -> Values:
         """Mean cross-entropy loss (n,) of canonical codes (n, V)."""
-        return self._sum(self._loss, codes) + self.table.largest.loss
+        return self._loss.predict(codes) + self.table.largest.loss
 
     def score(self, codes: Codes) -> Values:
         """What a search maximises (n,): the sum of accuracies, equal sums ordered by predicted loss.
 
         The loss moves it by at most a quarter of one sample's worth of accuracy. Sums are not clipped at 0.
         """
-        accuracy = self._sum(self._accuracy, codes) + self.table.largest.accuracy
-        return accuracy - self._tie_weight * self._sum(self._loss, codes)
+        accuracy = self._accuracy.predict(codes) + self.table.largest.accuracy
+        return accuracy - self._tie_weight * self._loss.predict(codes)
 
     @property
-    def per_choice(self) -> Values:
-        """What each choice of each variable adds to the largest SubNet's score (V, choices)."""
-        found: Values = self._accuracy - self._tie_weight * self._loss
-        return found
+    def tables(self) -> list[Table]:
+        """What is added to the largest SubNet's score: by the choices of each variable, then by each interaction."""
+        both = zip(self._accuracy.tables, self._loss.tables, strict=True)
+        return [(columns, accuracy - self._tie_weight * loss) for (columns, accuracy), (_, loss) in both]
 
     def standard_error(self, codes: Codes) -> Values:
         """Standard error (n,) of the prediction that comes from the sample size alone.
 
         Binomial, measurements taken as independent; they share their samples, so it is an upper estimate.
-        The largest SubNet enters once per sensitivity, hence its weight 1 - (number of modifications).
+        A prediction weights measurements: each modification 1, less the weights of its interactions; these; and the largest
+        SubNet what is left of 1.
         """
-        modified = np.count_nonzero(self._gather(self._variance, codes), axis=1)
-        base = standard_error(self.table.largest.accuracy, self.table.samples)
-        return np.sqrt(self._sum(self._variance, codes) + ((1 - modified) * base) ** 2)
+        rows = np.arange(len(codes))
+        width = max((len(row.choices) for row in self.table.variables), default=1)
+        of_modifications = np.zeros((len(codes), codes.shape[1], width))
+        for column, row in enumerate(self.table.variables):
+            of_modifications[rows, column, codes[:, column]] = codes[:, column] < len(row.choices) - 1
+        modified = of_modifications.sum(axis=(1, 2))
+        variance, of_pairs = np.zeros(len(codes)), np.zeros(len(codes))
+        for pair, weights, each in zip(self._pairs, self._weights, self.table.interactions, strict=True):
+            weight = weights[tuple(codes[:, pair.columns].T)]
+            for column, choice in zip(*pair, strict=True):
+                of_modifications[:, column, choice] -= weight
+            of_pairs += weight
+            variance += (weight * self._error(each.measured)) ** 2
+        for column, row in enumerate(self.table.variables):
+            for choice, measured in enumerate(row.measured[:-1]):
+                variance += (of_modifications[:, column, choice] * self._error(measured)) ** 2
+        return np.sqrt(variance + ((1 - modified + of_pairs) * self._error(self.table.largest)) ** 2)
 
-    @staticmethod
-    def _gather(table: Values, codes: Codes) -> Values:
-        return table[np.arange(len(table)), codes]
-
-    def _sum(self, table: Values, codes: Codes) -> Values:
-        total: Values = self._gather(table, codes).sum(axis=1)
-        return total
+    def _error(self, measured: Measured) -> float:
+        return standard_error(measured.accuracy, self.table.samples)
 
     def save(self, path: Path) -> None:
         """Write the sensitivities as JSON."""
@@ -153,6 +193,35 @@ class AccuracyPredictor:
         except (ValidationError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"sensitivities '{path.name}'", reason, next_step="run the predict stage again") from error
+
+
+def _effects(table: Sensitivities, quantity: Literal["accuracy", "loss"]) -> list[Values]:
+    """For each variable the change of a quantity by each of its choices."""
+    largest = getattr(table.largest, quantity)
+    return [np.array([getattr(found, quantity) for found in row.measured]) - largest for row in table.variables]
+
+
+def _pair(table: Sensitivities, interaction: Interaction) -> Pair:
+    names = [row.variable for row in table.variables]
+    first, second = (names.index(name) for name in interaction.variables)
+    chosen = zip((first, second), interaction.choices, strict=True)
+    i, j = (table.variables[column].choices.index(choice) for column, choice in chosen)
+    return Pair((first, second), (i, j))
+
+
+def _residuals(
+    table: Sensitivities, pairs: Sequence[Pair], accuracy: Sequence[Values], loss: Sequence[Values]
+) -> tuple[Values, Values]:
+    """What the interactions add to accuracy and to loss, beyond both modifications' effects; (P,) each."""
+    found = [
+        (
+            pair.residual(accuracy, each.measured.accuracy - table.largest.accuracy),
+            pair.residual(loss, each.measured.loss - table.largest.loss),
+        )
+        for pair, each in zip(pairs, table.interactions, strict=True)
+    ]
+    residuals = np.array(found).reshape(-1, 2)
+    return residuals[:, 0], residuals[:, 1]
 
 
 def standard_error(accuracy: float, samples: int) -> float:

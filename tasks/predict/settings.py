@@ -20,6 +20,7 @@ class Settings(BaseModel):
     seed: int = Field(0, ge=0)
     validation_images: int | None = Field(None, ge=1, description="null: all of the validation split")
     recalibration_images: int = Field(256, ge=2, description="training images for BatchNorm statistics")
+    interactions: int = Field(0, ge=0, description="evaluations of pairs of modifications, at most")
     features_mib: float = Field(1024.0, ge=0, description="memory for what SubNets evaluated together have in common")
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
     conversion_wall_s: float = Field(120.0, gt=0)

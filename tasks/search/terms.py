@@ -1,5 +1,6 @@
 """Predictors as sums of terms over choice indices, for the exact search."""
 
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Protocol
@@ -10,7 +11,6 @@ from tailor_ir import Space
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.search.chain import Chain, Table
-from tasks.search.problem import Values
 
 FORBIDDEN_MS = 1e12
 """Of operators without a latency: no budget allows them."""
@@ -25,7 +25,7 @@ class Summed(Protocol):
 
 def gain_tables(space: Space, accuracy: AccuracyPredictor) -> list[Table]:
     """The score of any code, less the largest SubNet's."""
-    return canonical_tables(space, accuracy.per_choice)
+    return canonical_tables(space, accuracy.tables)
 
 
 def cost_tables(latency: LatencyPredictor) -> list[Table]:
@@ -41,8 +41,8 @@ def chain_of(space: Space, accuracy: AccuracyPredictor, latency: LatencyPredicto
     return Chain(space.cardinalities.tolist(), gain_tables(space, accuracy), costs)
 
 
-def canonical_tables(space: Space, numbers: Values) -> list[Table]:
-    """Tables over any codes whose sum is that of `numbers` (V, choices) over the canonical code of the same SubNet.
+def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
+    """Tables over any codes whose sum is that of `tables` over the canonical code of the same SubNet.
 
     What a canonical code has in place of a variable's choice depends on the width and the depth of its stage.
     """
@@ -53,12 +53,12 @@ def canonical_tables(space: Space, numbers: Values) -> list[Table]:
     for scope in scopes.values():
         for column in tuple(scope):
             scope |= scopes[column]
-    tables = []
-    for variable, scope in scopes.items():
-        columns = tuple(sorted(scope))
-        shape = tuple(int(space.cardinalities[column]) for column in columns)
+    found = []
+    for columns, values in tables:
+        over = tuple(sorted(set().union(*(scopes[column] for column in columns))))
+        shape = tuple(int(space.cardinalities[column]) for column in over)
         codes = np.tile(space.cardinalities - 1, (prod(shape), 1))
-        codes[:, columns] = list(product(*map(range, shape)))
-        values = numbers[variable, space.canonical_codes(codes)[:, variable]]
-        tables.append((columns, values.reshape(shape)))
-    return tables
+        codes[:, over] = list(product(*map(range, shape)))
+        canonical = space.canonical_codes(codes)
+        found.append((over, values[tuple(canonical[:, columns].T)].reshape(shape)))
+    return found

@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.artifacts import read_json, write_json
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import (
     AccuracyPredictor,
+    Interaction,
+    Measured,
     Sensitivities,
     modifications,
     sensitivities,
@@ -117,11 +120,76 @@ def test_standard_error_matches_repeated_sampling() -> None:
     assert standard_error(1.0, 100) > 0
 
 
-def test_saved_predictor_predicts_the_same(predictor: AccuracyPredictor, tmp_path: Path) -> None:
+def _with_interaction(plain: AccuracyPredictor, accuracy: float, error: float = 0.0) -> AccuracyPredictor:
+    """Resolution 16 and depth -1, measured together."""
+    measured = Interaction(
+        variables=("resolution", "stage1.depth"),
+        choices=(16, -1),
+        measured=Measured(accuracy=accuracy, loss=0.5),
+        standard_error=error,
+    )
+    return AccuracyPredictor(plain.table.model_copy(update={"interactions": (measured,)}))
+
+
+def test_an_interaction_counts_where_a_subnet_has_both_modifications(predictor: AccuracyPredictor) -> None:
+    paired = _with_interaction(predictor, 350 / SAMPLES)
+    codes = _codes()
+    added = paired.predict(codes) - predictor.predict(codes)
+    beyond = (350 - (392 - 40 - 20)) / SAMPLES
+    share = np.where(codes[:, 0] == 0, 1.0, np.where(codes[:, 0] == 1, 12 / 40, 0.0)) * (codes[:, 1] == 0)
+    assert added == pytest.approx(beyond * share)
+    both = np.array([[0, 0, 2]])
+    assert paired.predict(both)[0] == pytest.approx(350 / SAMPLES)
+    assert paired.predict_loss(both)[0] == pytest.approx(0.5)
+    total = sum((values[tuple(codes[:, list(columns)].T)] for columns, values in paired.tables), np.zeros(len(codes)))
+    largest = paired.score(np.array([[2, 1, 2]]))
+    assert total + largest == pytest.approx(paired.score(codes), abs=1e-12)
+
+
+def test_an_interaction_within_its_standard_error_does_not_count(predictor: AccuracyPredictor) -> None:
+    codes, beyond = _codes(), 18 / SAMPLES
+    certain, half, lost = (
+        _with_interaction(predictor, 350 / SAMPLES, error).predict(codes)
+        for error in (0.0, beyond / 2**0.5, 1.01 * beyond)
+    )
+    plain = predictor.predict(codes)
+    assert lost.tolist() == plain.tolist()
+    assert half - plain == pytest.approx((certain - plain) / 2)
+
+
+def test_standard_error_with_interactions_matches_repeated_sampling() -> None:
+    rng = np.random.default_rng(0)
+    truth = [_measure(config).share for config in modifications(SPACE)]
+    codes = np.array([[2, 1, 2], [0, 1, 2], [0, 0, 2], [0, 0, 0]])
+    drawn, stated = [], []
+    for _ in range(600):
+        measured = [Accuracy(int(rng.binomial(SAMPLES, p)), SAMPLES, 0.0) for p in truth]
+        plain = AccuracyPredictor(sensitivities(SPACE, measured))
+        paired = _with_interaction(plain, rng.binomial(SAMPLES, 350 / SAMPLES) / SAMPLES)
+        drawn.append(paired.predict(codes))
+        stated.append(paired.standard_error(codes))
+    assert np.mean(stated, axis=0) == pytest.approx(np.std(drawn, axis=0), rel=0.15)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_saved_predictor_predicts_the_same(predictor: AccuracyPredictor, paired: bool, tmp_path: Path) -> None:
+    predictor = _with_interaction(predictor, 350 / SAMPLES, 0.01) if paired else predictor
     predictor.save(tmp_path / "sensitivities.json")
     again = AccuracyPredictor.load(tmp_path / "sensitivities.json")
     assert again.table == predictor.table
     assert (again.score(_codes()) == predictor.score(_codes())).all()
+
+
+def test_an_interaction_of_what_is_no_modification_is_one_clear_line(
+    predictor: AccuracyPredictor, tmp_path: Path
+) -> None:
+    file = tmp_path / "sensitivities.json"
+    _with_interaction(predictor, 350 / SAMPLES).save(file)
+    content = read_json(file)
+    content["interactions"][0]["choices"][1] = 0
+    write_json(file, content)
+    with pytest.raises(UserError, match=r"^sensitivities 'sensitivities\.json': .*run the predict stage again$"):
+        AccuracyPredictor.load(file)
 
 
 @pytest.mark.parametrize(

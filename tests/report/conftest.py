@@ -26,7 +26,9 @@ SPACE = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.widt
          "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
 SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
-PREDICT = PredictSettings(random_subnets=6, fit_subnets=2, validation_images=50, recalibration_images=64, measure=QUICK)
+PREDICT = PredictSettings(
+    random_subnets=6, fit_subnets=2, validation_images=50, recalibration_images=64, interactions=3, measure=QUICK
+)
 
 
 @pytest.fixture(scope="session")

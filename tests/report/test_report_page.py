@@ -97,6 +97,13 @@ def test_hostile_texts_are_shown_and_never_run(hostile: Report) -> None:
     assert not any("<img" in script for script in figures)
 
 
+def test_page_says_whether_interactions_are_used(data: Report) -> None:
+    pairs = data["sensitivities"]["validation"]["interactions"]
+    words = Page(render(data)).words
+    assert f"{pairs['evaluations']} pairs of modifications were measured, too" in words
+    assert f"The predictor has {'them' if pairs['used'] else 'none of them'}." in words
+
+
 def test_page_shows_budgets_misses_failures_and_operators(hostile: Report) -> None:
     words = Page(render(hostile)).words
     (device,) = hostile["devices"]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import tailor_ir
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.predict.accuracy import AccuracyPredictor, Interaction, Measured, modifications, sensitivities
 from tasks.predict.correction import Correction
+from tasks.predict.interactions import strongest_pairs
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.search import exact
@@ -129,7 +130,7 @@ def test_stages_that_only_the_resolution_ties_together_are_decided_one_after_the
 
 
 def predictors(net: Any, seed: int) -> tuple[LatencyPredictor, AccuracyPredictor]:
-    """Latencies that are random numbers, and accuracies that fall with the MACs a modification saves, and noise."""
+    """Latencies that are random; accuracies that fall with the MACs a modification saves, with noise; random interactions."""
     rng = np.random.default_rng(seed)
     latencies = {feature: float(rng.exponential()) for feature in net.unique_operators()}
     latency = LatencyPredictor(
@@ -137,7 +138,20 @@ def predictors(net: Any, seed: int) -> tuple[LatencyPredictor, AccuracyPredictor
     )
     shares = [net.macs(config) / net.macs(net.max_config) for config in modifications(net.space)]
     measured = [Accuracy(int(900 * s**0.1 + rng.integers(20)), 1000, 2 - s + rng.uniform(0, 0.1)) for s in shares]
-    return latency, AccuracyPredictor(sensitivities(net.space, measured))
+    plain = AccuracyPredictor(sensitivities(net.space, measured))
+    interactions = []
+    for code in strongest_pairs(net, plain, 12):
+        both = [(v, v.choices[k]) for v, k in zip(net.space.variables, code, strict=True) if k < len(v.choices) - 1]
+        interactions.append(
+            Interaction(
+                variables=(both[0][0].name, both[1][0].name),
+                choices=(both[0][1], both[1][1]),
+                measured=Measured(accuracy=rng.uniform(0.5, 0.9), loss=rng.uniform(1, 2)),
+                standard_error=0.01,
+            )
+        )
+    assert len(interactions) > 2
+    return latency, AccuracyPredictor(plain.table.model_copy(update={"interactions": tuple(interactions)}))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,0 +1,115 @@
+"""Pairs of modifications measured together: which ones, what they add to the accuracy predictor, and whether that helps.
+
+Variables that some operator depends on together are paired, each at the choice that changes most. The pairs whose effects
+have the largest product come first: that product is the interaction of two modifications that each leave a share of the
+accuracy. The predictors stay sums of terms over variables that operators couple anyway, so the exact search stays fast.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailor_ir import SuperNet
+from tasks.evaluate import Accuracy, EvaluationData, accuracies
+from tasks.predict.accuracy import AccuracyPredictor, Interaction, Measured
+from tasks.progress import Progress
+
+Codes = NDArray[np.int64]
+
+
+def strongest_pairs(net: SuperNet, plain: AccuracyPredictor, most: int) -> Codes:
+    """Codes (P, V), at most `most`, of the largest SubNet with two modifications, the strongest pair first."""
+    effects = [values for _, values in plain.tables]
+    choices = [int(np.argmax(np.abs(values))) for values in effects]
+    sizes = [float(np.abs(values).max()) for values in effects]
+    coupled = {pair for term in net.operator_terms() for pair in combinations(sorted(term.variables), 2)}
+    codes = []
+    for a, b in sorted(coupled, key=lambda pair: (-sizes[pair[0]] * sizes[pair[1]], pair)):
+        code = net.space.cardinalities - 1
+        code[[a, b]] = choices[a], choices[b]
+        if sizes[a] * sizes[b] > 0 and (net.space.canonical_codes(code[None])[0] == code).all():  # it has both
+            codes.append(code)
+    return np.array(codes[:most], np.int64).reshape(-1, len(effects))
+
+
+def with_interactions(
+    net: SuperNet, plain: AccuracyPredictor, most: int, data: EvaluationData, file: Path, progress: Progress
+) -> AccuracyPredictor:
+    """The predictor with what the strongest pairs add, at most `most` evaluations more than `plain` has.
+
+    Each is a JSON line of `file`, where those that `plain` is made of are, too; a second call goes on from there.
+    """
+    codes = strongest_pairs(net, plain, most)
+    largest = net.space.cardinalities - 1
+    columns = [np.flatnonzero(code != largest) for code in codes]
+    corners = [_corners(code, pair, largest) for code, pair in zip(codes, columns, strict=True)]
+    configs = [net.space.decode(corner) for four in corners for corner in four]
+    measured = accuracies(net, configs, data, file, progress, "interactions")
+    variables = net.space.variables
+    interactions = tuple(
+        Interaction(
+            variables=(variables[a].name, variables[b].name),
+            choices=(variables[a].choices[code[a]], variables[b].choices[code[b]]),
+            measured=Measured(accuracy=four[-1].share, loss=four[-1].loss),
+            standard_error=_error(four),
+        )
+        for code, (a, b), four in zip(codes, columns, _fours(measured), strict=True)
+    )
+    return AccuracyPredictor(plain.table.model_copy(update={"interactions": interactions}))
+
+
+def _corners(code: Codes, columns: Codes, largest: Codes) -> list[Codes]:
+    """The largest SubNet, with the first modification, with the second, with both; (V,) each."""
+    found = [largest.copy() for _ in range(4)]
+    for corner, changed in zip(found, (columns[:0], columns[:1], columns[1:], columns), strict=True):
+        corner[changed] = code[changed]
+    return found
+
+
+def _fours(measured: Sequence[Accuracy]) -> list[Sequence[Accuracy]]:
+    return [measured[start : start + 4] for start in range(0, len(measured), 4)]
+
+
+def _error(four: Sequence[Accuracy]) -> float:
+    """Standard error of what both do together beyond the sum: all four SubNets have seen the same images."""
+    largest, first, second, both = (found.right.astype(np.int64) for found in four)
+    return float(np.std(both - first - second + largest) / np.sqrt(len(both)))
+
+
+def better(plain: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether `other` orders held-out SubNets better than `plain`, or as well with smaller errors (of `validate`)."""
+    return _rank(other) > _rank(plain)
+
+
+def _rank(stated: Mapping[str, Any]) -> tuple[float, float]:
+    tau = stated["kendall_tau"]
+    return (-1.0 if tau is None else tau), -stated["mean_error_points"]
+
+
+def describe(
+    plain: Mapping[str, Any], other: Mapping[str, Any], predictor: AccuracyPredictor, used: bool
+) -> dict[str, Any]:
+    """What was measured, and both predictors' errors on the SubNets that decided which one is used."""
+    errors = ("mean_error_points", "max_error_points", "kendall_tau")
+    return {
+        "used": used,
+        "evaluations": len(predictor.table.interactions),
+        "plain": {name: plain[name] for name in errors},
+        "with_interactions": {name: other[name] for name in errors},
+        "rows": [
+            {
+                "variables": list(each.variables),
+                "choices": list(each.choices),
+                "residual_points": 100 * float(residual),
+                "standard_error_points": 100 * each.standard_error,
+                "kept": float(kept),
+            }
+            for each, residual, kept in zip(
+                predictor.table.interactions, predictor.residuals, predictor.kept, strict=True
+            )
+        ],
+    }
