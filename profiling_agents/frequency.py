@@ -19,8 +19,9 @@ Limits = tuple[int | None, int | None]
 def pinned_frequency(cores: Sequence[int], mhz: int | None, root: Path = SYSTEM) -> Iterator[None]:
     """All `cores` at `mhz` (None: as they are) until the block ends; read back. AgentError where that cannot be."""
     with ExitStack() as stack:
-        for core in () if mhz is None else cores:
-            stack.enter_context(_pinned(core, 1000 * mhz, root / CPUS / f"cpu{core}/cpufreq"))
+        if mhz is not None:
+            for core in cores:
+                stack.enter_context(_pinned(core, 1000 * mhz, root / CPUS / f"cpu{core}/cpufreq"))
         yield
 
 

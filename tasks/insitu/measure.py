@@ -4,7 +4,7 @@ Every SubNet is a line of a file as soon as it is measured, so that a killed run
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ def measure_subnets(
     made: dict[str, WholeSubNet] = {}
     failed: deque[Measurement] = deque()
 
-    def jobs() -> Iterator[ModelJob]:
+    def jobs() -> Generator[ModelJob, None, None]:
         """As a device gets free; with several devices in the thread of any of them."""
         for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, capabilities):
             failed.extend(failures)

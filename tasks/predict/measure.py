@@ -208,4 +208,5 @@ def _median(lines: Sequence[Line], best_ms: float) -> Measurement:
 
 
 def _measurement(line: Line, changed: Mapping[str, float]) -> Measurement:
-    return Measurement.model_validate({name: value for name, value in line.items() if name != "reference_ms"} | changed)
+    own = {name: value for name, value in line.items() if name != "reference_ms"}
+    return Measurement.model_validate({**own, **changed})
