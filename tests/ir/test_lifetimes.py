@@ -81,8 +81,8 @@ def test_less_of_anything_never_takes_more_memory_when_all_is_freed_at_once() ->
 
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.GELU])
 def test_an_activation_after_a_convolution_stays_in_its_blocks(activation: type[nn.Module], tmp_path: Path) -> None:
-    layers = nn.Sequential(nn.Conv2d(16, 20, 1), activation(), nn.Conv2d(20, 16, 1), nn.AdaptiveAvgPool2d(1))
-    net = tailor_ir.compile(layers.eval(), torch.zeros(1, 16, 8, 8))
+    layers = nn.Sequential(nn.Conv2d(3, 20, 1), activation(), nn.Conv2d(20, 16, 1), nn.AdaptiveAvgPool2d(1))
+    net = tailor_ir.compile(layers.eval(), torch.zeros(1, 3, 8, 8))
     (measured,) = subnet_peaks(net, [net.max_config], tmp_path)
     assert net.peak_activation_bytes(net.max_config) == FLOAT * 8 * 8 * (32 + 32)
     assert measured.asked == pytest.approx(FLOAT * 8 * 8 * (32 + 32), abs=SMALL_BYTES)
