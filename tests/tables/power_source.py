@@ -1,10 +1,10 @@
 """Files like those of a processor's RAPL counters, which go up as those of a processor of constant power would."""
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 DOMAIN = "sys/class/powercap/intel-rapl:0"
@@ -18,23 +18,29 @@ def rapl(root: Path, watts: float) -> Iterator[Path]:
     folder.mkdir(parents=True)
     (folder / "name").write_text("package-0\n")
     (folder / "max_energy_range_uj").write_text(f"{2**60}\n")
-    start_s, ended = time.perf_counter(), threading.Event()
-
-    def count() -> None:
-        """The file is replaced whole: one that is read while it is written would be empty."""
-        energy_uj = 5_000_000 + int(1e6 * watts * (time.perf_counter() - start_s))
-        (folder / "next").write_text(f"{energy_uj}\n")
-        os.replace(folder / "next", folder / "energy_uj")
-
-    def keep_counting() -> None:
-        while not ended.wait(STEP_S):
-            count()
-
-    count()
-    thread = threading.Thread(target=keep_counting, daemon=True)
-    thread.start()
+    start_s = time.perf_counter()
+    _count(folder, watts, start_s)
+    counter = get_context("spawn").Process(target=_keep_counting, args=(folder, watts, start_s), daemon=True)
+    counter.start()  # a process: a thread would wait for what the test computes
     try:
+        first = (folder / "energy_uj").read_text()
+        while watts and (folder / "energy_uj").read_text() == first:
+            assert counter.is_alive()
+            time.sleep(STEP_S)
         yield root
     finally:
-        ended.set()
-        thread.join()
+        counter.terminate()
+        counter.join()
+
+
+def _count(folder: Path, watts: float, start_s: float) -> None:
+    """The file is replaced whole: one that is read while it is written would be empty."""
+    energy_uj = 5_000_000 + int(1e6 * watts * (time.perf_counter() - start_s))
+    (folder / "next").write_text(f"{energy_uj}\n")
+    os.replace(folder / "next", folder / "energy_uj")
+
+
+def _keep_counting(folder: Path, watts: float, start_s: float) -> None:
+    while True:
+        time.sleep(STEP_S)
+        _count(folder, watts, start_s)
