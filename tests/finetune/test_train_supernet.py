@@ -150,24 +150,20 @@ def test_progressive_shrinking_opens_one_kind_of_variable_after_the_other(compil
     rng = np.random.default_rng(0)
     phases = [kinds for kinds in PHASES if kinds & {variable.kind for variable in space.variables}]
 
-    def modified(done: float) -> dict[str, bool]:
-        """Kinds of variables that some SubNet has modified; whether one was at its smallest choice."""
-        found: dict[str, bool] = {}
-        for config in (progressive(space, rng, done) for _ in range(100)):
-            for variable in space.variables:
-                if config[variable.name] != variable.default:
-                    smallest = config[variable.name] == variable.choices[0]
-                    found[variable.kind] = found.get(variable.kind, False) or smallest
-        return found
+    def modified(done: float) -> list[tuple[str, bool, bool]]:
+        """Kinds of variables that some SubNet has modified; whether at the smallest choice, and that of more than two."""
+        return [
+            (variable.kind, config[variable.name] == variable.choices[0], len(variable.choices) > 2)
+            for config in (progressive(space, rng, done) for _ in range(100))
+            for variable in space.variables
+            if config.get(variable.name, variable.default) != variable.default
+        ]
 
     assert len(phases) >= 2
     for number in range(len(phases)):
         first, second = (modified((number + half) / len(phases)) for half in (0.0, 0.5))
         opened = {"resolution"}.union(*phases[: number + 1])
-        assert set(first) <= opened
-        assert set(second) <= opened
-        assert set(second) & phases[number]
-        assert any(second[kind] for kind in phases[number] & set(second))
-        longer = {v.kind for v in space.variables if len(v.choices) > 2} & phases[number]
-        assert not any(first.get(kind, False) for kind in longer)
-    assert set(modified(1.0)) == {variable.kind for variable in space.variables}
+        assert {kind for kind, _, _ in first + second} <= opened
+        assert any(smallest for kind, smallest, _ in second if kind in phases[number])
+        assert not any(smallest for kind, smallest, longer in first if kind in phases[number] and longer)
+    assert {kind for kind, _, _ in modified(1.0)} == {variable.kind for variable in space.variables}
