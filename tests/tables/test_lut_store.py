@@ -81,7 +81,7 @@ def test_processes_append_at_once_while_one_compacts_and_another_reads(tmp_path)
             child.stdout.close()
     assert digests(store) == {"first"} | {f"{n}-{i}-{j}" for n in "xy" for i in range(40) for j in range(5)}
     assert parts.compact(tmp_path / DEVICE.name)[1] == 401
-    assert len(list((tmp_path / DEVICE.name).glob("*"))) == 1
+    assert len(list((tmp_path / DEVICE.name).glob("part-*"))) == 1  # killed compactors may leave a hidden one
 
 
 def test_compaction_keeps_the_latest_of_each_operator_method_and_settings(tmp_path):
