@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SLOW_TESTS := tests/agents tests/finetune tests/flows
 
-.PHONY: help setup demo test lint types imports unit lock clean
+.PHONY: help setup demo test lint types imports unit unit-slow unit-rest lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data"
@@ -35,8 +36,15 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
+# Two halves side by side: most tests wait for processes of their own.
 unit: setup
-	$(BIN)/python -m pytest -q
+	@$(MAKE) --no-print-directory -j2 unit-slow unit-rest
+
+unit-slow: setup
+	$(BIN)/python -m pytest -q $(SLOW_TESTS)
+
+unit-rest: setup
+	$(BIN)/python -m pytest -q $(SLOW_TESTS:%=--ignore=%)
 
 lock:
 	$(PYTHON) -m venv $(VENV)
