@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,9 @@ from safetensors.torch import load_model
 from torch import nn
 
 from tasks.errors import UserError
+
+_DRAWING = threading.RLock()
+"""Initial weights come from the random numbers that all threads share."""
 
 
 class ModelSettings(BaseModel):
@@ -69,7 +73,7 @@ def create(settings: ModelSettings, classes: int, channels: int, resolution: int
     if settings.kind == "onnx":
         assert settings.path is not None
         return _check_onnx(settings.path, classes)
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         build = _create_timm if settings.kind == "timm" else _create_callable
         model = build(settings, classes, channels, resolution)

@@ -1,5 +1,6 @@
 """Where networks and weights come from, and one clear line for each way it can go wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -40,6 +41,15 @@ def test_random_weights_depend_on_the_seed_only() -> None:
     assert isinstance(one, nn.Module)
     assert isinstance(other, nn.Module)
     assert identical(one, other)
+
+
+def test_threads_that_make_networks_at_once_get_the_same_weights() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda _: make(name="test_resnet"), range(12))
+    assert isinstance(first, nn.Module)
+    for other in others:
+        assert isinstance(other, nn.Module)
+        assert identical(first, other)
 
 
 def test_checkpoint_is_loaded_and_must_fit(tmp_path: Path) -> None:
