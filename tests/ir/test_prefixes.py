@@ -1,7 +1,6 @@
 """SubNets that run together: the same as one by one to the last digit, each common step once, memory within the limit."""
 
 from collections import deque
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Self
 
@@ -17,6 +16,8 @@ import tailor_ir
 from tailor_ir.prefixes import Config, Prefixes, groups
 from tests.ir.elastic_networks import NETWORKS, compiled
 from tests.ir.networks import perturb
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MIB = 2**20
 FAMILIES = ("test_resnet", "test_efficientnet", "test_vit")
@@ -36,14 +37,6 @@ def net_of(name: str) -> tailor_ir.SuperNet:
             _nets[name] = compiled(name)
         _nets[name].elastic.eval()
     return _nets[name]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sweep(net: tailor_ir.SuperNet) -> list[Config]:

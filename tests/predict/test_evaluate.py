@@ -22,15 +22,9 @@ from tasks.evaluate import Accuracy, accuracies, accuracy, statistics_of
 from tasks.progress import Silent
 from tasks.statistics import KnownStatistics
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LIMIT_SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
