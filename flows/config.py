@@ -30,6 +30,7 @@ from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.profile import STORE_FOLDER
 from tasks.profile import Settings as ProfileSettings
+from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 
@@ -226,6 +227,7 @@ class CommonConfig(BaseModel):
     predict: PredictSettings = PredictSettings()
     resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
+    refine: RefineSettings = RefineSettings()
     export: ExportSettings = ExportSettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()

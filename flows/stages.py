@@ -23,6 +23,7 @@ import tasks.predict.resources
 import tasks.predict.sensitivity
 import tasks.predict.validate
 import tasks.profile
+import tasks.refine
 import tasks.report
 import tasks.search
 from flows.artifacts import publish_report, publish_stage, publish_winners
@@ -42,6 +43,14 @@ RETRIES = 5
 SUPERNET = "supernet"
 NOT_IN_KEY = {"checkpoint_every_s", "restarts", "rendezvous"}
 SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images", "interactions"}
+OF_REFINEMENT = {
+    "validation_images",
+    "recalibration_images",
+    "measure",
+    "rounds",
+    "conversion_wall_s",
+    "conversion_memory_mib",
+}
 NOT_OF_LATENCY = {"validation_images", "recalibration_images", "interactions", "features_mib"}
 
 
@@ -238,6 +247,48 @@ def search(run: Run, config: CommonConfig, device: str, supernet: Path, accuracy
             device=device,
         ),
     )
+    publish_winners(device, output.result["winners"])
+    return _finish(output)
+
+
+@_stage("refine", agent=True)
+def refine(
+    run: Run, config: CommonConfig, device: str, supernet: Path, accuracy: Output, predictor: Output, found: Output
+) -> Output:
+    """The winners of one device by measurement; with one candidate for each budget, those of the search as they are."""
+    if config.refine.candidates == 1:
+        return found
+    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
+    latency_file = predictor.folder / tasks.predict.validate.LATENCY_FILE
+    batch = config.device[device].batch
+    stage = Stage(
+        name=f"refine/{device}",
+        modules=("tasks.refine",),
+        settings={
+            **config.refine.model_dump(mode="json"),
+            "predict": config.predict.model_dump(mode="json", include=OF_REFINEMENT),
+        },
+        inputs=(
+            run.devices.fingerprint(device),
+            data_key(config.data),
+            supernet,
+            accuracy_file,
+            latency_file,
+            found.folder / tasks.search.FRONT_FILE,
+        ),
+        artifacts=(tasks.search.FRONT_FILE, tasks.refine.MEASURED_FILE),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        predictors = LatencyPredictor.load(latency_file), AccuracyPredictor.load(accuracy_file)
+        with run.devices.exclusive(device) as client:
+            tasks.refine.measure(
+                config.refine, config.predict, supernet, found.folder, predictors, client, out, progress, batch
+            )
+        images = tasks.predict.sensitivity.images_of(config.predict, config.data)
+        return tasks.refine.choose(config.refine, supernet, found.folder, predictors[1], images, out, progress)
+
+    output = run.execute(stage, body)
     publish_winners(device, output.result["winners"])
     return _finish(output)
 

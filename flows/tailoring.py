@@ -48,7 +48,12 @@ def tailor(
     )
     if until == "search":
         return run.results(*found.values())
-    exported = _on_devices(run, config, lambda name: stages.export.submit(run, config, name, trained, found[name]))
+    chosen = _on_devices(
+        run,
+        config,
+        lambda name: stages.refine.submit(run, config, name, trained, accuracy, latency[name], found[name]),
+    )
+    exported = _on_devices(run, config, lambda name: stages.export.submit(run, config, name, trained, chosen[name]))
     if until == "export":
         return run.results(*exported.values())
     devices = [
@@ -56,7 +61,7 @@ def tailor(
             name=name,
             profile=profiled[name].folder,
             latency=latency[name].folder,
-            search=found[name].folder,
+            search=chosen[name].folder,
             export=exported[name].folder,
         )
         for name in config.device

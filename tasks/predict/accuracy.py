@@ -235,7 +235,7 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     accuracy = np.array([found.share for found in measured])
     predicted = predictor.predict(codes)
     points = 100 * np.abs(predicted - accuracy)
-    tau = kendalltau(predictor.score(codes), accuracy).statistic
+    tau = kendalltau(predictor.score(codes), accuracy).statistic if len(measured) > 1 else np.nan
     return {
         "samples": predictor.table.samples,
         "standard_error_points": 100 * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),

@@ -19,24 +19,28 @@ VALIDATION_FILE = "accuracy_validation.json"
 EVALUATED_FILE = "evaluated_subnets.jsonl"
 
 
+def images_of(settings: Settings, data: DataSettings) -> EvaluationData:
+    """The images that SubNets are evaluated on for predictors and winners, on the fastest device of this machine."""
+    splits = load_splits(data)
+    return EvaluationData(
+        splits["validation"],
+        splits["train"],
+        device=pick_device("auto"),
+        limit=settings.validation_images,
+        recalibration_images=settings.recalibration_images,
+        features_mib=settings.features_mib,
+    )
+
+
 def run(settings: Settings, data: DataSettings, supernet: Path, out: Path, progress: Progress) -> dict[str, Any]:
     """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked too.
 
     All on the validation split, with recalibrated BatchNorm. A second call in the same folder goes on. Interactions, where
     they are asked for, are in the predictor if these SubNets are ordered better with them than without.
     """
-    splits = load_splits(data)
     net = tailor_ir.load(supernet)
-    device = pick_device("auto")
-    net.elastic.to(device)
-    images = EvaluationData(
-        splits["validation"],
-        splits["train"],
-        device=device,
-        limit=settings.validation_images,
-        recalibration_images=settings.recalibration_images,
-        features_mib=settings.features_mib,
-    )
+    images = images_of(settings, data)
+    net.elastic.to(images.device)
     file = out / EVALUATED_FILE
     predictor = AccuracyPredictor(measure_sensitivities(net, images, file, progress))
     configs = [dict(config) for config in validation_configs(net, settings.random_subnets, settings.seed)]

@@ -87,7 +87,7 @@ def errors(predicted_ms: Values, measured_ms: Values) -> dict[str, float | int |
     if not len(measured_ms):
         return {"n": 0}
     relative = np.abs(predicted_ms - measured_ms) / measured_ms
-    tau = kendalltau(predicted_ms, measured_ms).statistic
+    tau = kendalltau(predicted_ms, measured_ms).statistic if len(measured_ms) > 1 else np.nan
     return {
         "n": len(relative),
         "median_relative_error": float(np.median(relative)),

@@ -50,7 +50,8 @@ def find_winners(
     return budgets_ms, winners
 
 
-def _method(problem: Problem, space: Space, settings: Settings) -> Method:
+def method_of(problem: Problem, space: Space, settings: Settings) -> Method:
+    """How to search. UserError when predictors that are no sums are to be searched exactly."""
     latency, accuracy = problem.latency, problem.accuracy
     if settings.method == "genetic":
         return Genetic(problem, settings, np.random.default_rng(settings.seed))
@@ -104,16 +105,16 @@ def run(
     """
     net = tailor_ir.load(supernet)
     problem = Problem(net.space, latency, accuracy)
-    method = _method(problem, net.space, settings)
+    method = method_of(problem, net.space, settings)
     budgets_ms, winners = find_winners(problem, method, settings, progress, device=device)
     codes = np.stack([winner.code for winner in winners])
     scores = problem.evaluate(codes)
     rows = [
         {"budget_ms": budget_ms, **row, "generations": winner.generations, "stopped": winner.stopped}
-        for budget_ms, winner, row in zip(budgets_ms, winners, _describe(net, codes, scores), strict=True)
+        for budget_ms, winner, row in zip(budgets_ms, winners, describe(net, codes, scores), strict=True)
     ]
     ends = np.stack([method.quickest, problem.space.canonical_codes(problem.largest[None])[0]])
-    fastest_row, largest_row = _describe(net, ends, problem.evaluate(ends))
+    fastest_row, largest_row = describe(net, ends, problem.evaluate(ends))
     result = {
         "device": device,
         "winners": rows,
@@ -129,7 +130,7 @@ def run(
     return result
 
 
-def _describe(net: Any, codes: Codes, scores: Scores) -> list[dict[str, Any]]:
+def describe(net: Any, codes: Codes, scores: Scores) -> list[dict[str, Any]]:
     """One JSON row per code: config, predictions, size."""
     configs = [net.space.decode(code) for code in codes]
     return [
@@ -156,7 +157,7 @@ def _baseline(net: Any, problem: Problem) -> list[dict[str, Any]]:
     rows = []
     for name, mask in scaled:
         codes = uniform_codes(problem.space, mask)
-        rows += [{"scaled": name, **row} for row in _describe(net, codes, problem.evaluate(codes))]
+        rows += [{"scaled": name, **row} for row in describe(net, codes, problem.evaluate(codes))]
     return rows
 
 

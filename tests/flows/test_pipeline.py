@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 import tailor_ir
 from flows.config import DeviceProfile
 from flows.devices import Devices
+from tasks.artifacts import read_json
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -168,3 +169,13 @@ def test_a_local_agent_serves_all_stages_and_ends_with_the_run() -> None:
         assert any("profiling_agents" in " ".join(agent.cmdline()) for agent in own)
     _, alive = psutil.wait_procs(list(own), timeout=20)
     assert alive == []
+
+
+def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict[str, Any], command: Command) -> None:
+    changed = command("run", "refine.candidates=3")
+    assert _worked(changed) == ["refine/onnxruntime", "export/onnxruntime"]
+    (refined,) = command.output.glob("stages/refine/onnxruntime/*/front.json")
+    front = read_json(refined)
+    assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
+    chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
+    assert chosen == [row["digest"] for row in front["winners"]]

@@ -1,0 +1,186 @@
+"""Refinement on a real SuperNet and a real device, with a latency predictor that is wrong by a factor of ten."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import refine, search
+from tasks.artifacts import read_json, read_lines
+from tasks.convert import Limits
+from tasks.data import DataSettings
+from tasks.evaluate import Accuracy, EvaluationData
+from tasks.predict import sensitivity
+from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
+from tasks.predict.correction import Correction
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.measure import SubNetMeter
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.predict.sums import Sums
+from tasks.progress import Silent
+from tasks.refine.candidates import Around
+
+MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15)
+PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure=MEASURE)
+SETTINGS = refine.Settings(candidates=5)
+TENTH = 0.1
+"""What the predictor says of the largest SubNet, over what it really takes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    supernet: Path
+    predictors: tuple[LatencyPredictor, AccuracyPredictor]
+    largest_ms: float
+    images: EvaluationData
+
+    @property
+    def net(self) -> Any:
+        return tailor_ir.load(self.supernet)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[AgentClient]:
+    with local_agent(backend="onnxruntime") as client, client.lease():
+        yield client
+
+
+@pytest.fixture(scope="module")
+def case(device: AgentClient, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    torch.manual_seed(0)
+    network = timm.create_model("resnet10t", num_classes=10).eval()
+    space = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
+    folder = tmp_path_factory.mktemp("refine")
+    tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder / "supernet")
+    net = tailor_ir.load(folder / "supernet")
+    meter = SubNetMeter(net, device, MEASURE, Limits(), rounds=4)
+    meter.measure([net.max_config], folder / "largest.jsonl", Silent())
+    largest_ms = min(line["p50_ms"] for line in read_lines(folder / "largest.jsonl"))
+    full = net.macs(net.max_config)
+    sums = Sums.compile(net, {f: f.macs / full * TENTH * largest_ms for f in net.unique_operators()})
+    latency = LatencyPredictor(sums, Correction(), Sums(net.space.cardinalities.tolist(), ()))
+    shares = [net.macs(config) / full for config in modifications(net.space)]
+    table = sensitivities(net.space, [Accuracy(round(900 * s**0.1), 1000, 2 - s) for s in shares])
+    images = sensitivity.images_of(PREDICT, DataSettings(workers=1))
+    return Case(folder / "supernet", (latency, AccuracyPredictor(table)), largest_ms, images)
+
+
+def found_in(case: Case, budgets_ms: tuple[float, ...], folder: Path) -> Path:
+    settings = search.Settings(method="exact", budgets_ms=budgets_ms)
+    out = folder / "search"
+    out.mkdir()
+    search.run(case.supernet, *case.predictors, settings, out, Silent(), device="here")
+    return out
+
+
+@pytest.fixture(scope="module")
+def searched(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Winners of a budget below the largest SubNet's latency, and of one above it."""
+    return found_in(case, (0.6 * case.largest_ms, 2 * case.largest_ms), tmp_path_factory.mktemp("refine"))
+
+
+def refined(case: Case, found: Path, device: AgentClient, out: Path) -> dict[str, Any]:
+    refine.measure(SETTINGS, PREDICT, case.supernet, found, case.predictors, device, out, Silent())
+    return refine.choose(SETTINGS, case.supernet, found, case.predictors[1], case.images, out, Silent())
+
+
+@pytest.fixture(scope="module")
+def result(
+    case: Case, searched: Path, device: AgentClient, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("refined")
+    return out, refined(case, searched, device, out)
+
+
+def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
+    case: Case, searched: Path, result: tuple[Path, dict[str, Any]]
+) -> None:
+    out, front = result
+    assert read_json(out / search.FRONT_FILE) == front
+    candidates = {row["digest"]: row for row in read_json(out / refine.MEASURED_FILE)["candidates"]}
+    assert len(candidates) >= 2 * SETTINGS.candidates - 1
+    accuracies = {line["digest"]: line["correct"] / line["total"] for line in read_lines(out / "evaluated.jsonl")}
+    before = read_json(searched / search.FRONT_FILE)["winners"]
+    assert before[0]["digest"] == case.net.space.digest(case.net.max_config)  # predicted to be ten times as fast
+    for old, new in zip(before, front["winners"], strict=True):
+        within = [d for d, row in candidates.items() if row["latency"]["p50_ms"] <= 0.99 * old["budget_ms"]]
+        assert new["within_budget"]
+        assert new["digest"] in within
+        assert new["measured_ms"] == candidates[new["digest"]]["latency"]["p50_ms"]
+        assert new["measured_accuracy"] == accuracies[new["digest"]] == max(accuracies[digest] for digest in within)
+        assert new["config"] == candidates[new["digest"]]["config"]
+        assert new["macs"] == case.net.macs(new["config"])
+        assert set(old) < set(new)
+    assert front["winners"][0]["replaces"]["digest"] == before[0]["digest"]
+    assert front["winners"][0]["replaces"]["measured_ms"] > before[0]["budget_ms"]
+    assert front["refinement"]["replaced"] >= 1
+    assert front["refinement"]["missed_ms"] == []
+
+
+def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, dict[str, Any]]) -> None:
+    out, front = result
+    rows = read_json(out / refine.MEASURED_FILE)["candidates"]
+    accuracies = {line["digest"]: line["correct"] / line["total"] for line in read_lines(out / "evaluated.jsonl")}
+    errors = [abs(row["predicted_ms"] / row["latency"]["p50_ms"] - 1) for row in rows if row["digest"] in accuracies]
+    points = [
+        100 * abs(row["predicted_accuracy"] - accuracies[row["digest"]]) for row in rows if row["digest"] in accuracies
+    ]
+    told = front["refinement"]
+    assert told["latency"]["n"] == told["evaluated"] == len(errors)
+    assert told["latency"]["median_relative_error"] == pytest.approx(np.median(errors))
+    assert 0.5 < told["latency"]["max_relative_error"] < 1
+    assert told["accuracy"]["mean_error_points"] == pytest.approx(np.mean(points))
+
+
+def test_what_is_measured_is_kept(
+    case: Case, searched: Path, device: AgentClient, result: tuple[Path, dict[str, Any]]
+) -> None:
+    out, front = result
+    files = {name: (out / name).read_bytes() for name in ("candidates.jsonl", "timed.jsonl", "evaluated.jsonl")}
+    again = refined(case, searched, device, out)
+    assert again["refinement"]["measured"] == front["refinement"]["measured"]
+    for name, before in files.items():
+        assert (out / name).read_bytes().startswith(before)
+    assert (out / "candidates.jsonl").read_bytes() == files["candidates.jsonl"]
+    known = [line["digest"] for line in read_lines(out / "evaluated.jsonl")]
+    assert len(known) == len(set(known))
+
+
+def test_a_budget_that_no_subnet_keeps_is_flagged(case: Case, device: AgentClient, tmp_path: Path) -> None:
+    fastest = case.predictors[0].predict(np.zeros((1, len(case.net.space.variables)), np.int64))[0]
+    out = tmp_path / "out"
+    out.mkdir()
+    front = refined(case, found_in(case, (1.01 * fastest,), tmp_path), device, out)
+    (winner,) = front["winners"]
+    assert not winner["within_budget"]
+    assert winner["measured_ms"] == min(
+        row["latency"]["p50_ms"] for row in read_json(out / refine.MEASURED_FILE)["candidates"]
+    )
+    assert front["refinement"]["missed_ms"] == [1.01 * fastest]
+
+
+def test_candidates_are_the_best_of_all_within_two_modifications(case: Case) -> None:
+    space, (latency, accuracy) = case.net.space, case.predictors
+    every = np.array(list(product(*map(range, space.cardinalities))))
+    codes = np.unique(space.canonical_codes(every), axis=0)
+    assert len(codes) > 100
+    limit_ms = float(np.quantile(latency.predict(codes), 0.6))
+    fits = codes[latency.predict(codes) <= limit_ms]
+    winner = fits[np.argmax(accuracy.score(fits))]
+    near = fits[(fits != winner).sum(axis=1) <= 2]
+    wanted = np.sort(accuracy.score(near))[::-1][1:9]
+    around = Around(space, latency, accuracy, winner[None])
+    found = around.best(winner, limit_ms, 8, [space.decode(winner)])
+    assert [accuracy.score(code[None])[0] for code, _ in found] == pytest.approx(wanted)
+    assert all(ms == latency.predict(code[None])[0] <= limit_ms for code, ms in found)
+    assert len({code.tobytes() for code, _ in found} - {winner.tobytes()}) == 8
+    assert around.best(winner, 1e-9, 8, []) == []
