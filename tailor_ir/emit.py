@@ -1,6 +1,6 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from tailor_ir.lowering import Subnet, apply_config
 from tailor_ir.ops import OPERATORS, NodeShapes
 from tailor_ir.standard import WRITERS, guard_padding, set_element_types, standard_nodes
 from tailor_ir.trace import OPSET
+
+Take = Callable[[str, Subnet], tuple[gs.Tensor, list[gs.Node]] | None]
+"""A SubNet's part of a weight and the nodes that make it, or None to store it."""
 
 FILL, MOST_NODES = 0.01, 100_000
 SMALL = 64  # elements of a weight that is written as it is in any case
@@ -51,8 +54,10 @@ def to_onnx(
 class _Exporter:
     """Collects the ONNX nodes and tensors of one SubNet."""
 
-    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None, *, weights: bool) -> None:
-        self.elastic, self.subnet, self.weights = elastic, subnet, weights
+    def __init__(
+        self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None, *, weights: bool, take: Take | None
+    ) -> None:
+        self.elastic, self.subnet, self.weights, self.take = elastic, subnet, weights, take
         self.tensors = SubnetTensors(elastic, subnet, statistics)
         self.values: dict[str, gs.Tensor] = {}
         self.nodes: list[gs.Node] = []
@@ -67,6 +72,9 @@ class _Exporter:
     def stored(self, name: str) -> gs.Tensor:
         """A value that does not depend on the network's input; without weights, large ones are numbers that are all equal."""
         graph, shape = self.elastic.graph, self.shape(name)
+        if self.take is not None and (taken := self.take(name, self.subnet)) is not None:
+            self.nodes += taken[1]
+            return taken[0]
         if self.weights or prod(shape) <= SMALL or name in graph.constants or name in self.tensors.computed:
             return gs.Constant(name, self.tensor(name))
         return self.filled(name, shape)
@@ -186,13 +194,14 @@ def subnet_onnx(
     fold_batch_norm: bool,
     batch: int,
     weights: bool,
+    take: Take | None = None,
 ) -> onnx.ModelProto:
     """One SubNet as an ONNX model with a fixed batch size.
 
     Without `weights`: of a few kilobytes, the same operators with all large weights equal; for timing it.
     """
     subnet = apply_config(elastic.graph, elastic.regions, elastic.space, codes, batch)
-    exporter = _Exporter(elastic, subnet, statistics, weights=weights)
+    exporter = _Exporter(elastic, subnet, statistics, weights=weights, take=take)
     with torch.no_grad():
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:

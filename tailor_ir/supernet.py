@@ -11,6 +11,7 @@ from torch import nn
 from tailor_ir import storage
 from tailor_ir.batch_norms import Statistics
 from tailor_ir.build import build
+from tailor_ir.common import CommonWeights, write_together
 from tailor_ir.describe import describe
 from tailor_ir.dims import Windows
 from tailor_ir.elastic import Elastic
@@ -21,6 +22,7 @@ from tailor_ir.graph import Graph, Tensors
 from tailor_ir.importer import import_onnx
 from tailor_ir.kernels import matrices_of, transform_kernels
 from tailor_ir.lifetimes import MemoryTable, MemoryTerms
+from tailor_ir.lowering import apply_config
 from tailor_ir.operators import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.passes import simplify
 from tailor_ir.propagate import AxisMap, propagate
@@ -127,6 +129,34 @@ class SuperNet:
             weights=weights,
         )
         write_onnx(model, Path(path))
+
+    def export_together(
+        self, subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]], folder: str | Path
+    ) -> None:
+        """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
+
+        Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
+        """
+        rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
+        elastic = self.elastic
+        parts = [apply_config(elastic.graph, elastic.regions, self.space, row, self.batch) for row in rows.values()]
+        common = CommonWeights(elastic, parts)
+        models = (
+            (
+                name,
+                subnet_onnx(
+                    elastic,
+                    row,
+                    statistics=subnets[name][1],
+                    fold_batch_norm=False,
+                    batch=self.batch,
+                    weights=True,
+                    take=common.take,
+                ),
+            )
+            for name, row in rows.items()
+        )
+        write_together(models, Path(folder))
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:

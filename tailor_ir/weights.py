@@ -33,6 +33,23 @@ def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]
     return _chained([cutter.cut(dim, axes[dim]) for dim in dims])
 
 
+def kept_positions(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> tuple[np.ndarray, ...] | None:
+    """For each dimension the stored positions that a config keeps; None where entries are computed from several."""
+    cutter = _Cutter(sizes, labels=False, channels=True)
+    found = []
+    for dim, axis in enumerate(axes):
+        match cutter.cut(dim, axis):
+            case None:
+                found.append(np.arange(axis.size))
+            case _Range(start=start, length=length):
+                found.append(np.arange(start, start + length))
+            case _Positions() as chosen:
+                found.append(chosen.positions)
+            case _:
+                return None
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Cutter:
     """Finds the cuts of single dimensions. `channels`: also those of channels and kernels, not of positions alone."""
@@ -112,10 +129,10 @@ class _Range:
 class _Positions:
     """A copy of chosen positions along one dimension."""
 
-    __slots__ = ("_on", "dim")
+    __slots__ = ("_on", "dim", "positions")
 
     def __init__(self, dim: int, positions: np.ndarray) -> None:
-        self.dim = dim
+        self.dim, self.positions = dim, positions
         index = torch.from_numpy(positions)
         self._on = {index.device: index}
 
