@@ -4,7 +4,7 @@ Results live in our own store and are found there by key, so Prefect neither per
 that talk to an agent are retried, with back-off; what they have measured stays, so a retry goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,8 +31,10 @@ from flows.config import CommonConfig, RunConfig
 from flows.inputs import data_key, model_key
 from flows.run import Output, Run, Stage
 from profiling_agents.messages import AgentError
+from tasks.artifacts import digest_of
 from tasks.data import load_splits
 from tasks.evaluate import EvaluationData
+from tasks.models import weights_source
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.progress import Progress
@@ -294,8 +296,17 @@ def refine(
 
 
 @_stage("export", agent=True)
-def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: Output) -> Output:
-    """ONNX and NCNN files of the winners of one device, checked and measured there."""
+def export(
+    run: Run, config: CommonConfig, device: str, supernet: Path, found: Output, sources: Mapping[str, Path]
+) -> Output:
+    """Files of the winners of one device, checked and measured there; sources: by name what their model cards are to name."""
+    network = {"name": "a given SuperNet", "weights": "those of the SuperNet", "licence": "unknown"}
+    provenance = tasks.export.Provenance(
+        network=weights_source(config.model) if isinstance(config, RunConfig) else network,
+        data=config.data.title,
+        digests={name: digest_of(path) for name, path in {"SuperNet": supernet, **sources}.items()},
+    )
+    batch = config.device[device].batch
     stage = Stage(
         name=f"export/{device}",
         modules=("tasks.export",),
@@ -305,6 +316,8 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
             data_key(config.data),
             supernet,
             found.folder / tasks.search.FRONT_FILE,
+            dict(provenance.network),
+            dict(provenance.digests),
         ),
         artifacts=(tasks.export.EXPORTS_FILE,),
     )
@@ -312,8 +325,9 @@ def export(run: Run, config: CommonConfig, device: str, supernet: Path, found: O
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         with run.devices.exclusive(device, alone=True) as client:
             data = _evaluation_data(config)
-            batch = config.device[device].batch
-            return tasks.export.run(config.export, supernet, found.folder, data, client, out, progress, batch)
+            return tasks.export.run(
+                config.export, supernet, found.folder, data, client, out, progress, batch, provenance
+            )
 
     return _finish(run.execute(stage, body))
 

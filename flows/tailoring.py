@@ -13,6 +13,9 @@ from flows.run import Output, Run
 from flows.session import plain_config
 from flows.versions import library_versions
 from tasks.plan import plan
+from tasks.predict.sensitivity import SENSITIVITIES_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
 
 DeviceStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]
@@ -53,7 +56,13 @@ def tailor(
         config,
         lambda name: stages.refine.submit(run, config, name, trained, accuracy, latency[name], found[name]),
     )
-    exported = _on_devices(run, config, lambda name: stages.export.submit(run, config, name, trained, chosen[name]))
+    exported = _on_devices(
+        run,
+        config,
+        lambda name: stages.export.submit(
+            run, config, name, trained, chosen[name], _sources(profiled[name], latency[name], accuracy)
+        ),
+    )
     if until == "export":
         return run.results(*exported.values())
     devices = [
@@ -80,6 +89,15 @@ def tailor(
         versions=library_versions(),
     )
     return _report(run, config, sources)
+
+
+def _sources(profiled: Output, latency: Output, accuracy: Output) -> dict[str, Path]:
+    """What the winners of a device were found with."""
+    return {
+        "look-up table": profiled.folder / LUT_FOLDER,
+        "latency predictor": latency.folder / LATENCY_FILE,
+        "accuracy predictor": accuracy.folder / SENSITIVITIES_FILE,
+    }
 
 
 def _plan(

@@ -41,13 +41,13 @@ class Limits:
     memory_mib: int = 8192
 
 
-def convert(model: bytes, limits: Limits = Limits()) -> NcnnModel:
-    """NCNN files (fp32) of an ONNX model with static input shapes and folded BatchNorm.
+def convert(model: bytes, limits: Limits = Limits(), *, fp16: bool = False) -> NcnnModel:
+    """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
 
     Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs.
     Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
     """
-    return _checked(_converted(model, limits))
+    return _checked(_converted(model, limits, fp16=fp16))
 
 
 def convert_operators(models: Sequence[bytes], limits: Limits = Limits()) -> list[Outcome]:
@@ -117,11 +117,11 @@ def _checked(converted: NcnnModel) -> NcnnModel:
     return converted
 
 
-def _converted(model: bytes, limits: Limits) -> NcnnModel:
+def _converted(model: bytes, limits: Limits, *, fp16: bool = False) -> NcnnModel:
     with tempfile.TemporaryDirectory(prefix="autotailor-pnnx-") as name:  # mode 0700
         folder = Path(name)
         (folder / "model.onnx").write_bytes(model)
-        log = _run([_binary(), "model.onnx", "fp16=0"], folder, limits)
+        log = _run([_binary(), "model.onnx", f"fp16={fp16:d}"], folder, limits)
         files = folder / "model.ncnn.param", folder / "model.ncnn.bin"
         if not all(file.is_file() for file in files) or files[0].stat().st_size == 0:
             raise ConversionError(f"pnnx wrote no NCNN model ({_last_line(log)})")

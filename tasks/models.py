@@ -96,6 +96,20 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from error
 
 
+def weights_source(settings: ModelSettings) -> dict[str, str]:
+    """For model cards: the network's name, where its first weights came from, and their licence where it is known."""
+    known = {"name": settings.name, "licence": "unknown"}
+    if settings.checkpoint is not None:
+        return {**known, "weights": f"checkpoint {settings.checkpoint.name}"}
+    if settings.kind == "onnx":
+        return {**known, "weights": f"those of {settings.path.name if settings.path else settings.name}"}
+    config = timm.get_pretrained_cfg(settings.name) if settings.pretrained else None
+    if config is None:
+        return {**known, "weights": "random, trained from there", "licence": "none: trained here"}
+    source = config.hf_hub_id or config.url or "timm"
+    return {**known, "weights": f"published: {source}", "licence": config.license or "unknown"}
+
+
 def _first_lines(error: Exception, length: int = 200) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= length else text[:length] + "…"

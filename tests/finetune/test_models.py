@@ -13,7 +13,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from tasks.errors import UserError
-from tasks.models import ModelSettings, create, needs_training
+from tasks.models import ModelSettings, create, needs_training, weights_source
 
 
 def make(**options: object) -> nn.Module | Path:
@@ -153,3 +153,17 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ModelSettings.model_validate(wrong)
+
+
+def test_model_cards_name_the_licence_of_published_weights_and_of_no_others(tmp_path: Path) -> None:
+    published = weights_source(ModelSettings(name="resnet18", pretrained=True))
+    assert published["licence"] == "apache-2.0"
+    assert published["weights"].startswith("published: timm/resnet18")
+    assert weights_source(ModelSettings(name="resnet18"))["licence"] == "none: trained here"
+    for settings in (
+        ModelSettings(name="resnet18", checkpoint=tmp_path / "own.safetensors"),
+        ModelSettings(kind="onnx", name="net", path=tmp_path / "own.onnx"),
+    ):
+        found = weights_source(settings)
+        assert found["licence"] == "unknown"
+        assert "own." in found["weights"]

@@ -70,6 +70,8 @@ def test_exports_agree_with_torch_and_are_measured(exported, device):
             for path, digest in file["sha256"].items():
                 assert hashlib.sha256((out / path).read_bytes()).hexdigest() == digest
         assert json.loads((out / f"{card['digest']}.json").read_text()) == card
+        text = (out / f"{card['digest']}.md").read_text()
+        assert all(word in text for word in (card["digest"], card["device"]["fingerprint"], "licence", *file["sha256"]))
 
 
 def test_exported_onnx_has_the_subnets_own_statistics(exported, supernet, data):

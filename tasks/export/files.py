@@ -1,0 +1,140 @@
+"""The files of one SubNet in each format, each with what runs it to be checked."""
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from profiling_agents.client import AgentClient, ModelJob, local_agent
+from profiling_agents.messages import Format, Precision
+from tailor_ir import SuperNet
+from tasks.convert import ConversionError, convert
+from tasks.evaluate import EvaluationData
+from tasks.export.dynamic import BATCHES, dynamic_batch
+from tasks.export.settings import FileFormat, Settings
+from tasks.jobs import ncnn_job, onnx_job
+from tasks.predict.measure import Statistics, onnx_of
+
+LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
+SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
+    "onnx": (".onnx",),
+    "ncnn": (".ncnn.param", ".ncnn.bin"),
+    "ncnn_fp16": (".fp16.ncnn.param", ".fp16.ncnn.bin"),
+    "torch": (".pt2",),
+}
+
+Images = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here."""
+
+    contents: tuple[bytes, ...]
+    precision: Precision
+    runtime: str
+    on_device: bool
+    outputs: Callable[[Images], Images]
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the files of SubNets; local runtimes are started at first need and end with `agents`."""
+
+    settings: Settings
+    net: SuperNet
+    client: AgentClient
+    agents: ExitStack
+    _local: dict[Format, AgentClient] = field(default_factory=dict)
+
+    def make(
+        self, name: FileFormat, digest: str, config: Mapping[str, Any], statistics: Statistics, module: nn.Module
+    ) -> Made:
+        """The files of one format. ConversionError where there are none."""
+        match name:
+            case "onnx":
+                return self._onnx(digest, config, statistics)
+            case "torch":
+                return self._torch(config, module)
+            case "ncnn" | "ncnn_fp16":
+                fp16 = name == "ncnn_fp16"
+                model = onnx_of(self.net, config, statistics, 1)
+                job = ncnn_job(digest, model, convert(model, self.settings.limits, fp16=fp16))
+                return self._run_by_agent([job], "fp16" if fp16 else None)
+
+    def _onnx(self, digest: str, config: Mapping[str, Any], statistics: Statistics) -> Made:
+        if not self.settings.dynamic_batch:
+            return self._run_by_agent([onnx_job(digest, onnx_of(self.net, config, statistics))])
+        model = dynamic_batch([onnx_of(self.net, config, statistics, batch) for batch in BATCHES])
+        return self._run_by_agent([onnx_job(digest, model, batch) for batch in sorted({1, self.settings.check_images})])
+
+    def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
+        """By the device when it takes the format, else by an agent on this machine; the jobs differ in their batch."""
+        client = self._runtime(jobs[0].format)
+        found = client.capabilities()
+        return Made(
+            contents=jobs[0].files,
+            precision=found.precision if stored is None or found.precision != "fp32" else stored,
+            runtime=found.backend,
+            on_device=client is self.client,
+            outputs=lambda images: np.concatenate([_outputs(client, job, images) for job in jobs]),
+        )
+
+    def _runtime(self, model_format: Format) -> AgentClient:
+        if model_format in self.client.capabilities().formats:
+            return self.client
+        if model_format not in self._local:
+            agent = local_agent(backend=LOCAL_RUNTIME[model_format])
+            self._local[model_format] = self.agents.enter_context(agent)
+        return self._local[model_format]
+
+    def _torch(self, config: Mapping[str, Any], module: nn.Module) -> Made:
+        batch, shapes = self.net.batch, None
+        if self.settings.dynamic_batch:
+            batch, shapes = BATCHES[0], ({0: torch.export.Dim.DYNAMIC},)
+        example = torch.zeros(self.net.input_shape(dict(config), batch))
+        content = io.BytesIO()
+        try:
+            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=shapes), content)
+            loaded = torch.export.load(io.BytesIO(content.getvalue())).module()
+        except Exception as error:  # of many kinds, none of them ours
+            raise ConversionError(f"torch.export: {str(error).splitlines()[0]}") from error
+        sizes = sorted({1, self.settings.check_images}) if shapes else [batch]
+
+        @torch.inference_mode()
+        def outputs(images: Images) -> Images:
+            return np.concatenate(
+                [in_batches(images, size, lambda x: loaded(torch.from_numpy(x)).numpy()) for size in sizes]
+            )
+
+        return Made(contents=(content.getvalue(),), precision="fp32", runtime="torch", on_device=False, outputs=outputs)
+
+
+def references(
+    net: SuperNet, module: nn.Module, config: Mapping[str, Any], images: EvaluationData, count: int
+) -> tuple[Images, Images]:
+    """So many real images (N, C, H, W), and torch's outputs for them."""
+    height, width = net.input_shape(dict(config))[-2:]
+    x_BCHW = torch.cat([x for x, _ in images.batches((height, width))])[:count]
+    with torch.inference_mode():
+        return x_BCHW.cpu().numpy(), module(x_BCHW).cpu().numpy()
+
+
+def _outputs(client: AgentClient, job: ModelJob, images: Images) -> Images:
+    return in_batches(images, job.input_shapes[0][0], lambda x: client.run(job, [x])[0])
+
+
+def in_batches(images: Images, batch: int, run: Callable[[Images], Images]) -> Images:
+    """Outputs for all images, in batches; the last one is filled up with its last image."""
+    parts = []
+    for start in range(0, len(images), batch):
+        part = images[start : start + batch]
+        filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])
+        parts.append(run(filled)[: len(part)])
+    return np.concatenate(parts)

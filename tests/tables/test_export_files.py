@@ -1,0 +1,203 @@
+"""Files of every format reproduce torch in a process that has neither torch nor this project."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.client import MeasureSettings, local_agent
+from tasks import export
+from tasks.convert import ConversionError
+from tasks.data import DataSettings, load_splits
+from tasks.evaluate import EvaluationData, statistics_of
+from tasks.export.dynamic import BATCHES, dynamic_batch
+from tasks.export.switching import write_bundle
+from tasks.predict.measure import onnx_of
+from tasks.progress import Silent
+
+FORMATS = ("onnx", "ncnn", "ncnn_fp16", "torch")
+SETTINGS = export.Settings(
+    formats=FORMATS,
+    dynamic_batch=True,
+    bundle=True,
+    measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2),
+)
+PROVENANCE = export.Provenance(
+    network={"name": "resnet", "weights": "random", "licence": "none: made here"},
+    data="digits",
+    digests={"SuperNet": "0123456789abcdef"},
+)
+IMAGES = 3
+FOREIGN = Path(__file__).with_name("foreign_process.py")
+
+
+@pytest.fixture(scope="module")
+def images() -> EvaluationData:
+    splits = load_splits(DataSettings(kind="digits"))
+    return EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
+
+
+@pytest.fixture(scope="module")
+def exported(supernet: Path, images: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The folder of an export of two SubNets, with torch's outputs for some images beside the files."""
+    net = tailor_ir.load(supernet)
+    folder, out = tmp_path_factory.mktemp("search"), tmp_path_factory.mktemp("export")
+    rows = [
+        {
+            "digest": net.space.digest(config),
+            "config": config,
+            "budget_ms": 1e6,
+            "predicted_ms": 1.0,
+            "predicted_accuracy": 0.5,
+        }
+        for config in (net.max_config, net.min_config)
+    ]
+    (folder / "front.json").write_text(json.dumps({"winners": rows, "baseline": rows[1:]}))
+    with local_agent("onnxruntime") as client, client.lease():
+        result = export.run(SETTINGS, supernet, folder, {"test": images}, client, out, Silent(), provenance=PROVENANCE)
+    for row in rows:
+        write_references(net, row["config"], images, out)
+    return out, result
+
+
+def write_references(net: tailor_ir.SuperNet, config: Any, images: EvaluationData, out: Path) -> None:
+    height, width = net.input_shape(config)[-2:]
+    x_BCHW = next(iter(images.batches((height, width))))[0][:IMAGES]
+    with torch.inference_mode():
+        expected = net.build(config, statistics_of(net, config, images)).eval()(x_BCHW)
+    np.savez(out / f"{net.space.digest(config)}.npz", inputs=x_BCHW.numpy(), expected=expected.numpy())
+
+
+def run_elsewhere(folder: Path, *options: str) -> dict[str, float]:
+    """Differences by file, from a process that has no torch and nothing of this project."""
+    command = [sys.executable, "-I", str(FOREIGN), str(folder), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
+    assert done.returncode == 0, done.stderr
+    differences: dict[str, float] = json.loads(done.stdout)
+    return differences
+
+
+def test_exports_reproduce_torch_where_there_is_neither_torch_nor_this_project(exported: tuple[Path, dict]) -> None:
+    out, result = exported
+    differences = run_elsewhere(out)
+    for card in result["subnets"]:
+        digest = card["digest"]
+        assert card["files"].keys() == set(FORMATS)
+        assert all(file["state"] == "ok" for file in card["files"].values())
+        assert differences.pop(f"{digest}.onnx") <= 1e-4
+        assert differences.pop(f"{digest}.ncnn.param") <= 1e-4
+        assert 1e-6 < differences.pop(f"{digest}.fp16.ncnn.param") <= 2e-2
+        full, half = ((out / f"{digest}{suffix}").stat().st_size for suffix in (".ncnn.bin", ".fp16.ncnn.bin"))
+        assert half < 0.6 * full
+        assert differences.pop(f"bundle/{digest}.onnx") <= 1e-4
+    assert not differences
+
+
+def test_torch_archives_reproduce_torch_without_this_project(exported: tuple[Path, dict], tmp_path: Path) -> None:
+    out, result = exported
+    for file in (*out.glob("*.pt2"), *out.glob("*.npz")):
+        shutil.copy(file, tmp_path)
+    differences = run_elsewhere(tmp_path, "--torch")
+    assert differences.keys() == {f"{card['digest']}.pt2" for card in result["subnets"]}
+    assert max(differences.values()) <= 1e-4
+
+
+def test_a_bundle_has_common_weights_once(exported: tuple[Path, dict]) -> None:
+    out, result = exported
+    told = result["bundle"]
+    assert told["state"] == "ok"
+    assert told["bytes"] == sum(file.stat().st_size for file in (out / "bundle").iterdir())
+    assert told["bytes_alone"] == sum((out / f"{card['digest']}.onnx").stat().st_size for card in result["subnets"])
+    largest = max(card["files"]["onnx"]["bytes"] for card in result["subnets"])
+    assert (out / "bundle" / "weights.safetensors").stat().st_size < 1.1 * largest
+    assert told["bytes"] < 0.75 * told["bytes_alone"]
+    index = json.loads((out / "bundle" / "bundle.json").read_text())
+    assert [row["p50_ms"] for row in index["subnets"]] == [card["latency"]["p50_ms"] for card in result["subnets"]]
+    assert all((out / "bundle" / row["file"]).is_file() for row in index["subnets"])
+
+
+def test_a_bundle_that_differs_from_torch_is_not_kept(
+    exported: tuple[Path, dict], supernet: Path, images: EvaluationData, tmp_path: Path
+) -> None:
+    _, result = exported
+    strict = SETTINGS.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
+    told = write_bundle(strict, tailor_ir.load(supernet), result["subnets"], images, tmp_path, Silent())
+    assert told["state"] == "failed"
+    assert "outputs differ from torch by" in told["reason"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(
+    exported: tuple[Path, dict], supernet: Path
+) -> None:
+    out, result = exported
+    net = tailor_ir.load(supernet)
+    for card in result["subnets"]:
+        assert card["made_from"] == {
+            "network": dict(PROVENANCE.network),
+            "data": "digits",
+            "digests": dict(PROVENANCE.digests),
+        }
+        choices = {row["name"]: row["choice"] for row in card["architecture"]["variables"]}
+        assert choices == net.space.canonical(card["config"])
+        assert sum(card["architecture"]["operators"].values()) == len(net.operators(card["config"]))
+        assert card["device"]["backend"] == "onnxruntime"
+        text = (out / f"{card['digest']}.md").read_text()
+        wanted = [
+            "none: made here",
+            "0123456789abcdef",
+            card["device"]["fingerprint"],
+            f"{card['accuracy']['test']:.2%}",
+        ]
+        assert all(word in text for word in [*wanted, *choices, f"{card['digest']}.fp16.ncnn.bin"])
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
+    "swin_tiny_patch4_window7_224": {"img_size": 64, "depths": (1, 1)},
+}
+
+
+@pytest.mark.parametrize("name", [*SMALLER, "mobilenetv3_small_050"])
+def test_models_of_any_batch_give_each_sample_what_it_has_alone(name: str) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model(name, num_classes=10, **SMALLER.get(name, {})).eval()
+    net = tailor_ir.compile(network, torch.zeros(1, 3, 64, 64))
+    config = net.min_config
+    session = onnxruntime.InferenceSession(
+        dynamic_batch([onnx_of(net, config, None, batch) for batch in BATCHES]), providers=["CPUExecutionProvider"]
+    )
+    (taken,) = session.get_inputs()
+    assert taken.shape[0] == "batch"
+    x_BCHW = np.random.default_rng(0).standard_normal(net.input_shape(config, 5), dtype=np.float32)
+    alone = onnxruntime.InferenceSession(onnx_of(net, config, None, 1), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([alone.run(None, {taken.name: x[None]})[0] for x in x_BCHW])
+    for batch in (1, 5):
+        (got,) = session.run(None, {taken.name: x_BCHW[:batch]})
+        assert np.abs(got - expected[:batch]).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_what_does_not_follow_the_batch_is_refused() -> None:
+    def model(values: list[float]) -> bytes:
+        graph = onnx.parser.parse_graph(
+            f"g (float[{len(values)},2] x) => (float[{len(values)},2] y) {{ y = Add(x, c) }}"
+        )
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.float32)[:, None], "c"))
+        return onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=10
+        ).SerializeToString()
+
+    repeated = onnxruntime.InferenceSession(dynamic_batch([model([2.0] * 2), model([2.0] * 3)]))
+    assert (repeated.run(None, {"x": np.zeros((7, 2), np.float32)})[0] == 2.0).all()
+    with pytest.raises(ConversionError, match="'c' depends on the batch in a way that is not linear"):
+        dynamic_batch([model([1.0, 2.0]), model([1.0, 2.0, 3.0])])
