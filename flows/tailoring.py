@@ -68,6 +68,7 @@ def tailor(
     devices = [
         DeviceSources(
             name=name,
+            batch=config.device[name].batch,
             profile=profiled[name].folder,
             latency=latency[name].folder,
             search=chosen[name].folder,

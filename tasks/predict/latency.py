@@ -50,7 +50,7 @@ class LatencyPredictor:
     @classmethod
     def compile(cls, net: SuperNet, lut: Lut, correction: Correction = UNCORRECTED) -> Self:
         """Arrays from the operators of a SuperNet and their corrected latencies."""
-        latencies = {feature: _operator_ms(lut, feature, correction) for feature in net.unique_operators()}
+        latencies = {feature: operator_ms(lut, feature, correction) for feature in net.unique_operators()}
         absent = {feature for feature, latency_ms in latencies.items() if math.isnan(latency_ms)}
         known = {feature: 0.0 if feature in absent else latency_ms for feature, latency_ms in latencies.items()}
         unknown = Sums.compile(net, {feature: float(feature in absent) for feature in latencies})
@@ -114,7 +114,7 @@ def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> Network:
 
 def subnet_ms(net: SuperNet, lut: Lut, correction: Correction, config: Mapping[str, Any]) -> float:
     """Latency of one SubNet straight from the table [ms]; NaN when an operator has none."""
-    return correction.offset_ms + math.fsum(_operator_ms(lut, f, correction) for f in net.operators(dict(config)))
+    return correction.offset_ms + math.fsum(operator_ms(lut, f, correction) for f in net.operators(dict(config)))
 
 
 def _latency_ms(lut: Lut, feature: OperatorFeature) -> float:
@@ -122,7 +122,8 @@ def _latency_ms(lut: Lut, feature: OperatorFeature) -> float:
     return math.nan if entry is None or entry.latency_ms is None else entry.latency_ms
 
 
-def _operator_ms(lut: Lut, feature: OperatorFeature, correction: Correction) -> float:
+def operator_ms(lut: Lut, feature: OperatorFeature, correction: Correction) -> float:
+    """What one operator adds to the latency of a SubNet [ms]; NaN when it has no latency."""
     return correction.operator_ms(family(feature), _latency_ms(lut, feature))
 
 

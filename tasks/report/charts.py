@@ -1,16 +1,21 @@
 """The figures of the report. Every text of the user's is escaped: plotly reads a subset of HTML in labels."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
 from tasks.pages.text import milliseconds, percent
-from tasks.report.text import architecture
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, "#2aa5b8", "#b8860b", "#c2578f")
+CHOSEN = "chosen"
+"""Trace that the page's script moves to the SubNet whose layers are shown."""
 MAX_BARS = 40
+MAX_LINES = 16
+LOG_TICKS = [float(f"{digit}e{exponent}") for exponent in range(-4, 6) for digit in (1, 2, 5)]
 MAX_POINTS = 1000
 SQUARES = ("square", "square-open", "diamond-open")
 
@@ -41,49 +46,66 @@ def _figure(x: str, y: str, height: int = 430) -> go.Figure:
     return figure
 
 
-def _hover(row: Row, variables: Rows, *title: str) -> str:
-    lines = [f"<b>{escape(title[0])}</b>", *map(escape, title[1:])]
-    if row.get("config"):
-        lines += ["", *map(escape, architecture(row["config"], variables) or ["largest SubNet"])]
-    return "<br>".join(lines)
+def _hover(row: Row, device: Row, *title: str) -> str:
+    """Title lines, then the SubNet's architecture, a line for each stage."""
+    lines = device["breakdown"]["subnets"][row["digest"]]["architecture"]
+    more = [f"… {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+    shown = [*title[1:], "", *lines[:MAX_LINES], *more]
+    return "<br>".join([f"<b>{escape(title[0])}</b>", *map(escape, shown)])
 
 
-def _point_text(name: str, row: Row, variables: Rows) -> str:
+def _point_text(name: str, row: Row, device: Row) -> str:
     found = [f"measured {milliseconds(row['measured_ms'])}, accuracy {percent(row['accuracy'])}"]
     if row.get("predicted_ms") is not None:
         accuracy = percent(row.get("predicted_accuracy"))
         found.append(f"predicted {milliseconds(row['predicted_ms'])}, accuracy {accuracy}")
     if row.get("budget_ms") is not None:
         found.insert(0, f"budget {milliseconds(row['budget_ms'])}")
-    return _hover(row, variables, name, *found)
+    return _hover(row, device, name, *found)
 
 
-def front(device: Row, variables: Rows) -> go.Figure:
+def fronts(devices: Rows) -> go.Figure:
+    """The measured fronts of all devices, one colour each; stars are the base model."""
+    figure = _figure("measured latency [ms]", "test accuracy [%]", height=400)
+    figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
+    for device, color in zip(devices, itertools.cycle(COLORS)):
+        winners = list({row["digest"]: row for row in device["winners"] if row["on_front"]}.values())
+        _scatter(figure, device["name"], winners, device, {"color": color, "size": 9}, "lines+markers")
+        star: Row = {"color": color, "size": 15, "symbol": "star"}
+        _scatter(figure, f"{device['name']}, base model", [device["base"]], device, star, "markers")
+    return figure
+
+
+def front(device: Row) -> go.Figure:
     """Measured latency against measured accuracy: winners, base model, uniformly shrunk and random SubNets."""
     figure = _figure("measured latency [ms]", "accuracy [%]", height=480)
     random = [row for row in device["random"] if row["kind"] == "random"]
     style: Row = {"color": GREY, "size": 6, "opacity": 0.6}
-    _scatter(figure, "random SubNets (validation accuracy)", random, variables, style, "markers")
+    _scatter(figure, "random SubNets (validation accuracy)", random, device, style, "markers")
     for symbol, scaled in zip(SQUARES, dict.fromkeys(row["scaled"] for row in device["baseline"]), strict=False):
         rows = [row for row in device["baseline"] if row["scaled"] == scaled]
         style = {"color": ORANGE, "size": 8, "symbol": symbol}
-        _scatter(figure, f"uniformly shrunk: {scaled}", rows, variables, style, "lines+markers", "dot")
+        _scatter(figure, f"uniformly shrunk: {scaled}", rows, device, style, "lines+markers", "dot")
     winners = list({row["digest"]: row for row in device["winners"]}.values())
     on_front = [row for row in winners if row["on_front"]]
-    _scatter(figure, "winners", on_front, variables, {"color": BLUE, "size": 9}, "lines+markers")
+    _scatter(figure, "winners", on_front, device, {"color": BLUE, "size": 9}, "lines+markers")
     dominated = [row for row in winners if not row["on_front"]]
     style = {"color": BLUE, "size": 8, "symbol": "circle-open"}
-    _scatter(figure, "winners, dominated as measured", dominated, variables, style, "markers")
+    _scatter(figure, "winners, dominated as measured", dominated, device, style, "markers")
     missed = [row for row in device["winners"] if row["within_budget"] is False]
     style = {"color": RED, "size": 15, "symbol": "circle-open", "line": {"width": 2}}
-    _scatter(figure, "misses its budget", missed, variables, style, "markers")
+    _scatter(figure, "misses its budget", missed, device, style, "markers")
     style = {"color": GREEN, "size": 15, "symbol": "star"}
-    _scatter(figure, "base model", [device["base"]], variables, style, "markers")
+    _scatter(figure, "base model", [device["base"]], device, style, "markers")
+    figure.add_scatter(
+        x=[], y=[], name=CHOSEN, mode="markers", showlegend=False, hoverinfo="skip",
+        marker={"color": PURPLE, "size": 20, "symbol": "circle-open", "line": {"width": 3}},
+    )  # fmt: skip
     return figure
 
 
 def _scatter(
-    figure: go.Figure, name: str, rows: Rows, variables: Rows, marker: Row, mode: str, dash: str | None = None
+    figure: go.Figure, name: str, rows: Rows, device: Row, marker: Row, mode: str, dash: str | None = None
 ) -> None:
     rows = sorted(
         (r for r in rows if r.get("measured_ms") and r.get("accuracy") is not None),
@@ -97,12 +119,14 @@ def _scatter(
             mode=mode,
             marker=marker,
             line={"dash": dash, "width": 2, "color": marker["color"]},
-            text=[_point_text(name, row, variables) for row in rows],
+            customdata=[row["digest"] for row in rows],
+            meta=device["name"],
+            text=[_point_text(name, row, device) for row in rows],
             hovertemplate="%{text}<extra></extra>",
         )
 
 
-def latency_errors(device: Row, variables: Rows) -> go.Figure:
+def latency_errors(device: Row) -> go.Figure:
     """Predicted against measured latency; on the dashed line they are equal."""
     figure = _figure("predicted latency [ms]", "measured latency [ms]", height=400)
     fitted = [row for row in device["random"] if row["used_for"] == "fit"]
@@ -112,32 +136,73 @@ def latency_errors(device: Row, variables: Rows) -> go.Figure:
         ("winners", device["winners"], BLUE),
         ("uniformly shrunk", device["baseline"], ORANGE),
     )
-    largest_ms = 0.0
-    for name, rows, color in groups:
-        known = [row for row in rows if row.get("predicted_ms") and row.get("measured_ms")]
-        if not known:
-            continue
-        figure.add_scatter(
-            x=[row["predicted_ms"] for row in known],
-            y=[row["measured_ms"] for row in known],
-            name=name,
-            mode="markers",
-            marker={"color": color, "size": 8, "opacity": 0.85},
-            text=[_hover(row, variables, name, _error_text(row)) for row in known],
-            hovertemplate="%{text}<extra></extra>",
-        )
-        largest_ms = max(largest_ms, *(row[key] for row in known for key in ("predicted_ms", "measured_ms")))
-    figure.add_scatter(
-        x=[0, largest_ms], y=[0, largest_ms], name="equal", mode="lines", hoverinfo="skip",
-        line={"color": GREY, "dash": "dash", "width": 1},
-    )  # fmt: skip
+    both = [
+        _pairs(figure, name, rows, device, color, ("predicted_ms", "measured_ms"), 1, _latency_error)
+        for name, rows, color in groups
+    ]
+    _diagonal(figure, 0.0, max(itertools.chain(*both), default=0.0))
     return figure
 
 
-def _error_text(row: Row) -> str:
-    error = 100 * (row["predicted_ms"] / row["measured_ms"] - 1)
-    times = f"predicted {milliseconds(row['predicted_ms'])}, measured {milliseconds(row['measured_ms'])}"
-    return f"{times}: {error:+.1f} %"
+def accuracy_errors(device: Row) -> go.Figure:
+    """Predicted against measured accuracy; predictions, and random SubNets' measurements, are of the validation split."""
+    figure = _figure("predicted accuracy [%]", "measured accuracy [%]", height=400)
+    groups = (
+        ("random SubNets (validation)", device["random"], GREY),
+        ("winners (test)", device["winners"], BLUE),
+        ("uniformly shrunk (test)", device["baseline"], ORANGE),
+    )
+    both = [
+        _pairs(figure, name, rows, device, color, ("predicted_accuracy", "accuracy"), 100, _accuracy_error)
+        for name, rows, color in groups
+    ]
+    shown = list(itertools.chain(*both))
+    _diagonal(figure, min(shown, default=0.0), max(shown, default=100.0))
+    return figure
+
+
+def _pairs(
+    figure: go.Figure,
+    name: str,
+    rows: Rows,
+    device: Row,
+    color: str,
+    keys: tuple[str, str],
+    scale: float,
+    text: Callable[[float, float], str],
+) -> list[float]:
+    """Points of two values of each row, where both are known; returns all these values."""
+    known = [row for row in rows if all(row.get(key) is not None for key in keys)]
+    x, y = ([scale * row[key] for row in known] for key in keys)
+    if known:
+        figure.add_scatter(
+            x=x,
+            y=y,
+            name=name,
+            mode="markers",
+            marker={"color": color, "size": 8, "opacity": 0.85},
+            customdata=[row["digest"] for row in known],
+            text=[_hover(row, device, name, text(*values)) for row, *values in zip(known, x, y, strict=True)],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    return [*x, *y]
+
+
+def _diagonal(figure: go.Figure, lowest: float, highest: float) -> None:
+    figure.add_scatter(
+        x=[lowest, highest], y=[lowest, highest], name="equal", mode="lines", hoverinfo="skip",
+        line={"color": GREY, "dash": "dash", "width": 1},
+    )  # fmt: skip
+
+
+def _latency_error(predicted_ms: float, measured_ms: float) -> str:
+    error = 100 * (predicted_ms / measured_ms - 1)
+    return f"predicted {milliseconds(predicted_ms)}, measured {milliseconds(measured_ms)}: {error:+.1f} %"
+
+
+def _accuracy_error(predicted: float, measured: float) -> str:
+    error = predicted - measured
+    return f"predicted {percent(predicted / 100)}, measured {percent(measured / 100)}: {error:+.1f} points"
 
 
 def sensitivities(rows: Rows) -> go.Figure:

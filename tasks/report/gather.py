@@ -10,11 +10,14 @@ import numpy as np
 import tailor_ir
 from tasks.artifacts import RESULT_FILE, read_json, read_lines
 from tasks.export import EXPORTS_FILE
+from tasks.layers import Layers
 from tasks.lut import Lut
 from tasks.predict import sensitivity
 from tasks.predict.accuracy import AccuracyPredictor, standard_error
+from tasks.predict.correction import Correction
 from tasks.predict.validate import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
+from tasks.report.breakdown import breakdown
 from tasks.report.headline import headline
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
@@ -36,7 +39,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "supernet": _supernet(net, _result(sources.enumerate)),
         "accuracies": _accuracies(base, finetune),
-        "devices": [_device(device, net, base, sources.sensitivities) for device in sources.devices],
+        "devices": [_device(device, net, base, sources) for device in sources.devices],
         "sensitivities": _sensitivities(sources.sensitivities),
         "training": _training(sources),
         "stages": [
@@ -80,15 +83,18 @@ def _accuracies(base: Row, finetune: Row) -> dict[str, float]:
     }
 
 
-def _device(device: DeviceSources, net: Any, base: Row, sensitivities: Path) -> Row:
+def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row:
     front = read_json(device.search / FRONT_FILE)
     exports = read_json(device.export / EXPORTS_FILE)
     validation = read_json(device.latency / LATENCY_VALIDATION_FILE)
     largest = next(row for row in validation["subnets"] if row["kind"] == "largest")
-    return {
+    lut = Lut.open(device.profile / LUT_FOLDER)
+    batched = net if device.batch == 1 else tailor_ir.load(sources.supernet, batch=device.batch)
+    row = {
         "name": device.name,
         "runtime": exports["device"],
         "base": {
+            "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
             "config": net.max_config,
             "measured_ms": largest["measured_ms"],  # of the same shapes; latency does not depend on weights
@@ -96,12 +102,15 @@ def _device(device: DeviceSources, net: Any, base: Row, sensitivities: Path) -> 
         },
         "winners": _winners(net, front, exports),
         "baseline": _baseline(net, front, exports),
-        "random": _random(validation, sensitivities),
+        "random": _random(validation, sources.sensitivities),
         "latency_validation": validation["held_out"],
         "latency_correction": validation["correction"],
-        "lut": _lut(device.profile / LUT_FOLDER),
+        "lut": _lut(lut),
         "hypervolume": front["hypervolume"],
     }
+    shown = (row["base"], *row["winners"], *row["baseline"], *row["random"])
+    layers = Layers(batched, lut, Correction.model_validate(validation["correction"]))
+    return {**row, "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown})}
 
 
 def _size(net: Any, config: Row) -> Row:
@@ -176,9 +185,8 @@ def _random(validation: Row, sensitivities: Path) -> list[Row]:
     ]
 
 
-def _lut(folder: Path) -> Row:
+def _lut(lut: Lut) -> Row:
     """Per operator type: how many, how many failed, the sum of their latencies and the median spread."""
-    lut = Lut.open(folder)
     types: dict[str, list[Any]] = {}
     for entry in lut.entries():
         types.setdefault(entry.operator, []).append(entry)

@@ -9,7 +9,7 @@ Row = Mapping[str, Any]
 
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:
-    """Cards of label, value, note."""
+    """Cards of label, value, note, and the device that they are about, "" where none."""
     space = report["supernet"]
     name, accuracy = reference(report)
     cards = [
@@ -46,20 +46,20 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
     label, base_ms = f"{device['name']}: speed-up", device["base"]["measured_ms"]
     row = None if accuracy is None else fastest_within(device, accuracy, points)
     if row is None:
-        return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}")
+        return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
     note = f"{times}, {percent(row['accuracy'])} (within {points:g} points of the {name})"
-    return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note)
+    return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
 
 
 def _error_card(device: Row) -> dict[str, str]:
     label, errors = f"{device['name']}: latency predictor", device["latency_validation"]
     if not errors["n"]:
-        return _card(label, "–", "no held-out SubNets")
+        return _card(label, "–", "no held-out SubNets", device["name"])
     largest = percent(errors["max_relative_error"])
     note = f"median error on {errors['n']} held-out SubNets, largest {largest}"
-    return _card(label, percent(errors["median_relative_error"]), note)
+    return _card(label, percent(errors["median_relative_error"]), note, device["name"])
 
 
-def _card(label: str, value: str, note: str) -> dict[str, str]:
-    return {"label": label, "value": value, "note": note}
+def _card(label: str, value: str, note: str, device: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "note": note, "device": device}

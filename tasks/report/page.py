@@ -8,8 +8,10 @@ from markupsafe import Markup
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from tasks.pages import environment, style
-from tasks.report import charts, text
+from tasks.pages import environment, script, style
+from tasks.pages.text import milliseconds, percent
+from tasks.report import charts
+from tasks.report.headline import fastest_within, reference
 
 Row = Mapping[str, Any]
 PLOTLY_CONFIG = {
@@ -20,33 +22,99 @@ PLOTLY_CONFIG = {
 }
 
 
+PACKAGE = "tasks.report"
+OPERATOR = ("title", "family", "input", "output", "macs", "parameters", "predicted_ms")
+DIGITS = 7
+
+
 def render(report: Row) -> str:
     """The whole page. All texts are escaped by the template; figures escape theirs."""
-
-    def architecture(config: Mapping[str, float]) -> list[str]:
-        return text.architecture(config, report["supernet"]["variables"])
-
-    templates = environment("tasks.report")
-    templates.filters["architecture"] = architecture
-    page: str = templates.get_template("page.html").render(
-        title=report["model"],
-        report=report,
-        style=style("tasks.report"),
-        plotlyjs=Markup(get_plotlyjs()),
-        figures=_figures(report),
+    page: str = (
+        environment(PACKAGE)
+        .get_template("page.html")
+        .render(
+            title=report["model"],
+            report=report,
+            style=style(PACKAGE),
+            plotlyjs=Markup(get_plotlyjs()),
+            figures=_figures(report),
+            subnets=[_subnets(device) for device in report["devices"]],
+            chosen=[_chosen(report, device) for device in report["devices"]],
+            breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
+            script=script(PACKAGE, "layers.js"),
+            most_variables=charts.MAX_BARS,
+        )
     )
     return page
 
 
-def _figures(report: Row) -> dict[str, Any]:
-    variables = report["supernet"]["variables"]
+def _for_script(breakdown: Row) -> Row:
+    """What the page's script needs, in few bytes: operators as rows in the order of `OPERATOR`."""
     return {
+        **breakdown,
+        "operators": [
+            [_short(operator[name]) if name == "predicted_ms" else operator[name] for name in OPERATOR]
+            for operator in breakdown["operators"]
+        ],
+        "subnets": {
+            digest: {name: value for name, value in subnet.items() if name != "architecture"}
+            for digest, subnet in breakdown["subnets"].items()
+        },
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _subnets(device: Row) -> dict[str, dict[str, str]]:
+    """Kinds of SubNets -> digest -> how it is called in the list to choose from."""
+    winners = {row["digest"]: f"budget {milliseconds(row['budget_ms'])}" for row in reversed(device["winners"])}
+    kinds: dict[str, Mapping[str, str]] = {
+        "base model": {device["base"]["digest"]: "all at their largest"},
+        "winners": dict(reversed(winners.items())),
+        "uniformly shrunk": {row["digest"]: row["scaled"] for row in device["baseline"]},
+        "random": {row["digest"]: row["kind"] for row in device["random"]},
+    }
+    rows = {row["digest"]: row for row in (*device["random"], *device["baseline"], *device["winners"], device["base"])}
+    named: set[str] = set()
+    found: dict[str, dict[str, str]] = {}
+    for kind, names in kinds.items():
+        fresh = [digest for digest in names if digest not in named]
+        named |= set(fresh)
+        if fresh:
+            found[kind] = {digest: _label(names[digest], rows[digest]) for digest in fresh}
+    return found
+
+
+def _label(name: str, row: Row) -> str:
+    facts = [name]
+    if row.get("measured_ms"):
+        facts.append(milliseconds(row["measured_ms"]))
+    if row.get("accuracy") is not None:
+        facts.append(percent(row["accuracy"]))
+    return ", ".join(facts)
+
+
+def _chosen(report: Row, device: Row) -> str:
+    """Digest of the SubNet whose layers are shown first: that of the headline, or the base model."""
+    accuracy = reference(report)[1]
+    row = None if accuracy is None else fastest_within(device, accuracy, report["settings"]["accuracy_points"])
+    digest: str = (row or device["base"])["digest"]
+    return digest
+
+
+def _figures(report: Row) -> dict[str, Any]:
+    devices = report["devices"]
+    return {
+        "fronts": _div(charts.fronts(devices), "fronts") if len(devices) > 1 else None,
         "devices": [
             {
-                "front": _div(charts.front(device, variables)),
-                "errors": _div(charts.latency_errors(device, variables)),
+                "front": _div(charts.front(device), f"front-{number}"),
+                "latency": _div(charts.latency_errors(device), f"latency-{number}"),
+                "accuracy": _div(charts.accuracy_errors(device), f"accuracy-{number}"),
             }
-            for device in report["devices"]
+            for number, device in enumerate(devices)
         ],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"])),
         "training": {name: _div(charts.training(rows)) for name, rows in report["training"].items() if rows},
@@ -54,5 +122,5 @@ def _figures(report: Row) -> dict[str, Any]:
     }
 
 
-def _div(figure: go.Figure) -> Markup:
-    return Markup(to_html(figure, full_html=False, include_plotlyjs=False, config=PLOTLY_CONFIG))
+def _div(figure: go.Figure, name: str | None = None) -> Markup:
+    return Markup(to_html(figure, full_html=False, include_plotlyjs=False, config=PLOTLY_CONFIG, div_id=name))

@@ -8,9 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSources:
-    """Stage folders of one device."""
+    """Stage folders of one device. `batch`: samples of one run."""
 
     name: str
+    batch: int = 1
     profile: Path
     latency: Path
     search: Path

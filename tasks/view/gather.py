@@ -10,6 +10,7 @@ from tailor_ir import axes as ax
 from tailor_ir.describe import Describer, Measured, NodeCost, VariableInfo, axis_label, elements_of
 from tailor_ir.graph import Node
 from tailor_ir.regions import Block
+from tasks.places import places
 from tasks.view.data import (
     Amounts,
     AxisView,
@@ -79,36 +80,21 @@ class _Gatherer:
 
     # -- blocks and sections -----------------------------------------------------------------------------------------
 
-    @cached_property
-    def _places(self) -> dict[int, tuple[str, str]]:
-        """id of a block -> name of its stage, name of the block."""
-        return {
-            id(block): (stage.name, f"{stage.name}.block.{i}")
-            for stage in self.net.elastic.regions.stages
-            for i, block in enumerate(stage.blocks, start=1)
-        }
-
     def _sections(self) -> tuple[SectionView, ...]:
-        blocks = list(enumerate(self.net.elastic.regions.blocks))
-        runs = [(name, list(run)) for name, run in groupby(blocks, lambda item: self._stage_of(item[1]))]
-        sections = []
-        for position, (stage, run) in enumerate(runs):
-            name = stage or _name_outside_stages(position, len(runs))
-            sections.append(
-                SectionView(
-                    name=name,
-                    stage=bool(stage),
-                    variables=tuple(v for v in self.variables if v.name.rpartition(".")[0] == name),
-                    blocks=tuple(self._block(index, block) for index, block in run),
-                )
+        regions = self.net.elastic.regions
+        blocks = enumerate(zip(regions.blocks, places(regions), strict=True))
+        runs = groupby(blocks, lambda item: (item[1][1].section, item[1][1].stage))
+        return tuple(
+            SectionView(
+                name=name,
+                stage=stage,
+                variables=tuple(v for v in self.variables if v.name.rpartition(".")[0] == name),
+                blocks=tuple(self._block(index, block, place.block) for index, (block, place) in run),
             )
-        return tuple(sections)
+            for (name, stage), run in runs
+        )
 
-    def _stage_of(self, block: Block) -> str:
-        return self._places.get(id(block), ("", ""))[0]
-
-    def _block(self, index: int, block: Block) -> BlockView:
-        name = self._places.get(id(block), ("", ""))[1]
+    def _block(self, index: int, block: Block, name: str) -> BlockView:
         nodes = [*self._helpers[index], *block.nodes]
         names = {node.name for node in nodes}
         largest, smallest = _cost(self.largest, nodes), _cost(self.smallest, nodes)
@@ -241,12 +227,6 @@ class _Gatherer:
             return 0
         channels = result[1] if len(weights[0]) > 2 else result[-1]
         return 0 if any(True for _ in elements_of(channels)) else channels.size
-
-
-def _name_outside_stages(position: int, sections: int) -> str:
-    if sections == 1:
-        return "network"
-    return "stem" if not position else "head" if position == sections - 1 else "between"
 
 
 def _cost(measured: Measured, nodes: Sequence[Node]) -> NodeCost:

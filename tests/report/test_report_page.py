@@ -14,7 +14,6 @@ from tasks.pages.text import count, milliseconds
 from tasks.report import DATA_FILE, PAGE_FILE, charts, terminal_table
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
-from tasks.report.text import architecture
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"
 Report = dict[str, Any]
@@ -63,6 +62,8 @@ def hostile(data: Report) -> Report:
     bad["sensitivities"]["rows"][0]["variable"] = HOSTILE
     (device,) = bad["devices"]
     device["name"] = device["runtime"]["cpu_model"] = HOSTILE
+    device["breakdown"]["layers"][0]["place"] = HOSTILE
+    device["breakdown"]["subnets"][device["winners"][-1]["digest"]]["architecture"] = [HOSTILE]
     device["lut"]["failures"] = [{"operator": "Conv", "digest": "00ff", "reason": HOSTILE}]
     device["winners"][0] |= {"measured_ms": None, "accuracy": None, "within_budget": None, "reason": HOSTILE,
                              "files": [], "on_front": False, "max_difference": None}  # fmt: skip
@@ -139,23 +140,55 @@ def test_measured_front_is_not_dominated(data: Report) -> None:
 
 
 def test_front_chart_holds_winners_base_baseline_and_random_subnets(data: Report) -> None:
-    (device,), variables = data["devices"], data["supernet"]["variables"]
-    traces = {trace.name: trace for trace in charts.front(device, variables).data}
+    (device,) = data["devices"]
+    traces = {trace.name: trace for trace in charts.front(device).data}
     assert {"winners", "base model", "random SubNets (validation accuracy)"} <= set(traces)
     assert sum(name.startswith("uniformly shrunk") for name in traces) == 2
     front = {row["digest"]: row["measured_ms"] for row in device["winners"] if row["on_front"]}
     assert list(traces["winners"].x) == sorted(front.values())
-    assert "resolution" in traces["winners"].text[0]
     assert "budget" in traces["winners"].text[0]
+    for digest, text in zip(traces["winners"].customdata, traces["winners"].text, strict=True):
+        stages = device["breakdown"]["subnets"][digest]["architecture"]
+        assert "resolution" in stages[0]
+        assert all(f"<br>{line}" in text for line in stages)
     assert traces["base model"].y == (12.0,)
 
 
 def test_error_chart_tells_held_out_subnets_from_those_of_the_fit(data: Report) -> None:
-    (device,), variables = data["devices"], data["supernet"]["variables"]
-    traces = {trace.name: trace for trace in charts.latency_errors(device, variables).data}
+    (device,) = data["devices"]
+    traces = {trace.name: trace for trace in charts.latency_errors(device).data}
     assert len(traces["held-out SubNets"].x) == device["latency_validation"]["n"]
     assert len(traces["SubNets of the fit"].x) + len(traces["held-out SubNets"].x) == len(device["random"])
     assert len(traces["winners"].x) == len(device["winners"])
+
+
+def test_accuracy_chart_pairs_predictions_with_measurements(data: Report) -> None:
+    (device,) = data["devices"]
+    traces = {trace.name: trace for trace in charts.accuracy_errors(device).data}
+    known = [row for row in device["random"] if row["accuracy"] is not None]
+    assert list(traces["random SubNets (validation)"].y) == [100 * row["accuracy"] for row in known]
+    assert list(traces["winners (test)"].x) == [100 * row["predicted_accuracy"] for row in device["winners"]]
+
+
+def test_layers_of_every_shown_subnet_add_up_to_its_prediction(data: Report) -> None:
+    (device,) = data["devices"]
+    found = device["breakdown"]
+    rows = [*device["winners"], *device["baseline"], *device["random"]]
+    assert {row["digest"] for row in rows} | {device["base"]["digest"]} == set(found["subnets"])
+    for row in rows:
+        subnet = found["subnets"][row["digest"]]
+        operators = [found["operators"][operator] for _, operator in subnet["layers"]]
+        assert found["offset_ms"] + sum(one["predicted_ms"] for one in operators) == pytest.approx(
+            row["predicted_ms"], rel=1e-9
+        )
+        assert sum(section["predicted_ms"] for section in subnet["sections"]) + found["offset_ms"] == pytest.approx(
+            row["predicted_ms"], rel=1e-9
+        )
+        assert len({number for number, _ in subnet["layers"]}) == len(subnet["layers"]) <= len(found["layers"])
+    largest = found["subnets"][device["base"]["digest"]]
+    assert [number for number, _ in largest["layers"]] == list(range(len(found["layers"])))
+    assert sum(found["operators"][operator]["macs"] for _, operator in largest["layers"]) == device["base"]["macs"]
+    assert len(found["operators"]) <= data["supernet"]["unique_operators"]
 
 
 def test_labels_of_figures_are_escaped() -> None:
@@ -194,9 +227,3 @@ def test_texts() -> None:
     assert count(str(21276000000000)) == "2.12e13"
     assert milliseconds(0.00123456) == "0.001235 ms"
     assert milliseconds(None) == "–"
-    variables = [
-        {"name": "resolution", "kind": "resolution", "default": 32},
-        {"name": "stage2.depth", "kind": "depth", "default": 0},
-        {"name": "stage2.width_mult", "kind": "width_mult", "default": 1},
-    ]
-    assert architecture({"resolution": 24, "stage2.depth": -1}, variables) == ["resolution 24", "stage2: depth -1"]

@@ -1,0 +1,187 @@
+"""A SubNet layer by layer: where each operator is, its shapes, and what it adds to the predicted latency.
+
+A layer is an operator of the largest SubNet. Every SubNet has some of them, each with shapes of its own, so that SubNets
+can be laid side by side.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tailor_ir import OperatorFeature, SuperNet
+from tasks.lut import Lut
+from tasks.places import Place, places
+from tasks.predict.correction import Correction, family
+from tasks.predict.latency import operator_ms
+
+Shape = tuple[int, ...]
+Outputs = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What one layer is in one SubNet. Shapes are of one sample; predicted_ms [ms] is None where the table has none."""
+
+    title: str
+    family: str
+    input: Shape
+    output: Shape
+    channels: tuple[int, int]
+    macs: int
+    parameters: int
+    predicted_ms: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One stage of a SubNet, or what is before, between or behind stages.
+
+    `blocks`, `all_blocks`: how many this SubNet and the largest one have. `output`: of one sample. `choices`: kind of variable
+    -> the different choices, in order, of the blocks that are left; depth and width are seen in `blocks` and `channels`.
+    `predicted_ms`: sum of its layers [ms]; None when one has no latency.
+    """
+
+    name: str
+    stage: bool
+    blocks: int
+    all_blocks: int
+    channels: int
+    output: Shape
+    choices: dict[str, list[float]]
+    predicted_ms: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return _plain(self)
+
+    @property
+    def text(self) -> str:
+        """`stage.1: 1 of 2 blocks, 42 channels, 8×8, expand_ratio 0.5`."""
+        parts = [f"{self.blocks} of {self.all_blocks} blocks"] if self.stage else []
+        parts.append(f"{self.channels} channels")
+        parts += ["×".join(map(str, self.output[1:]))] if len(self.output) == 3 else []
+        parts += [f"{kind} {'/'.join(f'{choice:g}' for choice in found)}" for kind, found in self.choices.items()]
+        return f"{self.name}: {', '.join(parts)}"
+
+
+SEEN = ("depth", "width_mult")
+"""Kinds of a stage's variables that are seen in its blocks and channels."""
+
+
+class Layers:
+    """The layers of one SuperNet on one device, in the order in which the largest SubNet runs them."""
+
+    def __init__(self, net: SuperNet, lut: Lut, correction: Correction) -> None:
+        self._net, self._lut, self._correction = net, lut, correction
+        regions = net.elastic.regions
+        self._place_of = {
+            node.name: place
+            for block, place in zip(regions.blocks, places(regions), strict=True)
+            for node in block.nodes
+        }
+        largest = net.placed_operators(net.max_config).operators
+        self._numbers: dict[Outputs, int] = {one.outputs: number for number, one in enumerate(largest)}
+        self.places: tuple[Place, ...] = tuple(self._place(one.names) for one in largest)
+        self._known: dict[OperatorFeature, Operator] = {}
+
+    @property
+    def offset_ms(self) -> float:
+        """What a run takes besides its layers."""
+        return self._correction.offset_ms
+
+    def of(self, config: Mapping[str, Any]) -> dict[int, Operator]:
+        """Number of a layer -> what it is in this SubNet, in the order of execution; without those it does not have."""
+        placed = self._net.placed_operators(dict(config)).operators
+        return {self._numbers[one.outputs]: self._operator(one.feature) for one in placed}
+
+    def sections(self, config: Mapping[str, Any]) -> tuple[Section, ...]:
+        """The stages of a SubNet, and what is around them, in order."""
+        by_section: dict[str, list[tuple[Place, Operator]]] = {place.section: [] for place in self.places}
+        for number, operator in self.of(config).items():
+            by_section[self.places[number].section].append((self.places[number], operator))
+        return tuple(self._section(name, found, config) for name, found in by_section.items() if found)
+
+    def _section(self, name: str, found: list[tuple[Place, Operator]], config: Mapping[str, Any]) -> Section:
+        latencies_ms = [operator.predicted_ms for _, operator in found]
+        choices: dict[str, dict[float, None]] = {}
+        for variable in self._net.space.variables:
+            if variable.name in config and variable.name.startswith(f"{name}.") and variable.kind not in SEEN:
+                choices.setdefault(variable.kind, {})[config[variable.name]] = None
+        return Section(
+            name=name,
+            stage=found[0][0].stage,
+            blocks=len({place.block for place, _ in found}),
+            all_blocks=len({place.block for place in self.places if place.section == name}),
+            channels=found[-1][1].channels[1],
+            output=found[-1][1].output,
+            choices={kind: list(values) for kind, values in choices.items()},
+            predicted_ms=None if None in latencies_ms else math.fsum(ms for ms in latencies_ms if ms is not None),
+        )
+
+    def elsewhere(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Choices of the variables that belong to no section, such as the resolution."""
+        sections = {place.section for place in self.places}
+        return {
+            name: choice for name, choice in config.items() if not any(name.startswith(f"{one}.") for one in sections)
+        }
+
+    def architecture(self, config: Mapping[str, Any]) -> list[str]:
+        """As short text: what belongs to no section, then a line for each stage; without stages, for each section."""
+        first = ", ".join(f"{name} {choice:g}" for name, choice in self.elsewhere(config).items())
+        sections = self.sections(config)
+        shown = [section for section in sections if section.stage] or sections
+        return [*([first] if first else []), *(section.text for section in shown)]
+
+    def _place(self, names: frozenset[str]) -> Place:
+        found = (self._place_of[name] for name in sorted(names) if name in self._place_of)
+        return next(found, Place("network", False, ""))
+
+    def _operator(self, feature: OperatorFeature) -> Operator:
+        if feature not in self._known:
+            predicted_ms = operator_ms(self._lut, feature, self._correction)
+            batch = self._net.batch
+            shapes = [_sample(shape) for shape in (*feature.input_shapes[:1], feature.output_shapes[0])]
+            self._known[feature] = Operator(
+                title=title(feature),
+                family=family(feature),
+                input=shapes[0],
+                output=shapes[-1],
+                channels=(_channels(shapes[0]), _channels(shapes[-1])),
+                macs=feature.macs // batch,
+                parameters=feature.parameters,
+                predicted_ms=None if math.isnan(predicted_ms) else predicted_ms,
+            )
+        return self._known[feature]
+
+
+def _plain(record: Operator | Section) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
+
+
+def title(feature: OperatorFeature) -> str:
+    """`Conv 3×3 /2 + Relu`: the main operator with its window and stride, and what is fused into it."""
+    attributes = dict(feature.attributes)
+    window, strides, group = (attributes.get(name) for name in ("kernel_shape", "strides", "group"))
+    words = [feature.operator]
+    if isinstance(window, tuple):
+        words.append("×".join(map(str, window)))
+    if isinstance(strides, tuple) and set(strides) != {1}:
+        words.append(f"/{strides[0]}" if len(set(strides)) == 1 else f"/{'×'.join(map(str, strides))}")
+    if group not in (None, 1):
+        words.append("depthwise" if group == _channels(_sample(feature.input_shapes[0])) else f"{group} groups")
+    return " + ".join([" ".join(words), *feature.epilogue])
+
+
+def _sample(shape: Shape) -> Shape:
+    """Without the batch axis."""
+    return shape[1:]
+
+
+def _channels(shape: Shape) -> int:
+    """(C, H, W) has them first, (…, C) last."""
+    return (shape[0] if len(shape) == 3 else shape[-1]) if shape else 1

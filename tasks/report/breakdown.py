@@ -1,0 +1,32 @@
+"""Where the predicted latency of each shown SubNet goes, layer by layer, with every different operator there once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.layers import Layers, Operator
+
+Row = dict[str, Any]
+
+
+def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Row:
+    """SubNets (digest -> config) as pairs of a layer's number and an operator's; predicted_ms of an operator [ms].
+
+    The predicted latency of a SubNet is `offset_ms` plus those of its operators.
+    """
+    numbers: dict[Operator, int] = {}
+    subnets = {}
+    for digest, config in configs.items():
+        subnets[digest] = {
+            "elsewhere": layers.elsewhere(config),
+            "sections": [section.to_json() for section in layers.sections(config)],
+            "architecture": layers.architecture(config),
+            "layers": [
+                [number, numbers.setdefault(operator, len(numbers))] for number, operator in layers.of(config).items()
+            ],
+        }
+    return {
+        "offset_ms": layers.offset_ms,
+        "layers": [{"place": place.name, "section": place.section} for place in layers.places],
+        "operators": [operator.to_json() for operator in numbers],
+        "subnets": subnets,
+    }
