@@ -1,11 +1,15 @@
 """The command line's words: commands, flags, help. Nothing heavy is imported here."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from tasks.choose import Question, Rule, pick
+from tasks.choose.pick import FORMS
+from tasks.choose.rules import Kind
 from tasks.errors import UserError
 
 COMMANDS = {
@@ -16,6 +20,7 @@ COMMANDS = {
     "profile": "… and measure each on the devices",
     "predict": "build and check the latency and accuracy predictors",
     "search": "… and find the best SubNet for every latency budget",
+    "compare": "… and show two SubNets layer by layer: compare A B",
     "export": "… and write, check and measure their ONNX and NCNN files",
     "report": "… and write report.html (the same as run)",
     "adapt": "an existing SuperNet to other devices: supernet=FOLDER device=[…]",
@@ -41,6 +46,9 @@ examples:
   autotailor run device=[remote] device.remote.agent=http://board:8750 device.remote.token_file=token
   autotailor run --multirun finetune.epochs=2,4 +preset=quick
   autotailor search search.budgets_ms=[1,2,4] --json winners.json
+  autotailor search --budget-ms 2 --device ncnn
+  autotailor search --accuracy-share 0.95 search=exact
+  autotailor compare 1ms 2ms --device ncnn --json difference.json
   autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run
   autotailor compile model=timm model.name=resnet26 --view supernet.html
   autotailor adapt supernet=outputs/supernet device=[ncnn]
@@ -51,6 +59,10 @@ Every command first completes the stages that it needs; stages that are complete
 code are not repeated. After an interruption the same command goes on. Exit code 0, 2 for bad input, 130 for Ctrl-C."""
 
 
+RULES: dict[str, Kind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
+CHOOSING = "search"
+COMPARING = "compare"
+WITH_WORDS = ("lut", COMPARING)
 VIEWING = "compile"
 PLANNING = ("profile", "adapt")
 VIEW_FILE = "supernet.html"
@@ -68,6 +80,8 @@ class Arguments:
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
     words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes
+    device: str | None = None
+    question: Question | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,11 +100,18 @@ def general_help() -> str:
     groups = "\n".join(f"  {group:{width}}{', '.join(options)}" for group, options in config_groups().items())
     return (
         "usage: autotailor COMMAND [OVERRIDE…] [--json FILE] [--multirun] [--config-dir FOLDER]\n"
-        "                          [--view [FILE]] [--dry-run]\n\n"
+        "                          [--view [FILE]] [--dry-run]\n"
+        "       autotailor search [OVERRIDE…] --budget-ms MS | --accuracy-share SHARE | --knee [--device NAME]\n"
+        "       autotailor compare A B [OVERRIDE…] [--device NAME]\n\n"
         f"commands:\n{commands}\n\n"
         f"look-up tables (devices, operators and methods filter; store=FOLDER):\n{actions}\n\n"
+        f"SubNets of {COMPARING}: {FORMS}\n\n"
         f"groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE):\n{groups}\n\n"
         "flags:\n"
+        f"  --budget-ms MS       {CHOOSING} only: the best SubNet within so many milliseconds\n"
+        f"  --accuracy-share S   {CHOOSING} only: the fastest SubNet with at least this share of the base accuracy: 0.95\n"
+        f"  --knee               {CHOOSING} only: the SubNet at the knee of the front\n"
+        f"  --device NAME        {CHOOSING}, {COMPARING}: on this device alone\n"
         "  --json FILE          write the result as JSON\n"
         "  --multirun           run every combination of comma choices (KEY=a,b)\n"
         "  --config-dir FOLDER  more options for the groups, as in conf/: FOLDER/device/board.yaml\n"
@@ -116,11 +137,27 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--config-dir", type=Path)
     parser.add_argument("--view")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--device")
+    parser.add_argument("--budget-ms")
+    parser.add_argument("--accuracy-share")
+    parser.add_argument("--knee", action="store_true")
     found = parser.parse_intermixed_args(_with_a_view_value(rest))
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
-    words = tuple(word for word in found.overrides if "=" not in word) if command == "lut" else ()
+    words = tuple(word for word in found.overrides if "=" not in word) if command in WITH_WORDS else ()
     overrides = tuple(word for word in found.overrides if word not in words)
-    arguments = Arguments(command, overrides, found.json, found.multirun, found.config_dir, view, found.dry_run, words)
+    question = _question(command, found, words, overrides)
+    arguments = Arguments(
+        command,
+        overrides,
+        found.json,
+        found.multirun,
+        found.config_dir,
+        view,
+        found.dry_run,
+        words,
+        found.device,
+        question,
+    )
     if command == "lut" and found.multirun:
         raise UserError("--multirun", "is not a flag of 'lut'", next_step="leave it out")
     _check_paths(arguments)
@@ -128,6 +165,48 @@ def parse(argv: Sequence[str]) -> Arguments:
     if arguments.dry_run and command not in PLANNING:
         raise UserError("--dry-run", f"is not a flag of '{command}'", allowed=f"with {', '.join(PLANNING)}")
     return arguments
+
+
+def _question(
+    command: str, found: argparse.Namespace, words: Sequence[str], overrides: Sequence[str]
+) -> Question | None:
+    """What is asked of a search. UserError for flags of another command, and values that cannot be."""
+    given = {flag: getattr(found, name) for flag, name in RULES.items() if getattr(found, name) not in (None, False)}
+    for flag in given:
+        if command != CHOOSING:
+            raise UserError(flag, f"is not a flag of '{command}'", allowed=f"with '{CHOOSING}'")
+    if found.device is not None and command not in (CHOOSING, COMPARING):
+        hint = "device=[NAME] chooses the devices of a run"
+        allowed = f"with {CHOOSING}, {COMPARING}"
+        raise UserError("--device", f"is not a flag of '{command}'", allowed=allowed, next_step=hint)
+    if command == COMPARING:
+        if len(words) != 2:
+            form = f"autotailor {COMPARING} A B"
+            raise UserError(COMPARING, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
+        for word in words:
+            pick(word)
+        return Question(pair=(words[0], words[1]))
+    if not given:
+        return None
+    if len(given) > 1:
+        raise UserError(" and ".join(given), "choose one SubNet each", next_step="leave all but one of them out")
+    flag, text = next(iter(given.items()))
+    rule = Rule(RULES[flag], 0.0 if flag == "--knee" else _number(flag, text))
+    if rule.kind == "budget_ms" and any(text.startswith("search.budgets_ms=") for text in overrides):
+        raise UserError("--budget-ms", "is given beside search.budgets_ms", next_step="leave one of them out")
+    return Question(rule=rule)
+
+
+def _number(flag: str, text: str) -> float:
+    highest = 1.0 if flag == "--accuracy-share" else math.inf
+    allowed = "a number above 0" + (" and up to 1, such as 0.95" if highest == 1.0 else "")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value <= highest and math.isfinite(value)):
+        raise UserError(flag, f"got '{text}'", allowed=allowed)
+    return value
 
 
 def _with_a_view_value(words: Sequence[str]) -> list[str]:

@@ -54,13 +54,13 @@ def _execute(arguments: Arguments) -> int:
             _write(arguments.json, result)
         return 0
 
-    from flows.compose import compose_config, split_sweep
+    from flows.compose import split_sweep
     from flows.environment import prepare
     from flows.server import start_server
 
     root = "adapt" if arguments.command == "adapt" else "config"
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
-    composed = [compose_config(root, overrides, arguments.config_folder) for overrides in sweep]
+    composed = [_composed(root, overrides, arguments) for overrides in sweep]
     prepare(quiet=True)
     wait_until_ready = start_server()
 
@@ -74,9 +74,9 @@ def _execute(arguments: Arguments) -> int:
     try:
         if arguments.multirun:
             runs = list(zip(sweep, configs, strict=True))
-            result = execute_sweep(arguments.command, runs, dry_run=arguments.dry_run)
+            result = execute_sweep(arguments.command, runs, dry_run=arguments.dry_run, question=arguments.question)
         else:
-            result = execute(arguments.command, configs[0], dry_run=arguments.dry_run)
+            result = execute(arguments.command, configs[0], dry_run=arguments.dry_run, question=arguments.question)
         if arguments.view:
             result["view"] = _write_view(arguments.view, configs[0], result)
     except USERS_ERRORS as error:
@@ -84,6 +84,24 @@ def _execute(arguments: Arguments) -> int:
     if arguments.json:
         _write(arguments.json, result)
     return 0
+
+
+def _composed(root: str, overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
+    """The config, with no other device than that of `--device`: one of the config's, or an option of the group."""
+    from flows.compose import compose_config
+    from flows.groups import config_groups, nearest
+
+    name, options = arguments.device, config_groups()["device"]
+    config = compose_config(root, overrides, arguments.config_folder)
+    if name is None:
+        return config
+    if name not in config["device"] and name in options and not any(text.startswith("device=") for text in overrides):
+        config = compose_config(root, [*overrides, f"device=[{name}]"], arguments.config_folder)
+    if name not in config["device"]:
+        known = [*config["device"], *(option for option in options if option not in config["device"])]
+        hint = nearest(name, known) or "device=[A,B] chooses the devices of a run"
+        raise UserError("--device", f"'{name}' is no device", allowed=", ".join(known), next_step=hint)
+    return {**config, "device": {name: config["device"][name]}}
 
 
 def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:

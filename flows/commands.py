@@ -14,20 +14,28 @@ from flows.config import AdaptConfig, RunConfig
 from flows.pipeline import StageName, pipeline
 from profiling_agents.messages import AgentError
 from tailor_ir.errors import TailorError
+from tasks.choose import Question
+from tasks.choose.terminal import chosen_tables, comparison_table
 from tasks.enumerate import listing
 from tasks.errors import UserError
 from tasks.report import terminal_table
 
 USERS_ERRORS = (UserError, TailorError, AgentError)
 Config = RunConfig | AdaptConfig
+UNTIL = {"run": "report", "compare": "search"}
 LONG = 200
 
 
-def execute(command: str, config: Config, *, dry_run: bool = False) -> dict[str, Any]:
+def execute(command: str, config: Config, *, dry_run: bool = False, question: Question | None = None) -> dict[str, Any]:
     """Run a command, show its result, and return it as JSON. dry_run: only tell what profiling would do."""
-    result = _call(command, config, dry_run)
+    result = _call(command, config, dry_run, question)
     console = Console()
-    if "report_html" in result:
+    if question:
+        for row in result.get("chosen", ()):
+            console.print(chosen_tables(row))
+        for row in result.get("compared", ()):
+            console.print(comparison_table(row))
+    elif "report_html" in result:
         for table in terminal_table(result):
             console.print(table)
         console.print(f"report: {escape(result['report_html'])}")
@@ -43,23 +51,28 @@ def execute(command: str, config: Config, *, dry_run: bool = False) -> dict[str,
 
 
 def execute_sweep(
-    command: str, runs: Sequence[tuple[Sequence[str], Config]], *, dry_run: bool = False
+    command: str,
+    runs: Sequence[tuple[Sequence[str], Config]],
+    *,
+    dry_run: bool = False,
+    question: Question | None = None,
 ) -> list[dict[str, Any]]:
     """One run per combination, then a table of them all."""
     results = []
     for overrides, config in runs:
         Console(stderr=True).rule(escape(" ".join(overrides)))
-        results.append({"overrides": list(overrides), **execute(command, config, dry_run=dry_run)})
+        result = execute(command, config, dry_run=dry_run, question=question)
+        results.append({"overrides": list(overrides), **result})
     if not dry_run:
         Console().print(_sweep_table(results))
     return results
 
 
-def _call(command: str, config: Config, dry_run: bool) -> dict[str, Any]:
+def _call(command: str, config: Config, dry_run: bool, question: Question | None) -> dict[str, Any]:
     if isinstance(config, AdaptConfig):
         return adapt(config, "plan" if dry_run else "report")
-    until = "plan" if dry_run else "report" if command == "run" else command
-    return pipeline(config, cast(StageName, until))
+    until = "plan" if dry_run else UNTIL.get(command, command)
+    return pipeline(config, cast(StageName, until), question)
 
 
 def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 from prefect.futures import PrefectFuture, wait
 
 from flows import stages
+from flows.choosing import Searched, answer
 from flows.config import AdaptConfig, RunConfig
 from flows.run import Output, Run
 from flows.session import plain_config
 from flows.versions import library_versions
+from tasks.choose import Question
 from tasks.plan import plan
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.validate import LATENCY_FILE
@@ -23,9 +25,15 @@ STOP_SECONDS = 30.0
 
 
 def tailor(
-    run: Run, config: RunConfig | AdaptConfig, compiled: Path, trained: Path, until: str, training: Mapping[str, Path]
+    run: Run,
+    config: RunConfig | AdaptConfig,
+    compiled: Path,
+    trained: Path,
+    until: str,
+    training: Mapping[str, Path],
+    question: Question | None = None,
 ) -> dict[str, Any]:
-    """Stages from enumerate on. compiled, trained: SuperNet folders, equal but for their weights."""
+    """Stages from enumerate on. compiled, trained: SuperNet folders, equal but for their weights. question: to a search."""
     enumerated = stages.enumerate(run, compiled)
     if until == "enumerate":
         return run.results(enumerated)
@@ -50,7 +58,15 @@ def tailor(
         run, config, lambda name: stages.search.submit(run, config, name, trained, accuracy, latency[name])
     )
     if until == "search":
-        return run.results(*found.values())
+        searched = Searched(
+            trained=trained,
+            accuracy=accuracy,
+            profiled=profiled,
+            latency=latency,
+            found=found,
+            base=training.get("base"),
+        )
+        return run.results(*found.values()) | (answer(run, config, question, searched) if question else {})
     chosen = _on_devices(
         run,
         config,

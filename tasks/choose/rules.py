@@ -1,0 +1,125 @@
+"""Rules that choose one SubNet of those that a search found for the budgets of one device.
+
+Rows are those of `front.json`. All numbers are predictions: latency [ms] on the device, accuracy (a fraction) on the validation
+split.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.errors import UserError
+
+Row = Mapping[str, Any]
+Kind = Literal["budget_ms", "accuracy_share", "knee"]
+ENOUGH = 1.001
+"""Ratio of two budgets between which it no longer pays to look for a cheaper SubNet."""
+BUDGETS = 12
+ROUNDS = 6
+FEWEST = 3
+"""SubNets that a front with a knee has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """budget_ms: the best within so many ms. accuracy_share: the cheapest that keeps this share of the base accuracy.
+
+    knee: the knee of the front; `value` says nothing.
+    """
+
+    kind: Kind
+    value: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        match self.kind:
+            case "budget_ms":
+                return f"the best within {self.value:g} ms"
+            case "accuracy_share":
+                return f"the cheapest with at least {100 * self.value:g} % of the base accuracy"
+        return "the knee of the front"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a command asks beyond its stages: one SubNet by a rule, or two SubNets side by side (`tasks.choose.pick`)."""
+
+    rule: Rule | None = None
+    pair: tuple[str, str] | None = None
+
+
+def choose(rule: Rule, found: Row, base_accuracy: float) -> Row:
+    """The winner that a rule chooses among those of `front.json`, which a budget's rule was searched for. UserError: none."""
+    if rule.kind == "budget_ms":
+        row: Row = next(row for row in found["winners"] if row["budget_ms"] == rule.value)
+        return row
+    if rule.kind == "knee":
+        return knee(front(found), found["device"])
+    return cheapest(rule, found["winners"], base_accuracy, found["device"])
+
+
+def front(found: Row) -> list[Row]:
+    """Winners on the predicted front, each once, by rising latency."""
+    rows = {row["digest"]: row for row in found["winners"] if row["digest"] in found["front"]}
+    return sorted(rows.values(), key=lambda row: float(row["predicted_ms"]))
+
+
+def knee(rows: Sequence[Row], device: str) -> Row:
+    """The point farthest above the line through both ends of a front, with both axes scaled to the ends' distance.
+
+    Source: Das, "On characterizing the 'knee' of the Pareto curve based on normal-boundary intersection" (Structural
+    Optimization 18, 1999); with scaled axes it is where the difference curve of Kneedle (Satopää et al., ICDCS
+    Workshops 2011) is highest. UserError when the front has no such point.
+    """
+    where, next_step = f"knee on '{device}'", "take --budget-ms, or more budgets: search.budget_count=40"
+    if len(rows) < FEWEST:
+        raise UserError(where, f"the front has {len(rows)} SubNets", allowed=f"{FEWEST} or more", next_step=next_step)
+    first, last = rows[0], rows[-1]
+    wide_ms = last["predicted_ms"] - first["predicted_ms"]
+    high = last["predicted_accuracy"] - first["predicted_accuracy"]
+    if not (wide_ms > 0 and high > 0):
+        raise UserError(where, "the slowest SubNet of the front is no better than the fastest", next_step=next_step)
+
+    def above(row: Row) -> float:
+        gained = (row["predicted_accuracy"] - first["predicted_accuracy"]) / high
+        return float(gained - (row["predicted_ms"] - first["predicted_ms"]) / wide_ms)
+
+    found = max(rows, key=above)
+    if above(found) <= 0:
+        raise UserError(where, "no SubNet is above the line between the ends of the front", next_step=next_step)
+    return found
+
+
+def cheapest(rule: Rule, rows: Iterable[Row], base_accuracy: float, device: str) -> Row:
+    """The fastest with at least the rule's share of an accuracy. UserError when none has it."""
+    rows = list(rows)
+    good = [row for row in rows if row["predicted_accuracy"] >= rule.value * base_accuracy]
+    if good:
+        return min(good, key=lambda row: float(row["predicted_ms"]))
+    best = max(float(row["predicted_accuracy"]) for row in rows)
+    highest = best / base_accuracy if base_accuracy > 0 else 0.0
+    raise UserError(
+        "--accuracy-share",
+        f"{rule.value:g} of the base accuracy {100 * base_accuracy:.1f} % is more than any SubNet found on '{device}' has",
+        allowed=f"up to {int(1000 * highest) / 1000:g} (predicted {100 * best:.1f} %)",
+        next_step="train longer or lower the share",
+    )
+
+
+def between(rule: Rule, rows: Iterable[Row], base_accuracy: float) -> tuple[float, ...]:
+    """Budgets [ms] between the slowest winner too inaccurate and the fastest good one, which is the last; none when near."""
+    rows = list(rows)
+    target = rule.value * base_accuracy
+    good_ms = [float(row["predicted_ms"]) for row in rows if row["predicted_accuracy"] >= target]
+    if not good_ms:
+        return ()
+    highest_ms = min(good_ms)
+    bad_ms = [
+        float(row["budget_ms"]) for row in rows if row["predicted_accuracy"] < target and row["budget_ms"] < highest_ms
+    ]
+    if not bad_ms or highest_ms <= ENOUGH * max(bad_ms):
+        return ()
+    lowest_ms, steps = max(bad_ms), BUDGETS - 1
+    ratio = highest_ms / lowest_ms
+    return (*(lowest_ms * ratio ** (step / BUDGETS) for step in range(1, steps + 1)), highest_ms)

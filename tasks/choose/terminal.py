@@ -1,0 +1,142 @@
+"""A chosen SubNet, and two side by side, in the terminal."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.bar import Bar
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from tasks.pages.text import amount, milliseconds, percent
+
+Row = Mapping[str, Any]
+BAR_WIDTH = 24
+NOTHING = "[dim]–[/]"
+WHOLE = "whole SubNet"
+
+
+def chosen_tables(row: Row) -> RenderableType:
+    """The SubNet that a rule chose: what is predicted, and its stages with their share of the latency."""
+    facts = _facts(f"{row['device']}: {row['rule']['text']}")
+    speed_up = row["largest_ms"] / row["predicted_ms"]
+    facts.add_row(
+        "latency",
+        f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted",
+        f"{speed_up:.3g} × faster than the largest",
+    )
+    base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
+    facts.add_row("accuracy", f"[bold]{percent(row['predicted_accuracy'])}[/] predicted", escape(base))
+    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
+    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
+    if row["architecture"]["elsewhere"]:
+        facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
+    return Group(facts, _sections(row["architecture"]))
+
+
+def _facts(title: str) -> Table:
+    return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
+
+
+def _sections(found: Row) -> Table:
+    table = Table()
+    table.add_column("section")
+    for column in ("blocks", "channels", "output"):
+        table.add_column(column, justify="right")
+    table.add_column("choices")
+    table.add_column("predicted", justify="right")
+    table.add_column("share", min_width=BAR_WIDTH)
+    whole = sum(section["predicted_ms"] or 0.0 for section in found["sections"]) or 1.0
+    for section in found["sections"]:
+        choices = {kind: "/".join(f"{value:g}" for value in values) for kind, values in section["choices"].items()}
+        table.add_row(
+            escape(section["name"]),
+            f"{section['blocks']} of {section['all_blocks']}" if section["stage"] else "",
+            str(section["channels"]),
+            _shape(section["output"]),
+            escape(", ".join(f"{kind} {values}" for kind, values in choices.items())),
+            milliseconds(section["predicted_ms"]),
+            Bar(whole, 0, section["predicted_ms"] or 0.0, width=BAR_WIDTH, color="blue"),
+        )
+    return table
+
+
+def comparison_table(compared: Row) -> RenderableType:
+    """Two SubNets layer by layer, a rule below each section; what only one has is a dash in the other."""
+    first, second = compared["first"], compared["second"]
+    table = Table(
+        title=escape(f"{compared['device']}: {first['word']} and {second['word']}"),
+        title_justify="left",
+        caption="channels, predicted latency [ms]; difference: the second less the first",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("block", no_wrap=True)
+    table.add_column("operator")
+    for side in (first, second):
+        table.add_column(escape(side["word"]), justify="right", no_wrap=True)
+        table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("difference", justify="right", no_wrap=True)
+    for _, rows in groupby(compared["layers"], lambda row: row["section"]):
+        _add_section(table, list(rows))
+    for name, text, difference in _totals(first, second):
+        table.add_row(name, "", "", text(first), "", text(second), difference, style="bold" if name == WHOLE else None)
+    for side in (first, second):
+        if side["elsewhere"]:
+            table.add_row(escape(side["word"]), _choices(side["elsewhere"]))
+    return table
+
+
+def _totals(first: Row, second: Row) -> Iterator[tuple[str, Callable[[Row], str], str]]:
+    """Rows below the layers: name, text of a side, difference."""
+    points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])
+    yield WHOLE, lambda side: _number(side["predicted_ms"]), _difference(second["predicted_ms"] - first["predicted_ms"])
+    yield "accuracy", lambda side: percent(side["predicted_accuracy"]), f"{points:+.2f} points"
+    yield "MACs", lambda side: amount(side["macs"]), ""
+    yield "parameters", lambda side: amount(side["parameters"]), ""
+
+
+def _add_section(table: Table, rows: Sequence[Row]) -> None:
+    for position, row in enumerate(rows):
+        sides = [row["first"], row["second"]]
+        titles = dict.fromkeys(side["title"] for side in sides if side)
+        cells = [cell for side in sides for cell in _cells(side)]
+        same = row["first"] == row["second"]
+        table.add_row(
+            escape(row["place"]),
+            escape(" | ".join(titles)),
+            *cells,
+            "" if same else _difference(row["difference_ms"]),
+            style="dim" if same else None,
+            end_section=position == len(rows) - 1,
+        )
+
+
+def _cells(side: Row | None) -> tuple[str, str]:
+    if side is None:
+        return NOTHING, NOTHING
+    before, after = side["channels"]
+    return f"{before}→{after}", _number(side["predicted_ms"])
+
+
+def _number(value_ms: float | None) -> str:
+    return NOTHING if value_ms is None else f"{value_ms:.4g}"
+
+
+def _difference(value_ms: float | None) -> str:
+    if value_ms is None:
+        return NOTHING
+    color = "red" if value_ms > 0 else "green" if value_ms < 0 else "dim"
+    return f"[{color}]{value_ms:+.3g}[/]"
+
+
+def _choices(choices: Mapping[str, float]) -> str:
+    return escape(", ".join(f"{name} {choice:g}" for name, choice in choices.items()))
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,139 @@
+"""Choosing one of the SubNets that a search found: budgets, the knee, the cheapest that is accurate enough; names."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.choose import Rule, pick
+from tasks.choose.pick import resolve
+from tasks.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
+from tasks.errors import UserError
+
+SHARE = Rule("accuracy_share", 0.9)
+
+
+def row(digest: str, latency_ms: float, accuracy: float, budget_ms: float | None = None) -> dict[str, Any]:
+    return {
+        "digest": digest,
+        "predicted_ms": latency_ms,
+        "predicted_accuracy": accuracy,
+        "budget_ms": latency_ms if budget_ms is None else budget_ms,
+    }
+
+
+ROWS = [row("aaaa", 1, 0.5), row("bbbb", 2, 0.8), row("cccc", 6, 0.85), row("dddd", 11, 0.9)]
+FOUND = {
+    "device": "here",
+    "winners": ROWS,
+    "front": [r["digest"] for r in ROWS],
+    "fastest": ROWS[0],
+    "largest": ROWS[3],
+}
+
+
+def test_a_budgets_winner_is_chosen_for_the_budget() -> None:
+    assert choose(Rule("budget_ms", 6), FOUND, 1.0)["digest"] == "cccc"
+
+
+def test_the_front_has_each_winner_once_and_no_dominated_one() -> None:
+    found = {**FOUND, "winners": [*ROWS[::-1], row("bbbb", 2, 0.8, 3), row("eeee", 7, 0.7)]}
+    assert [r["digest"] for r in front(found)] == ["aaaa", "bbbb", "cccc", "dddd"]
+
+
+def test_the_knee_is_farthest_above_the_line_between_the_ends() -> None:
+    assert choose(Rule("knee"), FOUND, 1.0)["digest"] == "bbbb"  # 0.75 - 0.1 above; cccc 0.875 - 0.5
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 100), st.floats(0.01, 1)), min_size=4, max_size=12, unique_by=lambda point: point[0]
+    ),
+    st.floats(0.1, 10),
+    st.floats(0.1, 10),
+)
+def test_the_knee_does_not_depend_on_units(points: list[tuple[float, float]], wide: float, high: float) -> None:
+    def chosen(scale_ms: float, scale: float) -> str | None:
+        ordered = sorted(points)
+        rows = [row(str(i), ms * scale_ms, accuracy * scale) for i, (ms, accuracy) in enumerate(ordered)]
+        try:
+            return str(knee(rows, "here")["digest"])
+        except UserError:
+            return None
+
+    plain, scaled = chosen(1.0, 1.0), chosen(2.0, 4.0)
+    assert plain == scaled
+    if plain is not None:
+        ordered = sorted(points)
+        (first_ms, low), (last_ms, top) = ordered[0], ordered[-1]
+        above = [(y - low) / (top - low) - (x - first_ms) / (last_ms - first_ms) for x, y in ordered]
+        assert above[int(plain)] == max(above) > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS[:2], "knee on 'here': the front has 2 SubNets; allowed: 3 or more; take --budget-ms"),
+        ([row("a", 1, 0.5), row("b", 2, 0.6), row("c", 3, 0.9)], "no SubNet is above the line"),
+        ([row("a", 1, 0.5), row("b", 2, 0.5), row("c", 3, 0.5)], "is no better than the fastest"),
+    ],
+)
+def test_a_front_without_a_knee_is_one_line(rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        knee(rows, "here")
+
+
+def test_the_cheapest_is_the_fastest_that_is_accurate_enough() -> None:
+    assert cheapest(SHARE, ROWS, 0.9, "here")["digest"] == "cccc"
+    assert cheapest(Rule("accuracy_share", 0.5), ROWS, 0.9, "here")["digest"] == "aaaa"
+
+
+def test_a_share_that_no_subnet_has_names_the_highest_that_one_has() -> None:
+    with pytest.raises(UserError, match=r"0.95 of the base accuracy 99.0 % .* on 'here' has; allowed: up to 0.909 "):
+        cheapest(Rule("accuracy_share", 0.95), ROWS, 0.99, "here")
+
+
+@given(st.floats(1, 50), st.floats(1.001, 50))
+def test_budgets_close_in_on_the_cheapest(fastest_ms: float, ratio: float) -> None:
+    """Accuracy rises at one latency; the rounds find it to a thousandth."""
+    edge_ms = fastest_ms * ratio
+
+    def winner(budget_ms: float) -> dict[str, Any]:
+        good = budget_ms >= edge_ms
+        return row("good" if good else "bad", edge_ms if good else fastest_ms, 0.9 if good else 0.1, budget_ms)
+
+    rows = [winner(fastest_ms), winner(60 * fastest_ms)]
+    for _ in range(ROUNDS):
+        budgets_ms = between(SHARE, rows, 1.0)
+        if not budgets_ms:
+            break
+        assert list(budgets_ms) == sorted(budgets_ms)
+        rows += [winner(budget_ms) for budget_ms in budgets_ms]
+    assert between(SHARE, rows, 1.0) == ()
+    slowest_bad_ms = max(r["budget_ms"] for r in rows if r["digest"] == "bad")
+    assert cheapest(SHARE, rows, 1.0, "here")["predicted_ms"] <= ENOUGH * slowest_bad_ms
+
+
+def test_nothing_is_narrowed_where_all_or_none_are_good() -> None:
+    assert between(Rule("accuracy_share", 0.1), ROWS, 0.9) == ()
+    assert between(Rule("accuracy_share", 1.0), ROWS, 0.99) == ()
+
+
+def test_subnets_are_named_by_budget_name_and_digest() -> None:
+    known = [*ROWS, row("abcd1234", 3, 0.7), row("abce1234", 4, 0.7)]
+    for word, digest in {"2ms": "bbbb", "6 ms": "cccc", "largest": "dddd", "fastest": "aaaa", "knee": "bbbb",
+                         "abcd": "abcd1234", "cccc": "cccc"}.items():  # fmt: skip
+        assert resolve(pick(word), FOUND, known, "here")["digest"] == digest
+    with pytest.raises(UserError, match="SubNet 'fffff': is none of the 6 SubNets that are known on 'here'; allowed: "):
+        resolve(pick("fffff"), FOUND, known, "here")
+    with pytest.raises(UserError, match="near: abce1234, abcd1234, "):
+        resolve(pick("abcf1234"), FOUND, known, "here")
+    with pytest.raises(UserError, match="SubNet 'aaaa': stands for 2 SubNets; allowed: aaaa0, aaaa1"):
+        resolve(pick("aaaa"), FOUND, [row("aaaa0", 1, 1), row("aaaa1", 1, 1)], "here")
+
+
+@pytest.mark.parametrize("word", ["0ms", "nanms", "1e999ms", "abc", "12", "ABCD", "", "abcdefabcdefabcde"])
+def test_what_names_no_subnet_is_one_line(word: str) -> None:
+    with pytest.raises(UserError, match=f"SubNet '{word}': "):
+        pick(word)
