@@ -77,8 +77,8 @@ def test_latencies_are_those_of_the_batch(made) -> None:
     _, results = made
     one, many = ({row["kind"]: row for row in results[batch][2]["subnets"]} for batch in (1, BATCH))
     for kind in ("largest", "smallest"):
-        assert 2 * one[kind]["measured_ms"] < many[kind]["measured_ms"] < 4 * BATCH * one[kind]["measured_ms"]
-        assert 2 * one[kind]["sum_ms"] < many[kind]["sum_ms"]
+        assert 1.3 * one[kind]["measured_ms"] < many[kind]["measured_ms"] < 4 * BATCH * one[kind]["measured_ms"]
+        assert 1.3 * one[kind]["sum_ms"] < many[kind]["sum_ms"]
 
 
 def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet, tmp_path) -> None:
