@@ -178,7 +178,7 @@ def _through(
             states = states.take(_thinned(states, width))
             error += tolerance / len(chain.steps)
         passed.append(states)
-    within = np.flatnonzero((states.costs <= budgets[:, None]).all(axis=0))
+    within = np.flatnonzero((states.costs <= budgets[:, None]).all(axis=0) & (states.gain > floor))
     if not len(within):
         return None, error
     row = int(within[np.argmax(states.gain[within])])

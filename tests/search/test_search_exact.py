@@ -96,6 +96,16 @@ def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, sh
     assert not tighter.any() or found.gain >= gain[tighter].max() - 1e-9
 
 
+@pytest.mark.parametrize("seed", [104, 184, 194, 397, 576])
+def test_an_optimum_that_uses_its_budgets_exactly_is_kept(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "BEAMS", (1, 4))
+    for constraints in (2, 3):
+        chain, _, gain, costs = random_problem(seed, constraints)
+        budgets = costs[:, np.random.default_rng(seed).integers(costs.shape[1])]
+        feasible = (costs <= budgets[:, None] * (1 + 1e-9)).all(axis=0)
+        assert optimum(chain, budgets).gain == pytest.approx(gain[feasible].max(), abs=1e-9)
+
+
 def test_prices_and_least_costs_are_those_of_brute_force() -> None:
     for seed in range(20):
         chain, codes, gain, costs = random_problem(seed, 2)
