@@ -106,7 +106,7 @@ def _deployment(server: Server, name: str) -> dict[str, Any]:
 def test_the_parameters_are_a_typed_form(server: Server) -> None:
     schema = _deployment(server, "autotailor/on-demand")["parameter_openapi_schema"]
     definitions = schema["definitions"]
-    assert set(schema["properties"]) == {"config", "until"}
+    assert set(schema["properties"]) == {"config", "until", "question"}
     assert set(definitions["RunConfig"]["properties"]) >= {"model", "data", "device", "finetune", "search"}
     assert definitions["DeviceProfile"]["properties"]["threads"]["minimum"] == 1
     assert definitions["DeviceProfile"]["properties"]["backend"]["enum"] == sorted(BACKENDS)
