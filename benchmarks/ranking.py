@@ -49,17 +49,29 @@ COMMON = (
     "data.validation_share=0.125",
     "data.test_share=0.1875",
     "base.epochs=4",
-    "base.learning_rate=0.002",
     "finetune.epochs=8",
-    "finetune.learning_rate=0.002",
     "space.resolution=[20, 24, 28, 32]",
     "space.width_mult=auto",
     "space.depth=auto",
     "space.expand_ratio=auto",
 )
 NETWORKS: dict[str, tuple[str, ...]] = {
-    "resnet": ("model.name=resnet26", "model.options={channels: [16, 32, 64, 128]}"),
-    "mobilenet": ("model.name=mobilenetv2_050",),
+    "resnet": (
+        "model.name=resnet26",
+        "model.options={channels: [16, 32, 64, 128]}",
+        "base.learning_rate=0.002",
+        "finetune.learning_rate=0.002",
+    ),
+    "mobilenet": (
+        "model.name=mobilenetv2_050",
+        "model.options={output_stride: 8}",
+        "base.optimiser=sgd",
+        "base.learning_rate=0.1",
+        "base.weight_decay=0",
+        "finetune.optimiser=sgd",
+        "finetune.learning_rate=0.05",
+        "finetune.weight_decay=0",
+    ),
 }
 TOP = 5
 SEEDS = 5
