@@ -15,11 +15,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from scipy.stats import kendalltau
 
 from tasks.artifacts import write_json
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
+from tasks.predict.agreement import kendall_tau
 from tasks.predict.pairs import Pair, kept
 from tasks.predict.sums import Sums, Table
 from tasks.progress import Progress
@@ -235,13 +235,12 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     accuracy = np.array([found.share for found in measured])
     predicted = predictor.predict(codes)
     points = 100 * np.abs(predicted - accuracy)
-    tau = kendalltau(predictor.score(codes), accuracy).statistic if len(measured) > 1 else np.nan
     return {
         "samples": predictor.table.samples,
         "standard_error_points": 100 * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),
         "mean_error_points": float(points.mean()),
         "max_error_points": float(points.max()),
-        "kendall_tau": float(tau) if np.isfinite(tau) else None,
+        "kendall_tau": kendall_tau(predictor.score(codes), accuracy),
         "rows": [
             {
                 "predicted_accuracy": float(p),

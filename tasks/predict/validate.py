@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 
 import tailor_ir
 from profiling_agents.client import AgentClient
@@ -15,6 +14,7 @@ from tasks.artifacts import write_json
 from tasks.convert import Limits
 from tasks.errors import UserError
 from tasks.lut import Lut
+from tasks.predict.agreement import kendall_tau
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor, network_of
 from tasks.predict.measure import SubNetMeter, validation_configs
@@ -87,13 +87,12 @@ def errors(predicted_ms: Values, measured_ms: Values) -> dict[str, float | int |
     if not len(measured_ms):
         return {"n": 0}
     relative = np.abs(predicted_ms - measured_ms) / measured_ms
-    tau = kendalltau(predicted_ms, measured_ms).statistic if len(measured_ms) > 1 else np.nan
     return {
         "n": len(relative),
         "median_relative_error": float(np.median(relative)),
         "max_relative_error": float(relative.max()),
         "within_10_percent": float((relative <= 0.1).mean()),
-        "kendall_tau": float(tau) if np.isfinite(tau) else None,
+        "kendall_tau": kendall_tau(predicted_ms, measured_ms),
     }
 
 
