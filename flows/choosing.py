@@ -21,6 +21,8 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
+from tasks.search.problem import Problem
+from tasks.search.stage import describe
 
 Row = dict[str, Any]
 Config = RunConfig | AdaptConfig
@@ -109,12 +111,13 @@ def _compared(run: Run, config: Config, picks: tuple[Pick, Pick], device: str, s
     if budgets_ms:
         winners = _search(run, config, device, searched, budgets_ms)["winners"]
         found = {**found, "winners": [*winners, *found["winners"]]}
+    known = _known(found, searched, device)
+    rows = _described(searched, device, [resolve(each, found, known, device)["config"] for each in picks])
     layers = _layers(config, device, searched)
     sides = [
-        _side(each, resolve(each, found, _known(found, searched, device), device), searched, device) for each in picks
+        {"word": each.word, **row, "elsewhere": layers.elsewhere(row["config"])}
+        for each, row in zip(picks, rows, strict=True)
     ]
-    for side in sides:
-        side["elsewhere"] = layers.elsewhere(side["config"])
     first, second = sides
     return {
         "device": device,
@@ -125,21 +128,13 @@ def _compared(run: Run, config: Config, picks: tuple[Pick, Pick], device: str, s
     }
 
 
-def _side(each: Pick, row: Mapping[str, Any], searched: Searched, device: str) -> Row:
-    """One of two SubNets: how it was named, what it is, and what is predicted for it on this device."""
+def _described(searched: Searched, device: str, configs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """What SubNets are, and what is predicted for them on this device."""
     net = tailor_ir.load(searched.trained)
-    codes = net.space.canonical_codes(net.space.encode([row["config"]]))
     latency = LatencyPredictor.load(searched.latency[device].folder / LATENCY_FILE)
     accuracy = AccuracyPredictor.load(searched.accuracy.folder / SENSITIVITIES_FILE)
-    return {
-        "word": each.word,
-        "digest": row["digest"],
-        "config": row["config"],
-        "predicted_ms": float(latency.predict(codes)[0]),
-        "predicted_accuracy": float(accuracy.predict(codes)[0]),
-        "macs": int(net.macs(row["config"])),
-        "parameters": int(net.parameters(row["config"])),
-    }
+    codes = net.space.canonical_codes(net.space.encode(configs))
+    return describe(net, codes, Problem(net.space, latency, accuracy).evaluate(codes))
 
 
 def _known(found: Row, searched: Searched, device: str) -> list[Row]:
