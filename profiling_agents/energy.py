@@ -8,6 +8,7 @@ What idles at the same time is part of it. A sensor that cannot be read, or show
 import importlib
 import importlib.util
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiling_agents.measure import Repeat
 from profiling_agents.messages import PowerSensor
 from profiling_agents.sensors import SYSTEM, WHOLE_BOARD, board_rails, rapl_domains, read_number
 
 SAMPLE_S = 0.005
+
+PARTS = 20
+"""Energy of one run is measured over about so many parts, after each of which the clock says whether it was long enough."""
 
 Reading = Callable[[], int | None]
 
@@ -62,6 +67,20 @@ class EnergyMeter:
         if len(known) < len(parts) or sum(known) <= 0:
             return None
         return sum(known) / 1e3
+
+    def of_one_run_mj(self, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
+        """Energy of one run [mJ] over runs of about `p50_ms` that last `energy_ms` by the clock, or None."""
+        done, some = 0, math.ceil(energy_ms / p50_ms / PARTS)
+
+        def keep_running() -> None:
+            nonlocal done
+            ends_s = time.perf_counter() + energy_ms * 1e-3
+            while not done or time.perf_counter() < ends_s:
+                repeat(some)
+                done += some
+
+        energy_mj = self.measure_mj(keep_running)
+        return None if energy_mj is None else energy_mj / done
 
 
 def find_meter(*, on_gpu: bool = False, root: Path = SYSTEM) -> EnergyMeter | None:

@@ -254,3 +254,19 @@ def test_an_agent_tells_its_state_and_its_energy_or_none(agent: AgentClient, bac
         assert 0 < result.energy_mj < result.p50_ms * 1000  # 1 kW
     else:
         assert result.energy_mj is None
+
+
+def test_energy_is_counted_for_as_long_as_asked_even_where_the_time_of_a_run_was_judged_wrong(tmp_path: Path) -> None:
+    (folder := tmp_path / "rail").mkdir()
+    (folder / "power1_input").write_text("2000000\n")  # µW
+    meter = EnergyMeter("rail", rails=[lambda: sensors.read_number(folder / "power1_input")])
+
+    def repeat(runs: int) -> None:
+        time.sleep(runs * 1e-3)
+
+    for judged_ms in (0.2, 50.0):
+        start_s = time.perf_counter()
+        energy_mj = meter.of_one_run_mj(repeat, judged_ms, energy_ms=100.0)
+        assert time.perf_counter() - start_s >= 0.1
+        assert energy_mj is not None
+        assert energy_mj >= 2.0  # 2 W for at least 1 ms
