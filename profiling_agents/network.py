@@ -1,21 +1,17 @@
-"""What every service here has around its routes: binding rules, TLS, the guard, a private folder, a clean end."""
+"""What every service here has around its routes: binding rules, TLS, the guard, a clean end."""
 
 import asyncio
 import ipaddress
 import os
 import select
-import shutil
-import signal
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -201,18 +197,6 @@ async def _announce(server: uvicorn.Server, ready: str) -> None:
     print(ready, flush=True)
 
 
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """A 0700 folder for models, log and token; gone when the service ends, also by SIGTERM."""
-    previous = signal.signal(signal.SIGTERM, _exit)
-    folder = Path(tempfile.mkdtemp(prefix="autotailor-agent-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        signal.signal(signal.SIGTERM, previous)
-
-
 def new_token(folder: Path) -> str:
     """A random token, written to a 0600 file whose name is printed."""
     token = os.urandom(32).hex()
@@ -221,10 +205,6 @@ def new_token(folder: Path) -> str:
         stream.write(token + "\n")
     print(f"agent token: {path}", flush=True)
     return token
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 def _stop_with_stdin(server: uvicorn.Server, silence_limit_s: int) -> None:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from profiling_agents import frames
+from profiling_agents.folder import private_folder
 from profiling_agents.guard import refusal
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, Pulled
 from profiling_agents.network import (
@@ -34,7 +35,6 @@ from profiling_agents.network import (
     check_bind,
     http_server,
     new_token,
-    private_folder,
     serve_with,
 )
 from profiling_agents.service import LEASE_HEADER, REFUSALS, ROUTES, number_of

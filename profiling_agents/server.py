@@ -11,6 +11,7 @@ from pathlib import Path
 from profiling_agents import frames, machine, sensors
 from profiling_agents.cores import Claim, claim
 from profiling_agents.energy import gpu_sensors
+from profiling_agents.folder import private_folder
 from profiling_agents.frequency import pinned_frequency
 from profiling_agents.limits import Limits
 from profiling_agents.local import READY
@@ -24,7 +25,6 @@ from profiling_agents.network import (
     check_relay,
     http_server,
     new_token,
-    private_folder,
     serve_with,
 )
 from profiling_agents.puller import Local, Puller

@@ -4,7 +4,6 @@ Frames come in on stdin and go out on a private copy of stdout; whatever the run
 log file that the service keeps. Its working folder holds the models, named by digest.
 """
 
-import math
 import os
 import sys
 from pathlib import Path
@@ -16,10 +15,10 @@ from profiling_agents import frames
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError, RuntimeOptions
 from profiling_agents.caches import CacheFlush
-from profiling_agents.energy import EnergyMeter, find_meter
+from profiling_agents.energy import find_meter
 from profiling_agents.limits import Limits, allow_cpu, allow_memory, confine
 from profiling_agents.machine import pin
-from profiling_agents.measure import Repeat, measure
+from profiling_agents.measure import measure
 from profiling_agents.messages import (
     AgentError,
     ChildReply,
@@ -126,7 +125,7 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace:
     )
     noisy = timing.noisy or throttled or throttle_events(cores, root) != events or not runs.enough
     meter = find_meter(on_gpu=not model.on_cpu, root=worker.sensors_root) if settings.energy_ms else None
-    energy_mj = None if meter is None else _energy_mj(meter, repeat, timing.p50_ms, settings.energy_ms)
+    energy_mj = None if meter is None else meter.of_one_run_mj(repeat, timing.p50_ms, settings.energy_ms)
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})
 
 
@@ -135,13 +134,6 @@ def bounded_waiting(settings: MeasureSettings, limits: Limits) -> MeasureSetting
     measured_ms = 2 * settings.time_cap_ms + settings.layers_ms  # twice, where it is noisy
     patience = min(settings.patience, WAITING_SHARE * limits.wall_s * 1e3 / measured_ms)
     return settings.model_copy(update={"patience": patience})
-
-
-def _energy_mj(meter: EnergyMeter, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
-    """Energy of one run [mJ] over runs that last about `energy_ms`; None when the sensor does not tell."""
-    runs = math.ceil(energy_ms / p50_ms)
-    energy_mj = meter.measure_mj(lambda: repeat(runs))
-    return None if energy_mj is None else energy_mj / runs
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class NcnnBackend:
             formats=self.formats,
             precision=self._precision,
             precisions=self._found.precisions,
-            arithmetic=self._found.arithmetic if self._precision == "fp16" else None,
+            arithmetic=self._found.arithmetic_of(self._precision),
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnModel":

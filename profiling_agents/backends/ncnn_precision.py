@@ -17,10 +17,10 @@ OPTIONS: Mapping[Precision, tuple[str, ...]] = {
     "fp32": (),
     "bf16": ("use_bf16_packed", "use_bf16_storage"),
     "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
+    "fp16_storage": ("use_fp16_packed", "use_fp16_storage"),
 }
 """The options of ncnn that make each precision; all others are off."""
 
-ARITHMETIC_OPTION = "use_fp16_arithmetic"
 CHANNELS, SIZE = 16, 8
 LARGEST_ROUNDING = 0.05
 """Relative to the largest output; more than that is another computation, not rounding."""
@@ -32,6 +32,12 @@ class Found:
 
     precisions: tuple[Precision, ...]
     arithmetic: Precision | None
+
+    def arithmetic_of(self, precision: Precision) -> Precision | None:
+        """What fp16 products are added up in when computing in `precision`; None where there are none."""
+        if precision == "fp16":
+            return self.arithmetic
+        return "fp32" if precision == "fp16_storage" else None
 
 
 def set_precision(options: "ncnn.Option", enabled: tuple[str, ...]) -> None:
@@ -48,8 +54,7 @@ def probe() -> Found:
     rounded = tuple(precision for precision, output in outputs.items() if _is_rounded(output, reference))
     arithmetic: Precision | None = None
     if "fp16" in rounded:
-        storage = tuple(name for name in OPTIONS["fp16"] if name != ARITHMETIC_OPTION)
-        arithmetic = "fp32" if np.array_equal(_convolution(storage), outputs["fp16"]) else "fp16"
+        arithmetic = "fp32" if np.array_equal(outputs["fp16_storage"], outputs["fp16"]) else "fp16"
     return Found(("fp32", *rounded), arithmetic)
 
 

@@ -3,15 +3,18 @@
 from collections.abc import Iterator
 
 import agent_models as models
+import ncnn
 import numpy as np
 import pytest
 
+from profiling_agents.backends.ncnn_precision import OPTIONS, set_precision
 from profiling_agents.client import AgentClient, AgentError, local_agent
+from profiling_agents.messages import Precision
 
 ROUNDING = 2e-2
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp16"])
+@pytest.fixture(scope="module", params=["bf16", "fp16", "fp16_storage"])
 def low(request: pytest.FixtureRequest, ncnn_agent: AgentClient) -> Iterator[AgentClient]:
     """An ncnn agent in each lower precision that this processor has."""
     if request.param not in ncnn_agent.capabilities().precisions:
@@ -39,7 +42,7 @@ def test_precision_is_part_of_the_fingerprint(low: AgentClient, ncnn_agent: Agen
 def test_a_precision_that_the_processor_has_not_is_refused_and_never_fp32(ncnn_agent: AgentClient) -> None:
     found = ncnn_agent.capabilities()
     assert found.precision == found.precisions[0] == "fp32"
-    missing = {"bf16", "fp16"}.difference(found.precisions)
+    missing = {"bf16", "fp16", "fp16_storage"}.difference(found.precisions)
     for precision in missing:
         allowed = ", ".join(found.precisions)
         line = (
@@ -48,7 +51,17 @@ def test_a_precision_that_the_processor_has_not_is_refused_and_never_fp32(ncnn_a
         with pytest.raises(AgentError, match=line), local_agent("ncnn", options=["--precision", precision]):
             pass
     if found.machine == "x86_64":
-        assert "fp16" in missing
+        assert {"fp16", "fp16_storage"} <= missing
+
+
+@pytest.mark.parametrize(("storage", "arithmetic"), [("fp16", True), ("fp16_storage", False)])
+def test_storage_and_arithmetic_are_chosen_apart(storage: Precision, *, arithmetic: bool) -> None:
+    options = ncnn.Option()
+    set_precision(options, OPTIONS[storage])
+    assert options.use_fp16_storage
+    assert options.use_fp16_packed
+    assert not options.use_bf16_storage
+    assert options.use_fp16_arithmetic == arithmetic
 
 
 def test_onnxruntime_runs_models_as_they_are() -> None:
