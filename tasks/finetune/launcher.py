@@ -152,7 +152,8 @@ def _torchrun(job: Job) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun and its workers; ended, whatever happens, on leaving.
 
     They meet through files in a private folder: torchrun's own TCP store would listen on every network interface,
-    without a password, and its rendezvous unpickles what it finds there.
+    without a password, and its rendezvous unpickles what it finds there. Its folder of logs would stay in the temporary
+    directory.
     """
     with tempfile.TemporaryDirectory(prefix="rendezvous-", dir=job.folder) as meeting:
         process = _start(job, Path(meeting))
@@ -167,7 +168,7 @@ def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(settings.restarts)]
     command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
     own = _own_address(settings.rendezvous)
-    command += ["--local-addr", own]
+    command += ["--local-addr", own, "--log-dir", str(meeting)]
     worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE)]
     if settings.rendezvous is None:
         command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]

@@ -103,6 +103,7 @@ class Trainer:
             device_ids=[device] if device.type == "cuda" else None,
             broadcast_buffers=False,
             find_unused_parameters=True,
+            gradient_as_bucket_view=True,
         )
 
     def _placed(self, module: nn.Module) -> nn.Module:

@@ -13,5 +13,9 @@ from tasks.artifacts import read_lines
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, Any], Path]:
     """(history, result, folder) of one process that accumulates two micro-batches a step."""
     folder = tmp_path_factory.mktemp("baseline")
-    result = train(folder, processes=1)
+    temporary = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        result = train(folder, processes=1)
+    assert not list(temporary.glob("torchelastic*")), "torchrun's folder of logs is left"
     return read_lines(folder / "history.jsonl"), result, folder

@@ -50,7 +50,7 @@ def listening_addresses(process: psutil.Process) -> set[str]:
     }
 
 
-def wait_for(condition: Any, seconds: float = 60) -> Any:
+def wait_for(condition: Any, seconds: float = 240) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
