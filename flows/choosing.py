@@ -37,6 +37,7 @@ class Searched:
     accuracy: Output
     profiled: Mapping[str, Output]
     latency: Mapping[str, Output]
+    needs: Mapping[str, Output]
     found: Mapping[str, Output]
     base: Path | None
 
@@ -96,12 +97,12 @@ def _nearer(run: Run, config: Config, rule: Rule, device: str, searched: Searche
 
 def _search(run: Run, config: Config, device: str, searched: Searched, budgets_ms: Sequence[float]) -> Row:
     further = _with_budgets(config, budgets_ms)
-    output = stages.search(run, further, device, searched.trained, searched.accuracy, searched.latency[device])
-    return output.result
+    found = stages.search(run, further, [device], searched.trained, searched.accuracy, searched.latency, searched.needs)
+    return found[device].result
 
 
 def _with_budgets(config: AnyConfig, budgets_ms: Sequence[float]) -> AnyConfig:
-    search = config.search.model_copy(update={"budgets_ms": tuple(budgets_ms)})
+    search = config.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None})
     return config.model_copy(update={"search": search})
 
 
@@ -134,7 +135,7 @@ def _described(searched: Searched, device: str, configs: Sequence[Mapping[str, A
     latency = LatencyPredictor.load(searched.latency[device].folder / LATENCY_FILE)
     accuracy = AccuracyPredictor.load(searched.accuracy.folder / SENSITIVITIES_FILE)
     codes = net.space.canonical_codes(net.space.encode(configs))
-    return describe(net, codes, Problem(net.space, latency, accuracy).evaluate(codes))
+    return describe(net, codes, Problem(net.space, latency, accuracy))
 
 
 def _known(found: Row, searched: Searched, device: str) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tailor_ir.canonical import CanonicalChoices, canonical, in_groups
 from tailor_ir.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -195,24 +196,16 @@ class Space:
 
     def canonical_codes(self, codes: np.ndarray) -> np.ndarray:
         """Rows (n, V) in which equal SubNets are equal: skipped blocks at their default, equal sizes at the largest choice."""
-        codes = np.array(codes, dtype=np.int64)
-        for e in self.expansions:
-            width = (
-                codes[:, e.reference.variable] if e.reference.variable is not None else np.zeros(len(codes), np.int64)
-            )
-            codes[:, e.variable] = self._largest_equal(e)[width, codes[:, e.variable]]
-            if e.depth is not None:
-                skips = np.asarray([self._skips(e, i) for i in range(len(self.variables[e.depth].choices))])
-                default = len(self.variables[e.variable].choices) - 1
-                codes[:, e.variable] = np.where(skips[codes[:, e.depth]], default, codes[:, e.variable])
-        return codes
+        return canonical(codes, self._canonical_choices)
 
-    def _largest_equal(self, e: Expansion) -> np.ndarray:
-        table = []
-        for width in range(len(e.reference.sizes)):
-            sizes = list(zip(*(s[width] for s in e.sizes), strict=True))
-            table.append([max(j for j, other in enumerate(sizes) if other == size) for size in sizes])
-        return np.asarray(table)
+    @cached_property
+    def _canonical_choices(self) -> tuple[CanonicalChoices, ...]:
+        def skips(expansion: Expansion) -> list[bool]:
+            if expansion.depth is None:
+                return [False]
+            return [self._skips(expansion, depth) for depth in range(len(self.variables[expansion.depth].choices))]
+
+        return tuple(CanonicalChoices.of(group, skips) for group in in_groups(self.expansions))
 
     def random_codes(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Rows (count, V), each variable uniform over its choices, canonical."""

@@ -21,7 +21,7 @@ class Tolerance(BaseModel):
 
     def of(self, precision: Precision) -> float:
         """The tolerance of one precision."""
-        return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16}[precision]
+        return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16, "fp16_storage": self.fp16}[precision]
 
 
 class Settings(BaseModel):

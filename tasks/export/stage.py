@@ -22,6 +22,7 @@ from tailor_ir import SuperNet
 from tasks.artifacts import append_line, read_json, read_lines, write_bytes, write_json
 from tasks.baseline import measure_baseline
 from tasks.convert import ConversionError
+from tasks.errors import UserError
 from tasks.evaluate import EvaluationData, count_correct, statistics_of
 from tasks.export.card import UNKNOWN_PROVENANCE, Provenance, architecture, device_row, markdown
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
@@ -57,6 +58,10 @@ def run(
     earlier call finished is not done again.
     """
     front = read_json(search / FRONT_FILE)
+    if not front["winners"]:
+        raise UserError(
+            f"front '{search / FRONT_FILE}'", "has no winner", next_step="search again: autotailor search …"
+        )
     winners = {row["digest"]: row["config"] for row in front["winners"]}
     net = tailor_ir.load(supernet, batch=batch)
     meter = SubNetMeter(net, client, settings.measure, settings.limits)

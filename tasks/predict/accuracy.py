@@ -9,6 +9,7 @@ accuracies are equal.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -144,8 +145,11 @@ class AccuracyPredictor:
 
         The loss moves it by at most a quarter of one sample's worth of accuracy. Sums are not clipped at 0.
         """
-        accuracy = self._accuracy.predict(codes) + self.table.largest.accuracy
-        return accuracy - self._tie_weight * self._loss.predict(codes)
+        return self._score.predict(codes) + self.table.largest.accuracy
+
+    @cached_property
+    def _score(self) -> Sums:
+        return Sums(self._accuracy.cardinalities, self.tables)
 
     @property
     def tables(self) -> list[Table]:

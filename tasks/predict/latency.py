@@ -24,7 +24,7 @@ from tasks.predict.sums import Sums, SumsFile, read_file
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
 NAMED_IN_ERRORS = 3
-NEXT_STEP = "take the choices that lead to it out of the space, or another device"
+NEXT_STEP = "leave out the choices that lead to it, or measure again: autotailor profile … profile.remeasure=[failed]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,19 @@ def onnx_of(
         return path.read_bytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is timed: a SubNet of some SuperNet. `key` names it among those that are measured together."""
+
+    key: str
+    net: SuperNet
+    config: Config
+
+    def model(self, *, weights: bool) -> bytes:
+        """Its ONNX model, as `onnx_of`."""
+        return onnx_of(self.net, self.config, weights=weights)
+
+
 def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Config]:
     """The largest SubNet, the smallest, and different random ones (fewer when the space has no more)."""
     rng = np.random.default_rng(seed)
@@ -76,57 +89,61 @@ class SubNetMeter:
     def measure(
         self, configs: Sequence[Config], file: Path, progress: Progress, name: str = "measure"
     ) -> list[Measurement]:
-        """Latency of each SubNet in order; each is a JSON line of `file` as it comes. A second call goes on.
+        """Latency of each SubNet in order, by digest; see `measure_all`."""
+        subjects = [Subject(self.net.space.digest(config), self.net, config) for config in configs]
+        return self.measure_all(subjects, file, progress, name)
 
-        The first SubNet is the reference: it runs before and after every few others, and a p50 counts relative to the
+    def measure_all(
+        self, subjects: Sequence[Subject], file: Path, progress: Progress, name: str = "measure"
+    ) -> list[Measurement]:
+        """Latency of each in order; each is a JSON line of `file` as it comes. A second call goes on.
+
+        The first one is the reference: it runs before and after every few others, and a p50 counts relative to the
         reference's beside it, times the reference's at its best: heat and what shares the device's memory slow both. Of
         several rounds the median counts, since a model is loaded anew for each, to other places in memory. A SubNet that
         was never measured beside a calm reference is measured again, up to `MOST_ROUNDS` times in all; with several
         `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice `rounds`.
         """
-        digests = [self.net.space.digest(config) for config in configs]
-        by_digest = dict(zip(digests, configs, strict=True))
+        by_key = {subject.key: subject for subject in subjects}
         made: dict[str, ModelJob | str] = {}
-        lines: dict[str, list[Line]] = {digest: [] for digest in by_digest}
+        lines: dict[str, list[Line]] = {key: [] for key in by_key}
         for line in read_lines(file):
             lines.setdefault(line["key"], []).append(line)
         for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
             best_ms = _best_ms(line for found in lines.values() for line in found)
-            left = [digest for digest in by_digest if len(lines[digest]) <= number]
-            todo = [
-                (d, by_digest[d]) for d in left if number < self.rounds or not _settled(lines[d], best_ms, self.rounds)
-            ]
+            left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
+            todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], best_ms, self.rounds)]
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
-                for line in self._lines(todo, (digests[0], configs[0]), made) if todo else ():
+                for line in self._lines(todo, subjects[0], made) if todo else ():
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
         best_ms = _best_ms(line for found in lines.values() for line in found)
-        return [_median(lines[digest], best_ms) for digest in digests]
+        return [_median(lines[subject.key], best_ms) for subject in subjects]
 
     def _lines(
-        self, subnets: Sequence[tuple[str, Config]], reference: tuple[str, Config], made: dict[str, ModelJob | str]
+        self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
     ) -> Iterator[Line]:
-        """SubNets by digest, as many at a time as the device has in turn: what was measured, and the reference's latency.
+        """As many at a time as the device has in turn: what was measured, and the reference's latency.
 
-        `made`: jobs, or why there is none; those of SubNets that are not there yet are put in.
+        `made`: jobs by key, or why there is none; those that are not there yet are put in.
         """
         device = self.client.capabilities()
 
-        def prepare(some: Sequence[tuple[str, Config]]) -> list[tuple[str, ModelJob | str]]:
-            made.update(self._jobs([pair for pair in some if pair[0] not in made], device.formats))
-            found = [(digest, made[digest]) for digest, _ in some]
+        def prepare(some: Sequence[Subject]) -> list[tuple[str, ModelJob | str]]:
+            made.update(self._jobs([one for one in some if one.key not in made], device.formats))
+            found = [(one.key, made[one.key]) for one in some]
             if self.settings.energy_ms:  # large, with their weights
-                for digest, _ in some:
-                    del made[digest]
+                for one in some:
+                    del made[one.key]
             return found
 
         ((_, first),) = prepare([reference])
         around = [
             replace(first, key=f"reference {when}") for when in ("before", "after") if isinstance(first, ModelJob)
         ]
-        for jobs in ahead(pieces(subnets, AT_ONCE), prepare, device):
-            measured = [Measurement.failed(digest, job) for digest, job in jobs if isinstance(job, str)]
+        for jobs in ahead(pieces(subjects, AT_ONCE), prepare, device):
+            measured = [Measurement.failed(key, job) for key, job in jobs if isinstance(job, str)]
             models = [job for _, job in jobs if isinstance(job, ModelJob)]
             measured += self._time([*around[:1], *models, *around[1:]])
             references = [one.p50_ms for one in measured if one.p50_ms and one.key.startswith("reference ")]
@@ -152,20 +169,18 @@ class SubNetMeter:
             todo = [job for job in todo if best[job.key].noisy]
         return list(best.values())
 
-    def _jobs(
-        self, subnets: Sequence[tuple[str, Config]], formats: tuple[Format, ...]
-    ) -> list[tuple[str, ModelJob | str]]:
-        """The SubNets for the device, by digest, or why one cannot be."""
+    def _jobs(self, subjects: Sequence[Subject], formats: tuple[Format, ...]) -> list[tuple[str, ModelJob | str]]:
+        """Models for the device, by key, or why there is none."""
         weights = self.settings.energy_ms > 0
         if "onnx" in formats:
-            return [(d, onnx_job(d, onnx_of(self.net, config, weights=weights))) for d, config in subnets]
-        models = [(digest, onnx_of(self.net, config)) for digest, config in subnets]
+            return [(one.key, onnx_job(one.key, one.model(weights=weights))) for one in subjects]
+        models = [(one.key, one.model(weights=True)) for one in subjects]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
             return list(pool.map(lambda pair: (pair[0], self._converted(pair[0], pair[1], weights)), models))
 
-    def _converted(self, digest: str, model: bytes, weights: bool) -> ModelJob | str:
+    def _converted(self, key: str, model: bytes, weights: bool) -> ModelJob | str:
         try:
-            job = ncnn_job(digest, model, convert(model, self.limits))
+            job = ncnn_job(key, model, convert(model, self.limits))
         except ConversionError as error:
             return str(error)
         return job if weights else replace(job, files=job.files[:1])

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from tailor_ir import OperatorFeature, OperatorTerm, SuperNet
 from tasks.artifacts import write_json
@@ -18,6 +18,7 @@ from tasks.errors import UserError
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
 ENTRIES = 4096  # of a table that two were merged into: 32 KiB
+AGAIN = "run the predict stage again: autotailor predict …"
 CHUNK = 8192  # SubNets at a time, whose positions fit in a cache
 Table = tuple[tuple[int, ...], Values]  # columns of choice indices, and sums with one axis for each
 
@@ -143,7 +144,7 @@ class TableFile(_Strict):
     """A table, its values in row-major order."""
 
     columns: tuple[int, ...]
-    values: tuple[float, ...]
+    values: tuple[FiniteFloat, ...]
 
 
 class SumsFile(_Strict):
@@ -169,6 +170,9 @@ def read_file(model: type[FileModel], path: Path) -> FileModel:
     """A predictor's JSON file. UserError when it is not that."""
     try:
         return model.model_validate_json(path.read_bytes())
-    except (ValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"predictor '{path}'", reason, next_step="run the predict stage again") from error
+    except OSError as error:
+        raise UserError(f"predictor '{path}'", f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"predictor '{path}'", f"{where}: {first['msg']}".lstrip(": "), next_step=AGAIN) from error

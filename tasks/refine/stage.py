@@ -100,9 +100,9 @@ class _Pool:
         """What the search finds within a latency; the winner where that is about the budget, None if nothing is as fast."""
         if abs(limit_ms / budget.budget_ms - 1) <= NEAR:
             return budget.winner
-        if limit_ms < self._problem.evaluate(self._method.quickest[None]).latency_ms[0]:
+        if limit_ms < self._problem.evaluate(self._method.quickest()[None]).latency_ms[0]:
             return None
-        return self._method.winner(limit_ms).code
+        return self._method.winner(np.array([limit_ms])).code
 
     @cached_property
     def _method(self) -> Method:
@@ -111,7 +111,7 @@ class _Pool:
     def rows(self) -> list[Row]:
         """Digest, config, predictions and size of each."""
         codes = self._net.space.canonical_codes(self._net.space.encode(list(self.configs.values())))
-        return describe(self._net, codes, self._problem.evaluate(codes))
+        return describe(self._net, codes, self._problem)
 
 
 def measure(

@@ -1,6 +1,6 @@
 """Search: the SubNet with the best predicted accuracy for every latency budget, per device."""
 
 from tasks.search.settings import Settings
-from tasks.search.stage import FRONT_FILE, run
+from tasks.search.stage import FRONT_FILE, Target, run
 
-__all__ = ["FRONT_FILE", "Settings", "run"]
+__all__ = ["FRONT_FILE", "Settings", "Target", "run"]

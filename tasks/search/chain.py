@@ -6,7 +6,8 @@ that is a handful: the resolution, the widths and the depth of the stage at hand
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -49,6 +50,34 @@ class Chain:
         scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}
         self.order = _best_order(self.cardinalities, scopes)
         self.steps = self._steps([gain, *costs])
+
+    def view(self, rows: Sequence[int], prices: Values | None = None, weight: float = 1.0) -> "Chain":
+        """The same steps with some of the costs, those of `rows`; the gain is `weight` gain - `prices` (K,) costs."""
+        changed = prices is not None or weight != 1.0
+        if not changed and list(rows) == list(range(self.constraints)):
+            return self
+        chain = copy(self)
+        chain.__dict__.pop("least", None)
+        chain.constraints = len(rows)
+        chain.steps = tuple(
+            replace(
+                step,
+                gain=weight * step.gain - (0.0 if prices is None else prices @ step.costs) if changed else step.gain,
+                costs=step.costs[list(rows)],
+            )
+            for step in self.steps
+        )
+        return chain
+
+    def value(self, code: Indices) -> tuple[float, Values]:
+        """Gain and costs (K,) of a code (V,)."""
+        at, gain, costs = 0, 0.0, np.zeros(self.constraints)
+        for step in self.steps:
+            around = step.around[at, code[step.variable]]
+            gain += float(step.gain[around])
+            costs = costs + step.costs[:, around]
+            at = int(step.after[around])
+        return gain, costs
 
     def _steps(self, sums: Sequence[Sequence[Table]]) -> tuple[Step, ...]:
         position = {variable: number for number, variable in enumerate(self.order)}

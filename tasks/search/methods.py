@@ -1,74 +1,266 @@
-"""The two ways to search, behind one interface."""
+"""The ways to search, behind one interface. Budgets are (K,): of the latency, then of the problem's other costs."""
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate, product
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tasks.errors import UserError
 from tasks.search.chain import Chain
 from tasks.search.descent import beam_descent, fastest
-from tasks.search.exact import optimum
+from tasks.search.exact import Infeasible, Optimum, optimum
 from tasks.search.genetic import Winner, search
-from tasks.search.problem import Codes, Problem
+from tasks.search.problem import Codes, Problem, Values, unique_rows
 from tasks.search.settings import Settings
+from tasks.search.terms import Additive, Bounds
+
+if TYPE_CHECKING:
+    from tasks.search.nsga2 import Front
 
 TIE_PRICE = 1e-9
 """Of all that can be gained, for all that can be spent: of equal gains the cheapest."""
+ROUNDING = 2e-12
+"""Of a budget: sums in another order round differently."""
 
 
 class Method(Protocol):
-    """Searches one problem, budget by budget."""
+    """Searches one problem, budget by budget, within its limits."""
 
-    quickest: Codes
-    """Code (V,) of the fastest SubNet."""
-
-    def best(self) -> Codes:
-        """Code (V,) of the SubNet with the best score, whatever its latency."""
+    def quickest(self, budgets: Values | None = None) -> Codes:
+        """Code (V,) of the fastest SubNet within budgets (None: the limits); where none is, of one that exceeds them little."""
         ...
 
-    def winner(self, budget_ms: float) -> Winner:
-        """The best SubNet within a budget that the fastest one keeps."""
+    def best(self) -> Codes:
+        """Code (V,) of the SubNet with the best score within the limits, whatever its latency."""
+        ...
+
+    def winner(self, budgets: Values) -> Winner:
+        """The best SubNet within budgets that some SubNet keeps."""
         ...
 
 
 class Exact:
     """The optimum over the complete space."""
 
-    def __init__(self, problem: Problem, chain: Chain, tolerance: float) -> None:
-        self._problem, self._chain, self._tolerance = problem, chain, tolerance
-        self.quickest = self._canonical(chain.best(np.ones(1), weight=0.0)[0])
+    def __init__(
+        self,
+        problem: Problem,
+        chain: Chain,
+        settings: Settings,
+        costs: Sequence[Additive] = (Additive(rows=((),)),),
+        limits: Values | None = None,
+    ) -> None:
+        """costs: K, whose rows are those of the chain, in order. limits: (K,), inf: none."""
+        self._problem, self._chain, self._settings, self._additive = problem, chain, settings, tuple(costs)
+        self._first_rows = list(accumulate((len(cost.rows) for cost in costs[:-1]), initial=0))
+        self._limits = problem.unlimited if limits is None else limits
+        self._quickest: Codes | None = None
+        self._views: dict[tuple[tuple[int, ...], bytes, float], Chain] = {}
+        self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits)
+        self._pace = np.zeros(chain.constraints)
+        self._pace[self._first_rows] = problem.paces
+
+    def quickest(self, budgets: Values | None = None) -> Codes:
+        """The fastest of all."""
+        if budgets is None:
+            if self._quickest is None:
+                self._quickest = self.quickest(self._limits)
+            return self._quickest
+        try:
+            return self._canonical(self._solve(budgets, self._pace, 0.0).code)
+        except Infeasible:
+            return self._genetic.quickest(budgets)
 
     def best(self) -> Codes:
         """The best score; of equal ones the fastest."""
         gain = sum(float(np.ptp(step.gain)) for step in self._chain.steps)
-        spent_ms = self._chain.best(np.zeros(1))[2][0]
-        return self._canonical(self._chain.best(np.array([TIE_PRICE * gain / spent_ms]))[0])
+        spent = self._pace @ self._chain.best(np.zeros(self._chain.constraints))[2]
+        return self._canonical(self._solve(self._limits, self._pace * TIE_PRICE * gain / spent).code)
 
-    def winner(self, budget_ms: float) -> Winner:
-        """Optimal, or within the tolerance of the budget, which it then says."""
-        found = optimum(self._chain, np.array([budget_ms]), self._tolerance)
-        stopped = f"optimal within {found.error:.2%} of the budget" if found.error else "optimal"
+    def winner(self, budgets: Values) -> Winner:
+        """Optimal, or within the tolerance of the budgets or a gap of predicted accuracy, which it then says."""
+        found = self._solve(budgets)
+        stopped = "optimal" if not found.gap else f"within {100 * found.gap:.2g} points of the optimum"
+        if found.error:
+            stopped += f" within {100 * found.error:.2g}% of the budget"
         return Winner(code=self._canonical(found.code), generations=0, stopped=stopped)
+
+    def _solve(self, budgets: Values, prices: Values | None = None, weight: float = 1.0) -> Optimum:
+        """The best of all cases; the gain is `weight` times the score less the `prices` of the chain's rows."""
+        found: list[Optimum] = []
+        for case in product(*(cost.cases for cost in self._additive)):
+            with suppress(Infeasible):
+                found.append(self._solve_case(budgets, case, prices, weight))
+        if not found:
+            raise Infeasible
+        best = max(found, key=lambda one: one.gain)
+        error, most = max(one.error for one in found), max(one.gain + one.gap for one in found)
+        return replace(best, error=error, gap=max(0.0, most - best.gain))
+
+    def _solve_case(self, budgets: Values, case: Sequence[Bounds], prices: Values | None, weight: float) -> Optimum:
+        """Rows that a solution without them exceeds are added one by one: what keeps all of them is the best of all."""
+        bounds = {
+            first + row: float(budget if bound is None else bound)
+            for first, rows, budget in zip(self._first_rows, case, budgets, strict=True)
+            for row, bound in rows
+            if np.isfinite(budget)
+        }
+        active = [0] if 0 in bounds else []
+        while True:
+            view = self._view(active, prices, weight)
+            most = np.array([bounds[row] for row in active])
+            found = optimum(view, most, self._settings.tolerance)
+            costs = self._chain.value(found.code)[1]
+            excess = {row: costs[row] / most - 1 for row, most in bounds.items()}
+            row = max(excess, key=excess.__getitem__, default=0)
+            if excess.get(row, 0.0) <= ROUNDING:
+                break
+            active.append(row)
+        if all(cost.exact for cost in self._additive) or self._allowed(found.code[None], budgets)[0]:
+            return found
+        return self._asked(view, most, budgets, timed=weight == 0.0)
+
+    def _asked(self, view: Chain, most: Values, budgets: Values, *, timed: bool) -> Optimum:
+        """Where a cost is no sum: from what the genetic search finds, the best of the SubNets that keep its budget."""
+        known = None
+        code = self._genetic.quickest(budgets) if timed else self._genetic.winner(budgets).code
+        if self._allowed(code[None], budgets)[0]:
+            gain, costs = view.value(code)
+            known = Optimum(code=code, gain=gain, costs=costs)
+        return optimum(view, most, self._settings.tolerance, lambda codes: self._allowed(codes, budgets), known)
+
+    def _allowed(self, codes: Codes, budgets: Values) -> NDArray[np.bool_]:
+        return self._problem.evaluate(self._problem.space.canonical_codes(codes)).within(budgets * (1 + ROUNDING))
+
+    def _view(self, rows: Sequence[int], prices: Values | None, weight: float) -> Chain:
+        key = tuple(rows), b"" if prices is None else prices.tobytes(), weight
+        if key not in self._views:
+            self._views[key] = self._chain.view(rows, prices, weight)
+        return self._views[key]
 
     def _canonical(self, code: Codes) -> Codes:
         canonical: Codes = self._problem.space.canonical_codes(code[None])[0]
         return canonical
 
 
+def starts_of(problem: Problem, beam_width: int, limits: Values) -> Codes:
+    """What beams meet on their way down (n, V), within limits (K,) too; the largest SubNet where there is no beam."""
+    if not beam_width:
+        return problem.space.canonical_codes(problem.largest[None])
+    starts = beam_descent(problem, beam_width).codes
+    if np.isfinite(limits).any():
+        starts = np.concatenate([starts, beam_descent(problem, beam_width, limits).codes])
+    return unique_rows(starts)
+
+
 class Genetic:
     """Generations of a population; each budget starts from the winners of those before, too."""
 
-    def __init__(self, problem: Problem, settings: Settings, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        rng: np.random.Generator,
+        limits: Values | None = None,
+        exact: Callable[[], Method] | None = None,
+    ) -> None:
+        """limits: (K,), inf: none. exact: asked for a SubNet within budgets where descents find none."""
         self._problem, self._settings, self._rng = problem, settings, rng
-        self.quickest = fastest(problem, rng)
-        self._starts = beam_descent(problem, settings.beam_width).codes
+        self._limits = problem.unlimited if limits is None else limits
+        self._exact = exact
+        self._quickest: Codes | None = None
+        self._goals: list[Codes] = []
+        self._starts: Codes | None = None
+
+    def quickest(self, budgets: Values | None = None) -> Codes:
+        """The fastest that descents find, or the fastest of all where they find none."""
+        if budgets is None:
+            if self._quickest is None:
+                self._quickest = self.quickest(self._limits)
+            return self._quickest
+        found = fastest(self._problem, self._rng, budgets)
+        if self._exact is not None and not self._problem.evaluate(found[None]).within(budgets)[0]:
+            with suppress(UserError):  # variables that hang together too much for it
+                found = self._exact().quickest(budgets)
+        self._goals.append(found)
+        return found
 
     def best(self) -> Codes:
         """With the larger of the largest and the fastest SubNet's latency as the budget."""
-        ends = np.stack([self.quickest, self._problem.space.canonical_codes(self._problem.largest[None])[0]])
-        return self.winner(self._problem.evaluate(ends).latency_ms.max()).code
+        ends = np.stack([self._goal(self._limits), self._problem.space.canonical_codes(self._problem.largest[None])[0]])
+        budgets, timed = self._limits.copy(), self._problem.timed
+        budgets[:timed] = self._problem.evaluate(ends).costs[:, :timed].max(axis=0)
+        return self.winner(budgets).code
 
-    def winner(self, budget_ms: float) -> Winner:
+    def winner(self, budgets: Values) -> Winner:
         """The best that was met."""
-        found = search(self._problem, budget_ms, self._starts, self.quickest, self._settings, self._rng)
-        self._starts = np.concatenate([self._starts, found.code[None]])
+        goal = self._goal(budgets)
+        starts = self._begin()
+        found = search(self._problem, budgets, starts, goal, self._settings, self._rng)
+        self._starts = np.concatenate([starts, found.code[None]])
         return found
+
+    def _begin(self) -> Codes:
+        """The starts for all budgets."""
+        if self._starts is None:
+            self._starts = starts_of(self._problem, self._settings.beam_width, self._limits)
+        return self._starts
+
+    def _goal(self, budgets: Values) -> Codes:
+        """A fast SubNet within the budgets."""
+        if self._goals:
+            goals = np.stack(self._goals)
+            scores = self._problem.evaluate(goals)
+            within = np.flatnonzero(scores.within(budgets))
+            if len(within):
+                return goals[within[np.argmin(self._problem.pace(scores)[within])]]
+        return self.quickest(budgets)
+
+
+class Nsga2:
+    """One run for all budgets, which are met from whatever it has found. For costs and scores of any kind."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        limits: Values | None = None,
+        exact: Callable[[], Method] | None = None,
+    ) -> None:
+        """As of `Genetic`."""
+        self._problem, self._settings = problem, settings
+        self._limits = problem.unlimited if limits is None else limits
+        self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits, exact)
+        self._met: Front | None = None
+
+    def quickest(self, budgets: Values | None = None) -> Codes:
+        """As the genetic search finds it."""
+        return self._genetic.quickest(budgets)
+
+    def best(self) -> Codes:
+        """The best that was met."""
+        return self.winner(self._limits).code
+
+    def winner(self, budgets: Values) -> Winner:
+        """The best of the run's SubNets within the budgets; the fastest within them where it met none."""
+        front = self._front()
+        within = np.flatnonzero(front.scores.within(budgets))
+        if len(within):
+            scores = front.scores.take(within)
+            code = front.codes[within[np.lexsort((self._problem.pace(scores), -scores.score))[0]]]
+        else:
+            code = self.quickest(budgets)
+        return Winner(code=code, generations=front.generations, stopped=front.stopped)
+
+    def _front(self) -> "Front":
+        if self._met is None:
+            from tasks.search.nsga2 import Front  # pymoo takes a while
+
+            starts = starts_of(self._problem, self._settings.beam_width, self._limits)
+            starts = np.concatenate([starts, self.quickest()[None]])
+            self._met = Front(self._problem, starts, self._limits, self._settings)
+        return self._met

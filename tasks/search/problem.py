@@ -1,4 +1,4 @@
-"""What is searched: a space of integer codes and two predictors, evaluated once per different SubNet.
+"""What is searched: a space of integer codes and its predictors, evaluated once per different SubNet.
 
 Codes are integer matrices (n, V): one row per SubNet, one column per variable, entries are choice indices,
 the last of which is the variable's largest choice.
@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tasks.errors import UserError
 
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -26,8 +28,8 @@ class SearchSpace(Protocol):
     def random_codes(self, n: int, rng: np.random.Generator, /) -> Codes: ...
 
 
-class LatencyModel(Protocol):
-    """Predicts latency [ms] (n,) of canonical codes (n, V)."""
+class CostModel(Protocol):
+    """Predicts latency [ms], energy [mJ], … (n,) of canonical codes (n, V)."""
 
     def predict(self, codes: Codes, /) -> Values: ...
 
@@ -41,26 +43,73 @@ class AccuracyModel(Protocol):
 
 
 class Scores(NamedTuple):
-    """Predictions for n codes, (n,) each."""
+    """Predictions for n codes, (n,) each; costs (n, K): latency [ms], then those of the problem's `others`."""
 
-    latency_ms: Values
-    accuracy: Values
+    costs: Values
     score: Values
+
+    @property
+    def latency_ms(self) -> Values:
+        """The first cost."""
+        return self.costs[:, 0]
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Scores":
         """The scores of some rows."""
-        return Scores(self.latency_ms[rows], self.accuracy[rows], self.score[rows])
+        return Scores(self.costs[rows], self.score[rows])
+
+    def within(self, budgets: float | Values) -> NDArray[np.bool_]:
+        """Which keep all `budgets` (K,), or the one of latency alone; (n,)."""
+        kept: NDArray[np.bool_] = np.all(self.costs <= budgets, axis=1)
+        return kept
+
+    def excess(self, budgets: float | Values) -> Values:
+        """By how much budgets are exceeded, as shares of them, added up (n,); 0 where all are kept."""
+        return np.maximum(self.costs / budgets - 1, 0.0).sum(axis=1)
 
 
 @dataclass(slots=True)
 class Problem:
-    """A space with its predictors; every different code is predicted once and remembered."""
+    """A space with its predictors; every different code is predicted once and remembered.
+
+    others: costs besides the latency. timed: how many costs are latencies, each of a device; they come first.
+    """
 
     space: SearchSpace
-    latency: LatencyModel
+    latency: CostModel
     accuracy: AccuracyModel
+    others: tuple[CostModel, ...] = ()
+    timed: int = 1
     evaluations: int = 0
-    _memo: dict[bytes, tuple[float, float, float]] = field(default_factory=dict)
+    _memo: dict[bytes, tuple[float, ...]] = field(default_factory=dict)
+    _idle: dict[bytes, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def pace(self, scores: Scores) -> Values:
+        """What the fastest SubNet has least of (n,): latency; of several devices, the sum of shares of the largest SubNet's."""
+        if self.timed == 1:
+            return scores.latency_ms
+        columns = zip(scores.costs.T[: self.timed], self.paces[: self.timed], strict=True)
+        # Column by column: rounded alike however many rows there are.
+        return np.sum([latency_ms * pace for latency_ms, pace in columns], axis=0)
+
+    @property
+    def paces(self) -> Values:
+        """What a unit of each cost (K,) counts in the pace."""
+        counts = np.zeros(len(self.costs))
+        counts[0] = 1.0
+        if self.timed > 1:
+            largest = self.evaluate(self.space.canonical_codes(self.largest[None]))
+            counts[: self.timed] = 1 / largest.costs[0, : self.timed]
+        return counts
+
+    @property
+    def unlimited(self) -> Values:
+        """Budgets (K,) that every SubNet keeps."""
+        return np.full(len(self.costs), np.inf)
+
+    @property
+    def costs(self) -> tuple[CostModel, ...]:
+        """The latency, then the others."""
+        return self.latency, *self.others
 
     @property
     def largest(self) -> Codes:
@@ -73,17 +122,50 @@ class Problem:
         fresh = {key: row for row, key in enumerate(keys) if key not in self._memo}
         if fresh:
             rows = codes[list(fresh.values())]
-            columns = (self.latency.predict(rows), self.accuracy.predict(rows), self.accuracy.score(rows))
-            self._memo.update(zip(fresh, zip(*(c.tolist() for c in columns), strict=True), strict=True))
-            self.evaluations += len(rows)
-        table = np.array([self._memo[key] for key in keys], np.float64).reshape(-1, 3)
-        return Scores(table[:, 0], table[:, 1], table[:, 2])
+            table = np.column_stack(self.predict(rows))
+            self._memo.update(zip(fresh, map(tuple, table.tolist()), strict=True))
+        table = np.array([self._memo[key] for key in keys], np.float64).reshape(len(keys), len(self.costs) + 1)
+        return Scores(table[:, :-1], table[:, -1])
+
+    def predict(self, codes: Codes) -> Scores:
+        """Scores of canonical codes (n, V), which are not remembered. UserError when a predictor gives no number."""
+        self.evaluations += len(codes)
+        return Scores(self.predict_costs(codes), self._numbers(self.accuracy, self.accuracy.score(codes)))
+
+    def predict_costs(self, codes: Codes) -> Values:
+        """Costs (n, K) alone of canonical codes (n, V), which are neither remembered nor counted. UserError as `predict`."""
+        return np.column_stack([self._numbers(cost, cost.predict(codes)) for cost in self.costs])
+
+    def without_effect(self, codes: Codes) -> NDArray[np.bool_]:
+        """Which variables of canonical codes (n, V) do nothing, as those of skipped blocks; (n, V)."""
+        keys = row_keys(codes)
+        fresh = {key: row for row, key in enumerate(keys) if key not in self._idle}
+        if fresh:
+            rows = codes[list(fresh.values())]
+            number, variables = rows.shape
+            repeated = np.repeat(rows, variables, axis=0)
+            changed = repeated.copy()
+            changed[np.arange(len(changed)), np.tile(np.arange(variables), number)] = 0
+            same = (self.space.canonical_codes(changed) == repeated).all(axis=1)
+            self._idle.update(zip(fresh, same.reshape(rows.shape), strict=True))
+        return np.array([self._idle[key] for key in keys], bool).reshape(codes.shape)
+
+    @staticmethod
+    def _numbers(model: object, values: Values) -> Values:
+        wrong = int(np.isnan(values).sum())
+        if wrong:
+            raise UserError(
+                f"predictor {type(model).__name__}",
+                f"gives no number (NaN) for {wrong} of {len(values)} SubNets",
+                next_step="run the predict stage again: autotailor predict …",
+            )
+        return values
 
 
 def row_keys(codes: Codes) -> list[bytes]:
     """One hashable key per row of codes (n, V)."""
-    rows = np.ascontiguousarray(codes, np.int64)
-    return [row.tobytes() for row in rows]
+    content, width = np.ascontiguousarray(codes, np.int16).tobytes(), max(1, 2 * codes.shape[1])
+    return [content[row * width : (row + 1) * width] for row in range(len(codes))]
 
 
 def unique_rows(codes: Codes) -> Codes:

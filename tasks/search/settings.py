@@ -1,5 +1,6 @@
 """Settings of the search stage."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -7,28 +8,66 @@ from pydantic import BaseModel, ConfigDict, Field
 Budget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class Limits(BaseModel):
+    """What every winner keeps besides its latency budget, as predicted; null: no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    energy_mj: Budget | None = Field(None, description="of one sample")
+    memory_mib: Budget | None = Field(None, description="parameters and the peak of the activations")
+    parameters: Budget | None = None
+    macs: Budget | None = Field(None, description="multiply-accumulates of one sample")
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that are not null."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
 class Settings(BaseModel):
     """How the best SubNet within a budget is found.
 
     exact: over the complete space, within `tolerance` of the budget (`tasks.search.exact`). genetic: as in OFA (ICLR 2020,
-    §3.4 and its released evolution finder), started from a beam; the settings from `population` on are its own.
+    §3.4 and its released evolution finder), started from a beam; the settings from `population` on are its own. nsga2: one run
+    of NSGA-II for all budgets, with these settings but `parent_share`, `populations` and `rebalance`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["genetic", "exact"] = "genetic"
+    method: Literal["genetic", "exact", "nsga2"] = "genetic"
     tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
     budgets_ms: tuple[Budget, ...] | None = Field(
         None,
         min_length=1,
         description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
     )
+    device_budgets_ms: dict[str, Annotated[tuple[Budget, ...], Field(min_length=1)]] | None = Field(
+        None, description="latency budgets of single devices, in the place of budgets_ms"
+    )
     budget_count: int = Field(12, ge=10, le=1000)
+    together: bool = Field(
+        False, description="SubNets that meet the budgets of all devices, instead of one search each"
+    )
+    limits: Limits = Limits()
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
     mutation_share: float = Field(0.5, ge=0, le=1, description="children made by mutation; the rest by crossover")
     mutation_probability: float = Field(0.1, gt=0, le=1, description="per variable of a mutated child")
-    generations: int = Field(200, ge=1)
+    generations: int = Field(500, ge=1)
     plateau: int = Field(25, ge=1, description="stop after this many generations without improvement")
-    beam_width: int = Field(16, ge=1)
+    populations: int = Field(2, ge=1, description="one after the other, each until its plateau; generations are of all")
+    rebalance: int = Field(
+        80,
+        ge=0,
+        description="modifications of a SubNet that others are built around: of the ends, the best at a plateau; 0: none",
+    )
+    beam_width: int = Field(16, ge=0, description="states that a beam keeps for the first population; 0: no beam")
     seed: int = Field(0, ge=0)
+
+    def budgets_of(self, device: str) -> tuple[float, ...] | None:
+        """Latency budgets of one device [ms]; None: by itself."""
+        return (self.device_budgets_ms or {}).get(device, self.budgets_ms)
+
+    def budgets_by(self, devices: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """Those of `device_budgets_ms` that are of some devices."""
+        return {name: budgets for name, budgets in (self.device_budgets_ms or {}).items() if name in devices}

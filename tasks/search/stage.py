@@ -1,7 +1,8 @@
-"""The search stage: for every latency budget the SubNet with the best predicted accuracy."""
+"""The search stage: for every latency budget the SubNet with the best predicted accuracy, on one device or on several."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,136 +10,238 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailor_ir
-from tailor_ir import Space
+from tailor_ir import Space, SuperNet
+from tailor_ir.steps import ONNXRUNTIME, Rules
 from tasks.artifacts import write_json
 from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.latency import LatencyPredictor
+from tasks.predict.counts import mac_sums, parameter_sums
+from tasks.predict.memory import MemoryPredictor
 from tasks.progress import Progress
 from tasks.search.baseline import uniform_codes
+from tasks.search.feasible import LATENCY, Cost, refusal, round_up
 from tasks.search.front import hypervolume, pareto_mask
 from tasks.search.genetic import Winner
-from tasks.search.methods import Exact, Genetic, Method
-from tasks.search.problem import AccuracyModel, Codes, LatencyModel, Problem, Scores
-from tasks.search.settings import Settings
-from tasks.search.terms import chain_of
+from tasks.search.methods import Exact, Genetic, Method, Nsga2
+from tasks.search.problem import AccuracyModel, Codes, CostModel, Problem, Values
+from tasks.search.settings import Limits, Settings
+from tasks.search.terms import additive, chain_of
 
 FRONT_FILE = "front.json"
+SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 
 
-def find_winners(
-    problem: Problem, method: Method, settings: Settings, progress: Progress, *, device: str
-) -> tuple[list[float], list[Winner]]:
-    """Budgets [ms] ascending, and their winners.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A device that is searched for. energy, rules: for limits of energy and memory on it."""
 
-    UserError when a budget is below the fastest SubNet, before anything is searched.
-    """
-    if settings.budgets_ms is not None:
-        _refuse_infeasible(settings.budgets_ms, problem.evaluate(method.quickest[None]).latency_ms[0], device)
-        budgets_ms = sorted(set(settings.budgets_ms))
-    else:
-        largest = problem.space.canonical_codes(problem.largest[None])[0]
-        ends = np.stack([method.quickest, method.best(), largest])
-        fastest_ms, best_ms, largest_ms = problem.evaluate(ends).latency_ms
-        budgets_ms = _ladder(fastest_ms, best_ms, largest_ms, settings.budget_count)
-    winners: list[Winner] = []
-    with progress.bar(f"search {device}", len(budgets_ms)) as bar:
-        for budget_ms in budgets_ms:
-            winners.append(method.winner(budget_ms))
-            bar.note(f"{budget_ms:g} ms, {winners[-1].stopped}")
-            bar.advance()
-    return budgets_ms, winners
-
-
-def method_of(problem: Problem, space: Space, settings: Settings) -> Method:
-    """How to search. UserError when predictors that are no sums are to be searched exactly."""
-    latency, accuracy = problem.latency, problem.accuracy
-    if settings.method == "genetic":
-        return Genetic(problem, settings, np.random.default_rng(settings.seed))
-    if isinstance(latency, LatencyPredictor) and isinstance(accuracy, AccuracyPredictor):
-        return Exact(problem, chain_of(space, accuracy, latency), settings.tolerance)
-    raise UserError(
-        "search.method=exact",
-        f"{type(latency).__name__} and {type(accuracy).__name__} are no sums over few variables each",
-        next_step="use search.method=genetic",
-    )
-
-
-def _refuse_infeasible(budgets_ms: Sequence[float], fastest_ms: float, device: str) -> None:
-    if min(budgets_ms) < fastest_ms:
-        raise UserError(
-            "search.budgets_ms",
-            f"{min(budgets_ms):g} ms is below the fastest SubNet, predicted {fastest_ms:.4g} ms on '{device}'",
-            allowed=f"{fastest_ms:.4g} ms and more",
-            next_step="raise the budget or give the space smaller choices",
-        )
-
-
-def _ladder(fastest_ms: float, best_ms: float, largest_ms: float, count: int) -> list[float]:
-    """Budgets [ms] at equal ratios from the fastest SubNet to the best one: more time than that buys nothing.
-
-    To the largest instead where the best is nearer to the fastest, as with an untrained network.
-    """
-    top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
-    return [_round_up(budget_ms) for budget_ms in np.geomspace(fastest_ms, top_ms, count).tolist()]
-
-
-def _round_up(value: float, digits: int = 4) -> float:
-    """The next number with `digits` significant digits, never below the value."""
-    scale = digits - 1 - math.floor(math.log10(value))
-    return max(value, round(math.ceil(value * 10**scale) / 10**scale, scale))
+    name: str
+    latency: CostModel
+    energy: CostModel | None = None
+    rules: Rules = ONNXRUNTIME
 
 
 def run(
     supernet: Path,
-    latency: LatencyModel,
+    targets: Sequence[Target],
     accuracy: AccuracyModel,
     settings: Settings,
     out: Path,
     progress: Progress,
-    *,
-    device: str,
-) -> dict[str, Any]:
-    """Search all budgets of one device; writes `front.json` into `out` and returns its content.
+) -> dict[str, dict[str, Any]]:
+    """Search all budgets of one device, or those of several together; returns the content of `front.json` for each device.
 
-    UserError when a budget cannot be kept, or predictors that are no sums are to be searched exactly.
+    It is written into `out`, for several devices into a folder there for each. UserError when the budgets or the limits
+    cannot be kept, or predictors that are no sums are to be searched exactly.
     """
     net = tailor_ir.load(supernet)
-    problem = Problem(net.space, latency, accuracy)
-    method = method_of(problem, net.space, settings)
-    budgets_ms, winners = find_winners(problem, method, settings, progress, device=device)
+    costs = _costs(net, targets, settings.limits)
+    latency, *others = (cost.model for cost in costs)
+    problem = Problem(net.space, latency, accuracy, tuple(others), timed=len(targets))
+    limits = np.array([cost.limit for cost in costs])
+    method = method_of(problem, net.space, settings, limits)
+    budgets, winners = find_winners(problem, method, settings, progress, costs)
+    fronts = {
+        target.name: _front(net, problem, method, settings, costs, column, budgets, winners)
+        for column, target in enumerate(targets)
+    }
+    for name, front in fronts.items():
+        folder = out / name if len(targets) > 1 else out
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / FRONT_FILE, front)
+    return fronts
+
+
+def _costs(net: SuperNet, targets: Sequence[Target], limits: Limits) -> list[Cost]:
+    """The latency on each device, then what has a limit: of each device, or of the SubNet."""
+    costs = [Cost(LATENCY, target.name, target.latency) for target in targets]
+    for name, limit in limits.given.items():
+        if name in SIZES:
+            costs.append(Cost(name, targets[0].name, SIZES[name](net), limit))
+        elif name == "memory_mib":
+            rules = {target.rules: target.name for target in reversed(targets)}
+            costs += [Cost(name, device, MemoryPredictor.compile(net, own), limit) for own, device in rules.items()]
+        else:
+            for target in targets:
+                assert target.energy is not None, "a limit of energy comes with its predictor"
+                costs.append(Cost(name, target.name, target.energy, limit))
+    return costs
+
+
+def find_winners(
+    problem: Problem, method: Method, settings: Settings, progress: Progress, costs: Sequence[Cost]
+) -> tuple[list[tuple[float, ...]], list[Winner]]:
+    """Latency budgets [ms], ascending, one for each device, and their winners. costs: the problem's, (K,).
+
+    UserError when the limits are contradictory, or no SubNet within them keeps a budget, before anything is searched.
+    """
+    limits = np.array([cost.limit for cost in costs])
+    timed = costs[: problem.timed]
+    rng = np.random.default_rng(settings.seed)
+    quickest = method.quickest()
+    if not problem.evaluate(quickest[None]).within(limits)[0]:
+        raise refusal(problem, costs, limits, rng)
+    asked = [settings.budgets_of(cost.device) for cost in timed]
+    given = [list(budgets) for budgets in asked if budgets is not None]
+    if given:
+        rows = sorted(set(zip(*given, strict=True)))
+        for row in rows:
+            _refuse_infeasible(problem, method, costs, np.array([*row, *limits[len(timed) :]]), rng)
+    else:
+        rows = _ladder(problem, method, settings.budget_count, limited=bool(np.isfinite(limits).any()))
+    winners: list[Winner] = []
+    name = " and ".join(cost.device for cost in timed)
+    with progress.bar(f"search {name}", len(rows)) as bar:
+        for row in rows:
+            winners.append(method.winner(np.array([*row, *limits[len(timed) :]])))
+            bar.note(f"{', '.join(f'{budget_ms:g}' for budget_ms in row)} ms, {winners[-1].stopped}")
+            bar.advance()
+    return rows, winners
+
+
+def _refuse_infeasible(
+    problem: Problem, method: Method, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator
+) -> None:
+    scores = problem.evaluate(method.quickest()[None])
+    if scores.within(budgets)[0]:
+        return
+    if problem.timed > 1:
+        if not problem.evaluate(method.quickest(budgets)[None]).within(budgets)[0]:
+            raise refusal(problem, costs, budgets, rng)
+        return
+    fastest_ms = scores.latency_ms[0]
+    within = " within search.limits" if len(costs) > 1 else ""
+    raise UserError(
+        f"search.{LATENCY}",
+        f"{budgets[0]:g} ms is below the fastest SubNet{within}, predicted {fastest_ms:.4g} ms on '{costs[0].device}'",
+        allowed=f"{round_up(fastest_ms):.10g} ms and more",
+        next_step="raise the budget or give the space smaller choices",
+    )
+
+
+def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> list[tuple[float, ...]]:
+    """Budgets [ms] of each device at equal ratios from the fastest SubNet to the best one: more time than that buys nothing.
+
+    To the largest instead where the best is nearer to the fastest, as with an untrained network.
+    """
+    best = method.best()
+    largest = best if limited else problem.space.canonical_codes(problem.largest[None])[0]
+    ends = problem.evaluate(np.stack([method.quickest(), best, largest])).costs[:, : problem.timed]
+    rungs = []
+    for fastest_ms, best_ms, largest_ms in ends.T.tolist():
+        top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
+        rungs.append([round_up(budget_ms) for budget_ms in np.geomspace(fastest_ms, top_ms, count).tolist()])
+    return list(zip(*rungs, strict=True))
+
+
+def method_of(problem: Problem, space: Space, settings: Settings, limits: Values | None = None) -> Method:
+    """How to search. limits: (K,), inf: none. UserError when predictors that are no sums are to be searched exactly."""
+    accuracy = problem.accuracy
+    costs = [found for cost in problem.costs if (found := additive(cost)) is not None]
+    summed = len(costs) == len(problem.costs) and isinstance(accuracy, AccuracyPredictor)
+
+    def exact() -> Exact:
+        assert isinstance(accuracy, AccuracyPredictor)
+        chain = chain_of(space, accuracy, *(row for cost in costs for row in cost.rows))
+        return Exact(problem, chain, settings, costs, limits)
+
+    asked = exact if summed and len(problem.costs) > 1 else None
+    if settings.method == "genetic":
+        return Genetic(problem, settings, np.random.default_rng(settings.seed), limits, asked)
+    if settings.method == "nsga2":
+        return Nsga2(problem, settings, limits, asked)
+    if summed:
+        return exact()
+    names = [type(model).__name__ for model in (*problem.costs, accuracy)]
+    raise UserError(
+        "search.method=exact",
+        f"{', '.join(names[:-1])} and {names[-1]} are no sums over few variables each",
+        next_step="use search=genetic or search=nsga2",
+    )
+
+
+def _front(
+    net: SuperNet,
+    problem: Problem,
+    method: Method,
+    settings: Settings,
+    costs: Sequence[Cost],
+    column: int,
+    budgets: Sequence[tuple[float, ...]],
+    winners: Sequence[Winner],
+) -> dict[str, Any]:
+    """What `front.json` of the device of one column says."""
+    own = partial(_describe_all, net, problem, costs, column)
     codes = np.stack([winner.code for winner in winners])
     scores = problem.evaluate(codes)
     rows = [
-        {"budget_ms": budget_ms, **row, "generations": winner.generations, "stopped": winner.stopped}
-        for budget_ms, winner, row in zip(budgets_ms, winners, describe(net, codes, scores), strict=True)
+        {"budget_ms": row[column], **described, "generations": winner.generations, "stopped": winner.stopped}
+        for row, winner, described in zip(budgets, winners, own(codes), strict=True)
     ]
-    ends = np.stack([method.quickest, problem.space.canonical_codes(problem.largest[None])[0]])
-    fastest_row, largest_row = describe(net, ends, problem.evaluate(ends))
-    result = {
-        "device": device,
+    if problem.timed > 1:
+        for row, budget in zip(rows, budgets, strict=True):
+            row["budgets_ms"] = {cost.device: budget_ms for cost, budget_ms in zip(costs, budget, strict=False)}
+    ends = np.stack([method.quickest(), problem.space.canonical_codes(problem.largest[None])[0]])
+    fastest_row, largest_row = own(ends)
+    latency_ms = scores.costs[:, column]
+    return {
+        "device": costs[column].device,
         "winners": rows,
-        "front": [rows[i]["digest"] for i in np.flatnonzero(pareto_mask(scores.latency_ms, scores.score))],
+        "front": [rows[i]["digest"] for i in np.flatnonzero(pareto_mask(latency_ms, scores.score))],
         "fastest": fastest_row,
         "largest": largest_row,
-        "baseline": _baseline(net, problem),
-        "hypervolume": _hypervolume(scores, fastest_row, largest_row),
+        "baseline": _baseline(net, problem, own),
+        "hypervolume": _hypervolume(latency_ms, problem.accuracy.predict(codes), fastest_row, largest_row),
         "evaluations": problem.evaluations,
         "settings": settings.model_dump(mode="json"),
     }
-    write_json(out / FRONT_FILE, result)
-    return result
 
 
-def describe(net: Any, codes: Codes, scores: Scores) -> list[dict[str, Any]]:
-    """One JSON row per code: config, predictions, size."""
+def _describe_all(
+    net: SuperNet, problem: Problem, costs: Sequence[Cost], column: int, codes: Codes
+) -> list[dict[str, Any]]:
+    """Rows of `describe` with the latency of one column, and with what is limited: of its device, else of the first."""
+    scores = problem.evaluate(codes)
+    rows = describe(net, codes, problem, column)
+    limited = {cost.name: other for other, cost in reversed(list(enumerate(costs)))}
+    limited |= {cost.name: other for other, cost in enumerate(costs) if cost.device == costs[column].device}
+    for name, other in limited.items():
+        if name not in (LATENCY, *SIZES):
+            for row, value in zip(rows, scores.costs[:, other].tolist(), strict=True):
+                row[f"predicted_{name}"] = value
+    return rows
+
+
+def describe(net: SuperNet, codes: Codes, problem: Problem, column: int = 0) -> list[dict[str, Any]]:
+    """One JSON row per code: config, predictions, size. column: the cost that is the latency [ms]."""
+    scores, accuracies = problem.evaluate(codes), problem.accuracy.predict(codes)
     configs = [net.space.decode(code) for code in codes]
     return [
         {
             "digest": net.space.digest(config),
             "config": config,
-            "predicted_ms": float(scores.latency_ms[row]),
-            "predicted_accuracy": float(scores.accuracy[row]),
+            "predicted_ms": float(scores.costs[row, column]),
+            "predicted_accuracy": float(accuracies[row]),
             "predicted_score": float(scores.score[row]),
             "macs": int(net.macs(config)),
             "parameters": int(net.parameters(config)),
@@ -147,7 +250,9 @@ def describe(net: Any, codes: Codes, scores: Scores) -> list[dict[str, Any]]:
     ]
 
 
-def _baseline(net: Any, problem: Problem) -> list[dict[str, Any]]:
+def _baseline(
+    net: SuperNet, problem: Problem, described: Callable[[Codes], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     """Uniformly shrunk SubNets, with and without the resolution, predicted like the winners."""
     is_resolution = np.array([variable.kind == "resolution" for variable in net.space.variables])
     scaled: Sequence[tuple[str, NDArray[np.bool_]]] = (
@@ -156,15 +261,16 @@ def _baseline(net: Any, problem: Problem) -> list[dict[str, Any]]:
     )
     rows = []
     for name, mask in scaled:
-        codes = uniform_codes(problem.space, mask)
-        rows += [{"scaled": name, **row} for row in describe(net, codes, problem.evaluate(codes))]
+        rows += [{"scaled": name, **row} for row in described(uniform_codes(problem.space, mask))]
     return rows
 
 
-def _hypervolume(scores: Scores, fastest_row: dict[str, Any], largest_row: dict[str, Any]) -> dict[str, float]:
+def _hypervolume(
+    latency_ms: Values, accuracy: Values, fastest_row: dict[str, Any], largest_row: dict[str, Any]
+) -> dict[str, float]:
     """Area under the front; reference corner: the largest SubNet's latency, the fastest SubNet's accuracy."""
     corner = {
         "reference_ms": largest_row["predicted_ms"],
         "reference_accuracy": fastest_row["predicted_accuracy"],
     }
-    return {"value": hypervolume(scores.latency_ms, scores.accuracy, **corner), **corner}
+    return {"value": hypervolume(latency_ms, accuracy, **corner), **corner}

@@ -16,7 +16,7 @@ from tasks.artifacts import read_lines
 from tasks.convert import Limits
 from tasks.jobs import onnx_job
 from tasks.predict import measure
-from tasks.predict.measure import MOST_ROUNDS, SubNetMeter, onnx_of, validation_configs
+from tasks.predict.measure import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
 from tasks.progress import Silent
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
@@ -71,7 +71,9 @@ def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) 
         formats = client.capabilities().formats
         jobs = []
         for settings in (SETTINGS, counting):
-            ((_, job),) = SubNetMeter(net, client, settings, Limits())._jobs([("a", net.max_config)], formats)
+            ((_, job),) = SubNetMeter(net, client, settings, Limits())._jobs(
+                [Subject("a", net, net.max_config)], formats
+            )
             assert isinstance(job, ModelJob)
             jobs.append(job)
         light, heavy = (sum(map(len, job.files)) for job in jobs)

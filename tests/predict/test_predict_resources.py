@@ -172,12 +172,14 @@ def test_predictors_are_read_as_they_were_written(tmp_path: Path) -> None:
         "{}",
         '{"cardinalities":[2],"tables":[{"columns":[1],"values":[1.0]}]}',
         '{"cardinalities":[2],"tables":[{"columns":[0],"values":[1.0]}]}',
+        '{"cardinalities":[2],"tables":[{"columns":[0],"values":[1.0,NaN]}]}',
+        '{"cardinalities":[2],"tables":[{"columns":[0],"values":[1.0,Infinity]}]}',
     ],
 )
 def test_a_file_that_is_no_predictor_is_named_in_one_line(text: str, tmp_path: Path) -> None:
     file = tmp_path / "macs.json"
     file.write_text(text)
-    with pytest.raises(UserError, match=r"macs\.json'.*run the predict stage again") as caught:
+    with pytest.raises(UserError, match=r"macs\.json'.*run the predict stage again: autotailor predict") as caught:
         Sums.load(file)
     assert "\n" not in str(caught.value)
 

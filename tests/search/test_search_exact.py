@@ -20,8 +20,8 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.search import exact
 from tasks.search.chain import Chain, Table
-from tasks.search.exact import Infeasible, optimum
-from tasks.search.terms import chain_of
+from tasks.search.exact import Infeasible, Unknown, optimum
+from tasks.search.terms import chain_of, cost_tables
 
 seeds = st.integers(0, 2**32 - 1)
 some = settings(max_examples=60, deadline=None)
@@ -85,6 +85,8 @@ def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, sh
     exact.MOST_STATES, exact.BEAMS = 8, (1,)
     try:
         found = optimum(chain, budgets, tolerance=0.05)
+    except Unknown:
+        return
     except Infeasible:
         assert not (costs <= (1 - 0.05) * budgets[:, None]).all(axis=0).any()
         return
@@ -93,7 +95,7 @@ def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, sh
     assert 0 <= found.error <= 0.05 + 1e-12
     assert (found.costs <= budgets * (1 + 1e-9)).all()
     tighter = (costs <= (1 - found.error) * budgets[:, None]).all(axis=0)
-    assert not tighter.any() or found.gain >= gain[tighter].max() - 1e-9
+    assert not tighter.any() or found.gain + found.gap >= gain[tighter].max() - 1e-9
 
 
 @pytest.mark.parametrize("seed", [104, 184, 194, 397, 576])
@@ -169,7 +171,7 @@ def test_the_chain_of_a_supernet_gives_what_its_predictors_give(name: str) -> No
     torch.manual_seed(0)
     net = tailor_ir.compile(timm.create_model(name, num_classes=10).eval(), torch.zeros(1, 3, *SIZES[name]))
     latency, accuracy = predictors(net, 0)
-    chain = chain_of(net.space, accuracy, latency)
+    chain = chain_of(net.space, accuracy, cost_tables(latency))
     rng = np.random.default_rng(0)
     raw = rng.integers(0, net.space.cardinalities, size=(200, len(net.space.variables)))
     canonical = net.space.canonical_codes(raw)
@@ -198,7 +200,7 @@ def test_no_random_subnet_is_better_than_the_optimum_of_a_supernet(name: str) ->
     torch.manual_seed(0)
     net = tailor_ir.compile(timm.create_model(name, num_classes=10).eval(), torch.zeros(1, 3, *SIZES[name]))
     latency, accuracy = predictors(net, 1)
-    chain = chain_of(net.space, accuracy, latency)
+    chain = chain_of(net.space, accuracy, cost_tables(latency))
     codes = net.space.random_codes(20_000, np.random.default_rng(0))
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
     for budget_ms in np.quantile(latency_ms, (0.01, 0.2, 0.5, 0.9)):

@@ -19,7 +19,7 @@ from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search import FRONT_FILE, Settings, run
+from tasks.search import FRONT_FILE, Settings, Target, run
 
 
 @dataclass
@@ -43,6 +43,10 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def search(supernet: Path, latency: Any, accuracy: AccuracyPredictor, settings: Settings, out: Path) -> Any:
+    return run(supernet, [Target(name="pi", latency=latency)], accuracy, settings, out, Silent())["pi"]
+
+
 @pytest.fixture(scope="module")
 def accuracy(supernet: Path) -> AccuracyPredictor:
     """Sensitivities that grow with the MACs a modification saves."""
@@ -57,7 +61,7 @@ def test_front_of_a_real_supernet_is_feasible_rising_and_reproducible(
 ) -> None:
     net = tailor_ir.load(supernet)
     settings = Settings(method="genetic", population=20, generations=30, plateau=8)
-    found = run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi")
+    found = search(supernet, MacsLatency(net), accuracy, settings, tmp_path)
     assert read_json(tmp_path / FRONT_FILE) == found
     assert len(found["winners"]) >= 10
     for row in found["winners"]:
@@ -71,7 +75,7 @@ def test_front_of_a_real_supernet_is_feasible_rising_and_reproducible(
     assert set(found["front"]) <= {row["digest"] for row in found["winners"]}
     assert {row["scaled"] for row in found["baseline"]} == {"all variables", "all but the resolution"}
     assert found["fastest"]["predicted_ms"] <= found["winners"][0]["predicted_ms"]
-    assert run(supernet, MacsLatency(net), accuracy, settings, tmp_path, Silent(), device="pi") == found
+    assert search(supernet, MacsLatency(net), accuracy, settings, tmp_path) == found
 
 
 def macs_ms(net: Any) -> LatencyPredictor:
@@ -80,7 +84,7 @@ def macs_ms(net: Any) -> LatencyPredictor:
     return LatencyPredictor(sums, Correction(offset_ms=0.25), Sums(net.space.cardinalities.tolist(), ()))
 
 
-@pytest.mark.parametrize("method", ["exact", "genetic"])
+@pytest.mark.parametrize("method", ["exact", "genetic", "nsga2"])
 def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
 ) -> None:
@@ -90,11 +94,11 @@ def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     codes = np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
     settings = Settings.model_validate({"method": method, "tolerance": 0})
-    found = run(supernet, latency, accuracy, settings, tmp_path, Silent(), device="pi")
+    found = search(supernet, latency, accuracy, settings, tmp_path)
     for row in found["winners"]:
         assert row["predicted_score"] == pytest.approx(score[latency_ms <= row["budget_ms"]].max(), abs=1e-12)
         assert row["predicted_ms"] <= row["budget_ms"]
-        assert method == "genetic" or row["stopped"] == "optimal"
+        assert method != "exact" or row["stopped"] == "optimal"
     assert found["fastest"]["predicted_ms"] == pytest.approx(latency_ms.min())
     assert found["winners"][-1]["predicted_score"] == pytest.approx(score.max(), abs=1e-12)
 
@@ -104,13 +108,14 @@ def test_predictors_that_are_no_sums_are_refused_by_the_exact_search(
 ) -> None:
     latency = MacsLatency(tailor_ir.load(supernet))
     with pytest.raises(
-        UserError, match=r"search\.method=exact: MacsLatency and AccuracyPredictor are no sums.*genetic"
+        UserError,
+        match=r"search\.method=exact: MacsLatency and AccuracyPredictor are no sums.*search=genetic or search=nsga2",
     ):
-        run(supernet, latency, accuracy, Settings(method="exact"), tmp_path, Silent(), device="pi")
+        search(supernet, latency, accuracy, Settings(method="exact"), tmp_path)
 
 
 def test_infeasible_budget_writes_nothing(supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path) -> None:
     latency = macs_ms(tailor_ir.load(supernet))
     with pytest.raises(UserError, match=r"search\.budgets_ms: 0\.001 ms is below the fastest SubNet, predicted"):
-        run(supernet, latency, accuracy, Settings(method="exact", budgets_ms=(0.001,)), tmp_path, Silent(), device="pi")
+        search(supernet, latency, accuracy, Settings(method="exact", budgets_ms=(0.001,)), tmp_path)
     assert not list(tmp_path.iterdir())

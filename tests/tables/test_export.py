@@ -14,6 +14,7 @@ import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
 from tasks.data import DataSettings, load_splits
+from tasks.errors import UserError
 from tasks.evaluate import EvaluationData, statistics_of
 from tasks.progress import Silent
 
@@ -72,6 +73,12 @@ def test_exports_agree_with_torch_and_are_measured(exported, device):
         assert json.loads((out / f"{card['digest']}.json").read_text()) == card
         text = (out / f"{card['digest']}.md").read_text()
         assert all(word in text for word in (card["digest"], card["device"]["fingerprint"], "licence", *file["sha256"]))
+
+
+def test_a_front_without_winners_is_refused_in_one_line(supernet, data, device, tmp_path):
+    (tmp_path / "front.json").write_text('{"winners": [], "baseline": []}')
+    with pytest.raises(UserError, match=r"front '.*front\.json': has no winner; search again: autotailor search"):
+        export.run(QUICK, supernet, tmp_path, data, device, tmp_path / "out", Silent())
 
 
 def test_exported_onnx_has_the_subnets_own_statistics(exported, supernet, data):

@@ -1,0 +1,80 @@
+"""Budgets and limits that no SubNet keeps: which they are, and the nearest ones that a SubNet does."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.errors import UserError
+from tasks.search.descent import least
+from tasks.search.problem import CostModel, Problem, Scores, Values
+
+LATENCY = "budgets_ms"
+NEXT_STEP = "raise it or give the space smaller choices"
+
+
+class Cost(NamedTuple):
+    """What is bounded besides the score: its name in the settings, the device, how it is predicted, its limit (inf: none)."""
+
+    name: str
+    device: str
+    model: CostModel
+    limit: float = math.inf
+
+    def text(self, value: float) -> str:
+        """A value of it in words."""
+        return f"{value:.10g} ms on '{self.device}'" if self.name == LATENCY else f"{self.name}={value:.10g}"
+
+    @property
+    def setting(self) -> str:
+        """Where it is bounded."""
+        return f"search.{LATENCY}" if self.name == LATENCY else f"search.limits.{self.name}"
+
+
+def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator) -> UserError:
+    """Why no SubNet keeps `budgets` (K,), of which one at least is finite, and what the nearest are.
+
+    The least of each cost is found by descents (`tasks.search.descent.least`): some SubNet has it.
+    """
+    bounded = [column for column in range(len(costs)) if math.isfinite(budgets[column])]
+    near: list[str] = []
+    for column in bounded:
+        cost = costs[column]
+        smallest = _smallest(problem, column, problem.unlimited, rng)
+        assert smallest is not None
+        if smallest > budgets[column]:
+            return UserError(
+                cost.setting,
+                f"{cost.text(budgets[column])} is below the least of any SubNet, predicted {smallest:.4g} on '{cost.device}'",
+                allowed=f"{round_up(smallest):.10g} and more",
+                next_step=NEXT_STEP,
+            )
+        others = budgets.copy()
+        others[column] = math.inf
+        nearest = _smallest(problem, column, others, rng)
+        if nearest is not None:
+            near.append(cost.text(round_up(nearest)))
+    timed = any(costs[column].name == LATENCY for column in bounded)
+    return UserError(
+        f"search.{LATENCY}" if timed else "search.limits",
+        f"no SubNet keeps {' and '.join(costs[column].text(budgets[column]) for column in bounded)} at once",
+        allowed=" or ".join(near) + ", with the others as they are" if near else "",
+        next_step="raise one of them or give the space smaller choices",
+    )
+
+
+def _smallest(problem: Problem, column: int, budgets: Values, rng: np.random.Generator) -> float | None:
+    """The least of one cost within budgets (K,); None when no SubNet within them was found."""
+
+    def own(scores: Scores) -> Values:
+        return scores.costs[:, column]
+
+    scores = problem.evaluate(least(problem, rng, own, budgets)[None])
+    return float(scores.costs[0, column]) if scores.within(budgets)[0] else None
+
+
+def round_up(value: float, digits: int = 4) -> float:
+    """The next number with `digits` significant digits, never below the value."""
+    scale = digits - 1 - math.floor(math.log10(value))
+    return max(value, round(math.ceil(value * 10**scale) / 10**scale, scale))

@@ -1,0 +1,126 @@
+"""NSGA-II (Deb et al., IEEE Transactions on Evolutionary Computation 6, 2002), by pymoo: one run gives the whole front.
+
+It trades off the latency of each device and the score; what has a limit is a constraint.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pymoo.algorithms.moo.nsga2 import NSGA2
+from pymoo.core.mutation import Mutation
+from pymoo.core.problem import Problem as Objectives
+from pymoo.core.repair import Repair
+from pymoo.indicators.hv import HV
+from pymoo.operators.crossover.ux import UX
+from pymoo.termination import get_termination
+
+from tasks.search.front import pareto_mask
+from tasks.search.problem import Codes, Problem, SearchSpace, Values, unique_rows
+from tasks.search.settings import Settings
+
+GROWTH = 1e-3
+"""Of the front's hypervolume: what grows less has not moved."""
+
+
+class Front:
+    """What a run met: `codes` (n, V) with their `scores`; `generations`, and why they `stopped`."""
+
+    def __init__(self, problem: Problem, starts: Codes, limits: Values, settings: Settings) -> None:
+        """starts: (m, V) canonical codes, of which up to half of the first population are. limits: (K,), inf: none."""
+        objectives = _Objectives(problem, limits)
+        algorithm = NSGA2(
+            pop_size=settings.population,
+            sampling=_first(problem, starts, limits, settings),
+            crossover=UX(prob=1 - settings.mutation_share),
+            mutation=_Redraw(problem.space, settings),
+            repair=_Canonical(problem.space),
+            eliminate_duplicates=True,
+        )
+        algorithm.setup(objectives, termination=get_termination("n_gen", settings.generations), seed=settings.seed)
+        plateau = _Plateau(settings.plateau)
+        self.stopped = "all generations used"
+        while algorithm.has_next():
+            algorithm.next()
+            if plateau.reached(*algorithm.pop.get("F", "feas")):
+                self.stopped = f"plateau: the front grew by less than {GROWTH:.1%} in {settings.plateau} generations"
+                break
+        if algorithm.termination.force_termination:
+            self.stopped = "no further SubNets"
+        self.generations = int(algorithm.n_gen) - 1
+        self.codes = unique_rows(np.concatenate(objectives.met))
+        self.scores = problem.evaluate(self.codes)
+
+
+def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) -> Codes:
+    """First population: of the front of the starts within the limits about half of it, evenly; the rest is random."""
+    scores = problem.evaluate(starts)
+    kept = starts[scores.within(limits) & pareto_mask(problem.pace(scores), scores.score)]
+    kept = kept[np.argsort(problem.pace(problem.evaluate(kept)))]
+    half = np.unique(np.linspace(0, len(kept) - 1, settings.population // 2).astype(np.int64))
+    drawn = problem.space.random_codes(settings.population - len(half), np.random.default_rng(settings.seed))
+    return unique_rows(np.concatenate([kept[half], drawn]))
+
+
+class _Objectives(Objectives):
+    """Latencies and the lost score, to be minimised; of each limit the share that is beyond it. `met`: every code."""
+
+    def __init__(self, problem: Problem, limits: Values) -> None:
+        self._problem, self._limits = problem, limits
+        self._limited = np.flatnonzero(np.isfinite(limits))
+        self.met: list[Codes] = []
+        last = problem.largest.astype(float)
+        super().__init__(
+            n_var=len(last), n_obj=problem.timed + 1, n_ieq_constr=len(self._limited), xl=0 * last, xu=last
+        )
+
+    def _evaluate(self, x: NDArray[Any], out: dict[str, Values], *_args: Any, **_kwargs: Any) -> None:
+        codes = x.astype(np.int64)
+        self.met.append(codes)
+        scores = self._problem.evaluate(codes)
+        out["F"] = np.column_stack([scores.costs[:, : self._problem.timed], -scores.score])
+        out["G"] = scores.costs[:, self._limited] / self._limits[self._limited] - 1
+
+
+class _Redraw(Mutation):
+    """Each variable of a mutated code (n, V) is drawn anew with a probability."""
+
+    def __init__(self, space: SearchSpace, settings: Settings) -> None:
+        super().__init__(prob=settings.mutation_share)
+        self._space, self._probability = space, settings.mutation_probability
+
+    def _do(
+        self, _problem: Objectives, x: Codes, *_args: Any, random_state: np.random.Generator, **_kwargs: Any
+    ) -> Codes:
+        drawn = random_state.integers(0, np.asarray(self._space.cardinalities), size=x.shape)
+        return np.where(random_state.random(x.shape) < self._probability, drawn, x)
+
+
+class _Canonical(Repair):
+    """Equal SubNets have equal codes (n, V), so that none is there twice."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        super().__init__()
+        self._space = space
+
+    def _do(self, _problem: Objectives, x: Codes, **_kwargs: Any) -> Codes:
+        return self._space.canonical_codes(x.astype(np.int64))
+
+
+class _Plateau:
+    """For how many generations the front's hypervolume has not grown; reference: the worst of the first population."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience, self._waited, self._best = patience, 0, 0.0
+        self._volume: HV | None = None
+
+    def reached(self, objectives: Values, feasible: NDArray[np.bool_]) -> bool:
+        """Of a population's objectives (n, M)."""
+        objectives = objectives[feasible.ravel()]
+        if self._volume is None:
+            self._volume = HV(ref_point=objectives.max(axis=0))
+        found = float(self._volume(objectives))
+        self._waited += 1
+        if found > (1 + GROWTH) * self._best:
+            self._best, self._waited = found, 0
+        return self._waited >= self._patience
