@@ -23,7 +23,7 @@ from tasks.errors import UserError
 CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
-FREE_MAPPINGS = re.compile(r"(model\.options|device\.[^.=]+\.(measure|subnet))[.=]")
+FREE_MAPPINGS = re.compile(r"(model\.options|baselines\.files|device\.[^.=]+\.(measure|subnet))[.=]")
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
 SEE_HELP = "see 'autotailor --help'"
 

@@ -21,6 +21,7 @@ from pydantic import (
 from profiling_agents.messages import AgentError, MeasureSettings, Precision, one_line
 from profiling_agents.ssh import SshTarget
 from tasks.base import Settings as BaseSettings
+from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
 from tasks.export import Settings as ExportSettings
@@ -228,6 +229,7 @@ class CommonConfig(BaseModel):
     resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
     refine: RefineSettings = RefineSettings()
+    baselines: BaselineSettings = BaselineSettings()
     export: ExportSettings = ExportSettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
@@ -245,6 +247,29 @@ class CommonConfig(BaseModel):
                     settings_of(name)
                 except ValidationError as error:
                     raise ValueError(f"device.{name}.{field}: {one_line(error)}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_are_of_devices(self) -> Self:
+        search = self.search
+        for name in search.device_budgets_ms or {}:
+            if name not in self.device:
+                raise ValueError(f"search.device_budgets_ms.{name}: no such device; allowed: {', '.join(self.device)}")
+        counts = {name: len(search.budgets_of(name) or ()) for name in self.device}
+        if search.together and len(set(counts.values())) > 1:
+            got = ", ".join(f"{count} for {name}" for name, count in counts.items())
+            raise ValueError(
+                f"search.together: {got} budgets; allowed: as many for each device, the first belong together, and so on"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refinement_knows_latency_alone(self) -> Self:
+        bounded = "search.together" if self.search.together else "search.limits" if self.search.limits.given else None
+        if bounded and self.refine.candidates > 1:
+            raise ValueError(
+                f"refine.candidates={self.refine.candidates} with {bounded}, which it does not know; allowed: 1"
+            )
         return self
 
     def resources_of(self, device: str) -> ResourceSettings:
@@ -268,6 +293,12 @@ class AdaptConfig(CommonConfig):
     """Adapting an existing SuperNet to devices: enumerate, profile, predict, search, export, report."""
 
     supernet: Path = Field(description="folder of a trained SuperNet")
+
+    @model_validator(mode="after")
+    def _nothing_is_trained(self) -> Self:
+        if self.baselines.siblings:
+            raise ValueError("baselines.siblings with adapt, which trains nothing; allowed: [], or baselines.files")
+        return self
 
     @property
     def name(self) -> str:

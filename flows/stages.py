@@ -4,7 +4,8 @@ Results live in our own store and are found there by key, so Prefect neither per
 that talk to an agent are retried, with back-off; what they have measured stays, so a retry goes on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,6 +16,7 @@ from prefect.states import State
 from prefect.tasks import Task, exponential_backoff
 
 import tasks.base
+import tasks.baselines
 import tasks.compile
 import tasks.enumerate
 import tasks.export
@@ -34,8 +36,9 @@ from profiling_agents.messages import AgentError
 from tasks.artifacts import digest_of
 from tasks.data import load_splits
 from tasks.evaluate import EvaluationData
-from tasks.models import weights_source
+from tasks.models import ModelSettings, weights_source
 from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.energy import EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.progress import Progress
 
@@ -45,14 +48,8 @@ RETRIES = 5
 SUPERNET = "supernet"
 NOT_IN_KEY = {"checkpoint_every_s", "restarts", "rendezvous"}
 SENSITIVITY_SETTINGS = {"random_subnets", "seed", "validation_images", "recalibration_images", "interactions"}
-OF_REFINEMENT = {
-    "validation_images",
-    "recalibration_images",
-    "measure",
-    "rounds",
-    "conversion_wall_s",
-    "conversion_memory_mib",
-}
+OF_IMAGES = {"validation_images", "recalibration_images"}
+OF_TIMING = {"measure", "rounds", "conversion_wall_s", "conversion_memory_mib"}
 NOT_OF_LATENCY = {"validation_images", "recalibration_images", "interactions", "features_mib"}
 
 
@@ -226,31 +223,58 @@ def resources(run: Run, config: CommonConfig, device: str, supernet: Path, profi
 
 
 @_stage("search")
-def search(run: Run, config: CommonConfig, device: str, supernet: Path, accuracy: Output, predictor: Output) -> Output:
-    """The best SubNet of one device for every latency budget."""
+def search(
+    run: Run,
+    config: CommonConfig,
+    devices: Sequence[str],
+    supernet: Path,
+    accuracy: Output,
+    latency: Mapping[str, Output],
+    needs: Mapping[str, Output],
+) -> dict[str, Output]:
+    """For every latency budget the best SubNet: of one device, or one for several devices together."""
     accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    latency_file = predictor.folder / tasks.predict.validate.LATENCY_FILE
+    latency_files = [latency[name].folder / tasks.predict.validate.LATENCY_FILE for name in devices]
+    limits, front = config.search.limits, tasks.search.FRONT_FILE
+    limited = [] if limits.energy_mj is None else devices
+    energy_files = [needs[name].folder / tasks.predict.resources.ENERGY_FILE for name in limited]
+    rules = [config.resources_of(name).rules for name in devices]
+    settings = config.search.model_dump(mode="json") | {"device_budgets_ms": config.search.budgets_by(devices)}
+    if limits.memory_mib is not None:
+        settings["rules"] = [asdict(one) for one in rules]
+    if len(devices) > 1:
+        settings["devices"] = list(devices)
     stage = Stage(
-        name=f"search/{device}",
+        name=f"search/{devices[0] if len(devices) == 1 else 'together'}",
         modules=("tasks.search",),
-        settings=config.search.model_dump(mode="json"),
-        inputs=(supernet, accuracy_file, latency_file),
-        artifacts=(tasks.search.FRONT_FILE,),
+        settings=settings,
+        inputs=(supernet, accuracy_file, *latency_files, *energy_files),
+        artifacts=tuple(f"{name}/{front}" for name in devices) if len(devices) > 1 else (front,),
     )
-    output = run.execute(
-        stage,
-        lambda out, progress: tasks.search.run(
-            supernet,
-            LatencyPredictor.load(latency_file),
-            AccuracyPredictor.load(accuracy_file),
-            config.search,
-            out,
-            progress,
-            device=device,
-        ),
-    )
-    publish_winners(device, output.result["winners"])
-    return _finish(output)
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        energies: list[EnergyPredictor | None] = [None] * len(devices)
+        if energy_files:
+            energies = [EnergyPredictor.load(file) for file in energy_files]
+        targets = [
+            tasks.search.Target(name=name, latency=LatencyPredictor.load(file), energy=energy, rules=own)
+            for name, file, energy, own in zip(devices, latency_files, energies, rules, strict=True)
+        ]
+        predictor = AccuracyPredictor.load(accuracy_file)
+        found = tasks.search.run(supernet, targets, predictor, config.search, out, progress)
+        return found if len(devices) > 1 else found[devices[0]]
+
+    output = _finish(run.execute(stage, body))
+    if len(devices) == 1:
+        found = {devices[0]: output}
+    else:
+        found = {
+            name: replace(output, stage=f"search/{name}", folder=output.folder / name, result=output.result[name])
+            for name in devices
+        }
+    for name, one in found.items():
+        publish_winners(name, one.result["winners"])
+    return found
 
 
 @_stage("refine", agent=True)
@@ -268,7 +292,7 @@ def refine(
         modules=("tasks.refine",),
         settings={
             **config.refine.model_dump(mode="json"),
-            "predict": config.predict.model_dump(mode="json", include=OF_REFINEMENT),
+            "predict": config.predict.model_dump(mode="json", include=OF_IMAGES | OF_TIMING),
         },
         inputs=(
             run.devices.fingerprint(device),
@@ -341,6 +365,100 @@ def _evaluation_data(config: CommonConfig) -> dict[str, EvaluationData]:
         features_mib=config.predict.features_mib,
     )
     return {"validation": validation, "test": validation.of(splits["test"])}
+
+
+@_stage("sibling")
+def sibling(run: Run, config: RunConfig, number: int) -> Output:
+    """One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
+    one = config.baselines.siblings[number]
+    settings = config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
+    stage = Stage(
+        name=f"sibling/{one.name}",
+        modules=("tasks.base", "tasks.finetune.worker"),
+        settings=settings.model_dump(mode="json", exclude=NOT_IN_KEY),
+        inputs=(model_key(one.model), data_key(config.data)),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        return tasks.base.run(settings, one.model, config.data, out, progress, f"training {one.name}")
+
+    return _finish(run.execute(stage, body))
+
+
+@_stage("baselines")
+def baselines(
+    run: Run,
+    config: CommonConfig,
+    supernet: Path,
+    accuracy: Output,
+    found: Mapping[str, Output],
+    siblings: Sequence[Output],
+) -> Output:
+    """Which networks the winners of all devices are held against, and the accuracy of both."""
+    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
+    fronts = {name: one.folder / tasks.search.FRONT_FILE for name, one in found.items()}
+    weights = [one.folder / tasks.base.WEIGHTS_FILE for one in siblings]
+    networks = [
+        tasks.baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
+        for one, file in zip(config.baselines.siblings, weights, strict=True)
+    ]
+    files = [(name, path) for name, paths in config.baselines.files.items() for path in paths]
+    networks += [
+        tasks.baselines.Trained(
+            baseline=name, name=path.name, model=ModelSettings(kind="onnx", name=path.name, path=path)
+        )
+        for name, path in files
+    ]
+    stage = Stage(
+        name="baselines",
+        modules=("tasks.baselines",),
+        settings={
+            **config.baselines.model_dump(mode="json", exclude={"files"}),
+            "files": [[name, path.name] for name, path in files],
+            "search": config.search.model_dump(mode="json"),
+            "predict": config.predict.model_dump(mode="json", include=OF_IMAGES),
+        },
+        inputs=(
+            data_key(config.data),
+            supernet,
+            accuracy_file,
+            list(fronts),
+            *fronts.values(),
+            *weights,
+            *(path for _, path in files),
+        ),
+        artifacts=(tasks.baselines.BASELINES_FILE,),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        predictor = AccuracyPredictor.load(accuracy_file)
+        return tasks.baselines.choose(
+            config.baselines, config.search, config.predict, supernet, predictor, config.data, networks, fronts, out,
+            progress,
+        )  # fmt: skip
+
+    return _finish(run.execute(stage, body))
+
+
+@_stage("compared", agent=True)
+def compared(run: Run, config: CommonConfig, device: str, supernet: Path, chosen: Output) -> Output:
+    """The baselines and the winners of one device, timed there side by side, and what the winners gain."""
+    batch = config.device[device].batch
+    stage = Stage(
+        name=f"compared/{device}",
+        modules=("tasks.baselines",),
+        settings=config.predict.model_dump(mode="json", include=OF_TIMING),
+        inputs=(run.devices.fingerprint(device), device, supernet, chosen.folder / tasks.baselines.BASELINES_FILE),
+        artifacts=(tasks.baselines.COMPARED_FILE,),
+    )
+
+    def body(out: Path, progress: Progress) -> dict[str, Any]:
+        with run.devices.exclusive(device) as client:
+            return tasks.baselines.compare_on(
+                device, config.predict, supernet, chosen.folder, client, out, progress, batch
+            )
+
+    return _finish(run.execute(stage, body))
 
 
 @_stage("report")

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from prefect.futures import PrefectFuture, wait
 
@@ -22,6 +22,7 @@ from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
 
 DeviceStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]
 STOP_SECONDS = 30.0
+Result = TypeVar("Result")
 
 
 def tailor(
@@ -54,15 +55,14 @@ def tailor(
     )
     if until == "predict":
         return run.results(accuracy, *latency.values(), *needs.values())
-    found = _on_devices(
-        run, config, lambda name: stages.search.submit(run, config, name, trained, accuracy, latency[name])
-    )
+    found = _found(run, config, trained, accuracy, latency, needs)
     if until == "search":
         searched = Searched(
             trained=trained,
             accuracy=accuracy,
             profiled=profiled,
             latency=latency,
+            needs=needs,
             found=found,
             base=training.get("base"),
         )
@@ -81,6 +81,7 @@ def tailor(
     )
     if until == "export":
         return run.results(*exported.values())
+    compared = _compared(run, config, trained, accuracy, chosen)
     devices = [
         DeviceSources(
             name=name,
@@ -89,6 +90,7 @@ def tailor(
             latency=latency[name].folder,
             search=chosen[name].folder,
             export=exported[name].folder,
+            compared=compared[name].folder if name in compared else None,
         )
         for name in config.device
     ]
@@ -117,6 +119,36 @@ def _sources(profiled: Output, latency: Output, accuracy: Output) -> dict[str, P
     }
 
 
+def _found(
+    run: Run,
+    config: RunConfig | AdaptConfig,
+    trained: Path,
+    accuracy: Output,
+    latency: Mapping[str, Output],
+    needs: Mapping[str, Output],
+) -> dict[str, Output]:
+    """The fronts of all devices: each searched by itself, or all together."""
+    if config.search.together and len(config.device) > 1:
+        return stages.search(run, config, list(config.device), trained, accuracy, latency, needs)
+    found = _on_devices(
+        run, config, lambda name: stages.search.submit(run, config, [name], trained, accuracy, latency, needs)
+    )
+    return {name: one[name] for name, one in found.items()}
+
+
+def _compared(
+    run: Run, config: RunConfig | AdaptConfig, trained: Path, accuracy: Output, chosen: Mapping[str, Output]
+) -> dict[str, Output]:
+    """The winners of each device against the baselines; nothing without baselines."""
+    if not config.baselines.wanted:
+        return {}
+    siblings: list[Output] = []
+    if isinstance(config, RunConfig):
+        siblings = [stages.sibling(run, config, number) for number in range(len(config.baselines.siblings))]
+    baselines = stages.baselines(run, config, trained, accuracy, chosen, siblings)
+    return _on_devices(run, config, lambda name: stages.compared.submit(run, config, name, trained, baselines))
+
+
 def _plan(
     run: Run, config: RunConfig | AdaptConfig, compiled: Path, operators: Mapping[str, Output]
 ) -> dict[str, dict[str, Any]]:
@@ -130,8 +162,8 @@ def _plan(
 
 
 def _on_devices(
-    run: Run, config: RunConfig | AdaptConfig, submit: Callable[[str], PrefectFuture[Output]]
-) -> dict[str, Output]:
+    run: Run, config: RunConfig | AdaptConfig, submit: Callable[[str], PrefectFuture[Result]]
+) -> dict[str, Result]:
     """One task per device, side by side; the first failure counts once all have ended."""
     futures = {name: submit(name) for name in config.device}
     try:

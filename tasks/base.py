@@ -27,7 +27,12 @@ class Settings(TrainSettings):
 
 
 def run(
-    settings: Settings, model: ModelSettings, data: DataSettings, folder: Path, progress: Progress
+    settings: Settings,
+    model: ModelSettings,
+    data: DataSettings,
+    folder: Path,
+    progress: Progress,
+    name: str = "training the base network",
 ) -> dict[str, Any]:
     """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`.
 
@@ -43,7 +48,7 @@ def run(
     trained = needs_training(model, train.classes)
     result: dict[str, Any] = {"trained": trained}
     if trained:
-        result["micro_batch"] = _train(settings, model, data, folder, progress, module, train)
+        result["micro_batch"] = _train(settings, model, data, folder, progress, module, train, name)
     module.to(device).eval()
     images = {
         split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
@@ -67,6 +72,7 @@ def _train(
     progress: Progress,
     module: nn.Module,
     train: Dataset,
+    name: str,
 ) -> int:
     """Train `module` in worker processes and copy the result into it; images of the micro-batches in the end."""
     steps = train.steps(settings.batch_size)
@@ -84,7 +90,7 @@ def _train(
         steps_per_epoch=steps,
         total_steps=steps * settings.epochs,
     )
-    job = launch(job, "training the base network", progress)
+    job = launch(job, name, progress)
     checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)
     initial.unlink()
     return job.settings.micro_batch

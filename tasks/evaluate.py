@@ -66,7 +66,7 @@ class _Cache:
     """Resized images while there is room for them."""
 
     left_bytes: float
-    batches: dict[tuple[Dataset, bool, Size], list[Batch]] = field(default_factory=dict)
+    batches: dict[tuple[Dataset, bool, Size, int], list[Batch]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -98,10 +98,11 @@ class EvaluationData:
         self._limit, self._recalibration_images = limit, recalibration_images
         self._cache = _Cache(cache_mib * 2**20)
 
-    def of(self, dataset: Dataset) -> "EvaluationData":
-        """Other images to evaluate on, with the same training images and what was taken from them."""
+    def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
+        """Other images to evaluate on, with the same training images and what was taken from them. limited: as many as here."""
         other = copy.copy(self)
         other._dataset = dataset
+        other._limit = self._limit if limited else None
         return other
 
     def batches(self, size: Size) -> Iterable[Batch]:
@@ -118,9 +119,10 @@ class EvaluationData:
 
     def _cached(self, calibration: bool, size: Size) -> Iterable[Batch]:
         dataset = self._train if calibration else self._dataset
-        key = (dataset, calibration, size)
+        count = self._count(calibration)
+        key = (dataset, calibration, size, count)
         if key not in self._cache.batches:
-            needed_bytes = self._count(calibration) * dataset.channels * size[0] * size[1] * 4
+            needed_bytes = count * dataset.channels * size[0] * size[1] * 4
             if needed_bytes > self._cache.left_bytes:
                 return self._read(calibration, size)
             self._cache.left_bytes -= needed_bytes

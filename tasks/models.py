@@ -122,16 +122,18 @@ def _timm_options(settings: ModelSettings, resolution: int) -> dict[str, Any]:
     return {**({"img_size": resolution} if fixed else {}), **settings.options}
 
 
+def unknown(name: str) -> tuple[str, str] | None:
+    """For a network that timm does not have: what is wrong, and what is allowed. None when timm has it."""
+    plain = name.split(".")[0]
+    if timm.is_model(plain):
+        return None
+    near = difflib.get_close_matches(plain, timm.list_models(), n=3, cutoff=0.4)
+    return f"timm has no network '{name}'", f"for example {', '.join(near)}" if near else "those of timm.list_models()"
+
+
 def _create_timm(settings: ModelSettings, classes: int, channels: int, resolution: int) -> nn.Module:
-    name = settings.name.split(".")[0]
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
-        raise UserError(
-            "model.name",
-            f"timm has no network '{settings.name}'",
-            allowed=f"for example {', '.join(near)}" if near else "",
-            next_step="see timm.list_models()",
-        )
+    if fault := unknown(settings.name):
+        raise UserError("model.name", fault[0], allowed=fault[1], next_step="see timm.list_models()")
     overlay = {"file": _published_weights(settings)} if settings.pretrained else None
     try:
         return timm.create_model(

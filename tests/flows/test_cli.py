@@ -60,6 +60,28 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "search.budgets_ms=[]"], r"search.budgets_ms: got \[\]; allowed: 1 or more entries"),
         (["run", "search.budgets_ms=[1,fast]"], "search.budgets_ms.1: got 'fast'; allowed: a number"),
         (["run", "search.budgets_ms=[nan]"], "search.budgets_ms.0: got nan; allowed: "),
+        (["run", "search.limits.energy_mj=0"], "search.limits.energy_mj: got 0; allowed: greater than 0"),
+        (
+            ["run", "search.limits.energy_mj=2", "refine.candidates=8"],
+            "refine.candidates=8 with search.limits, which it does not know; allowed: 1",
+        ),
+        (["run", "search.limits.energy=2"], "did you mean 'search.limits.energy_mj'?"),
+        (
+            ["run", "search.device_budgets_ms={pi:[1]}"],
+            "search.device_budgets_ms.pi: no such device; allowed: ncnn, onnxruntime",
+        ),
+        (
+            ["run", "search.together=true", "search.device_budgets_ms={ncnn:[1,2],onnxruntime:[1]}"],
+            "search.together: 2 for ncnn, 1 for onnxruntime budgets; allowed: as many for each device",
+        ),
+        (["run", "baselines.siblings=[resnet62]"], "timm has no network 'resnet62'; allowed: for example .*resnet26"),
+        (["run", "baselines.siblings=[{name:resnet18,width:1}]"], "option 'baselines.siblings.0.width': is unknown"),
+        (["run", "baselines.files={pruning:[a.onnx]}"], "pruning: 'a.onnx' does not exist; allowed: .onnx files"),
+        (["run", "baselines.random=-1"], "baselines.random: got -1; allowed: 0 or more"),
+        (
+            ["adapt", "supernet=net", "baselines.siblings=[resnet10t]"],
+            r"baselines.siblings with adapt, which trains nothing; allowed: \[\], or baselines.files",
+        ),
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
         (
             ["run", "device.ncnn.backend=tflite"],

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 import tailor_ir
 from flows.config import DeviceProfile
 from flows.devices import Devices
-from tasks.artifacts import read_json
+from tasks.artifacts import read_json, read_lines
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -179,3 +179,19 @@ def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict
     assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
     chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
     assert chosen == [row["digest"] for row in front["winners"]]
+
+
+def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
+    finished: dict[str, Any], command: Command
+) -> None:
+    changed = command("run", "baselines=all", "baselines.random=4", "baselines.siblings=[test_resnet]")
+    assert _worked(changed) == ["sibling/test_resnet", "baselines", "compared/onnxruntime"]
+    sibling = next(command.output.glob("stages/sibling/test_resnet/*/history.jsonl"))
+    steps = [
+        len(read_lines(next(command.output.glob(f"stages/{name}/*/history.jsonl")))) for name in ("base", "finetune")
+    ]
+    assert len(read_lines(sibling)) == sum(steps)
+    (compared,) = command.output.glob("stages/compared/onnxruntime/*/compared.json")
+    found = read_json(compared)
+    assert set(found["baselines"]) == {"uniform", "random", "macs", "siblings"}
+    assert [row["digest"] for row in found["winners"]] == [row["digest"] for row in changed["devices"][0]["winners"]]

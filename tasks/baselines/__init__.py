@@ -1,0 +1,7 @@
+"""Baselines: what the winners of a search are held against, on the same images and devices, in the same way."""
+
+from tasks.baselines.networks import Trained
+from tasks.baselines.settings import Settings, Sibling
+from tasks.baselines.stage import BASELINES_FILE, COMPARED_FILE, choose, compare_on
+
+__all__ = ["BASELINES_FILE", "COMPARED_FILE", "Settings", "Sibling", "Trained", "choose", "compare_on"]

@@ -1,0 +1,129 @@
+"""What winners gain over baselines: the arithmetic, on measured points.
+
+A point is a network with its latency, the accuracy that it is chosen by, and the accuracy that it is judged by: of other
+images, so that what looks best by luck gains nothing. Of several points one takes, within a budget, the one with the best
+accuracy to choose by; the *picks* are those that are taken for some budget.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks.search.front import hypervolume
+
+Row = dict[str, Any]
+
+
+class Point(NamedTuple):
+    """A network: p50 [ms], accuracies as fractions."""
+
+    ms: float
+    known: float
+    """That it is chosen by: of the validation images."""
+    true: float
+    """That it is judged by: of the test images."""
+
+
+def picks(points: Sequence[Point]) -> list[Point]:
+    """Those that some budget takes, by rising latency; each is chosen over all faster ones.
+
+    Of equally good ones the fastest; where that is equal, too, the one that turns out worst.
+    """
+    found: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.ms, -one.known, one.true)):
+        if not found or point.known > found[-1].known:
+            found.append(point)
+    return found
+
+
+def taken(chosen: Sequence[Point], budget_ms: float) -> Point | None:
+    """Which of the picks a budget takes; None where all are slower."""
+    return next((point for point in reversed(chosen) if point.ms <= budget_ms), None)
+
+
+def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]) -> Row:
+    """How the winners do at each budget, and over all, against every baseline. There is at least one winner and one budget.
+
+    above_every: share of the budgets at which what the winners give is more accurate than what any baseline gives;
+    not_below_any: at least as accurate. Hypervolumes are below the latency of the largest budget and above the lowest
+    accuracy of any pick, `reference_ms` and `reference_accuracy`.
+    """
+    ours = picks(winners)
+    others = {name: picks(points) for name, points in baselines.items()}
+    reference_ms = max(budgets_ms)
+    reference_accuracy = min(point.true for chosen in (ours, *others.values()) for point in chosen)
+
+    def volume(chosen: Sequence[Point]) -> float:
+        latency_ms, accuracy = (np.array([point[at] for point in chosen], np.float64) for at in (0, 2))
+        return hypervolume(latency_ms, accuracy, reference_ms=reference_ms, reference_accuracy=reference_accuracy)
+
+    rows = []
+    for budget_ms in budgets_ms:
+        own = taken(ours, budget_ms)
+        rivals = {name: taken(chosen, budget_ms) for name, chosen in others.items()}
+        accuracies = {name: None if point is None else point.true for name, point in rivals.items()}
+        rows.append({"budget_ms": budget_ms, "winners": None if own is None else own.true, "baselines": accuracies})
+    return {
+        "above_every": _share([all(_above(row, name) for name in others) for row in rows]),
+        "not_below_any": _share([all(_not_below(row, name) for name in others) for row in rows]),
+        "reference_ms": reference_ms,
+        "reference_accuracy": reference_accuracy,
+        "hypervolume": volume(ours),
+        "baselines": {
+            name: {
+                "points": len(baselines[name]),
+                "picks": len(chosen),
+                "above": _share([_above(row, name) for row in rows]),
+                "not_below": _share([_not_below(row, name) for row in rows]),
+                "hypervolume_ratio": _ratio(volume(ours), volume(chosen)),
+                **_accuracy_gain(rows, name),
+                **_latency_gain(ours, chosen),
+            }
+            for name, chosen in others.items()
+        },
+        "budgets": rows,
+    }
+
+
+def _above(row: Row, name: str) -> bool:
+    """A baseline without a network within the budget is below."""
+    own, other = row["winners"], row["baselines"][name]
+    return own is not None and (other is None or own > other)
+
+
+def _not_below(row: Row, name: str) -> bool:
+    own, other = row["winners"], row["baselines"][name]
+    return other is None or (own is not None and own >= other)
+
+
+def _accuracy_gain(rows: Sequence[Row], name: str) -> Row:
+    """Mean difference over the budgets within which both have a network, and how many these are."""
+    pairs = [(row["winners"], row["baselines"][name]) for row in rows]
+    gains = [100 * (own - other) for own, other in pairs if own is not None and other is not None]
+    return {"accuracy_gain_points": float(np.mean(gains)) if gains else None, "budgets_of_both": len(gains)}
+
+
+def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> Row:
+    """For the picks of a baseline: their latency over that of the fastest winner at least as accurate; geometric mean.
+
+    Picks that a faster one of the baseline equals are left out. `not_reached`: of the others, those that no winner equals.
+    """
+    ratios, best, asked = [], -np.inf, 0
+    for point in chosen:
+        if point.true <= best:
+            continue
+        best, asked = point.true, asked + 1
+        as_good = [own.ms for own in ours if own.true >= point.true]
+        if as_good:
+            ratios.append(point.ms / min(as_good))
+    mean = float(np.exp(np.mean(np.log(ratios)))) if ratios else None
+    return {"latency_gain": mean, "not_reached": asked - len(ratios)}
+
+
+def _ratio(own: float, other: float) -> float | None:
+    return own / other if other > 0 else None
+
+
+def _share(found: Sequence[bool]) -> float:
+    return float(np.mean(found))

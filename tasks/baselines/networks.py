@@ -1,0 +1,54 @@
+"""Networks of their own as baselines: SuperNets with one SubNet, so that they are evaluated and timed as all others are."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tailor_ir
+from tailor_ir import SuperNet
+from tasks.data import Dataset
+from tasks.errors import UserError
+from tasks.models import ModelSettings, create, load_weights
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A trained network of a baseline. weights: of the base stage; None: those that the .onnx file of `model` carries."""
+
+    baseline: str
+    name: str
+    model: ModelSettings
+    weights: Path | None = None
+
+
+def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
+    """The network as a SuperNet without variables, saved in a folder unless it is there.
+
+    UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
+    """
+    if folder.exists():
+        return tailor_ir.load(folder)
+    size = train.settings.resolution
+    module = create(network.model, train.classes, train.channels, size)
+    if isinstance(module, torch.nn.Module):
+        if network.weights is not None:
+            load_weights(module, network.weights)
+        module.eval()
+    net = tailor_ir.compile(module, torch.zeros(1, train.channels, size, size), {})
+    shape = net.input_shape(net.max_config)
+    if shape[1:] != (train.channels, size, size):
+        raise UserError(
+            f"baseline '{network.name}'",
+            f"takes {'x'.join(map(str, shape[1:]))}",
+            allowed=f"{train.channels}x{size}x{size}, the data's images",
+        )
+    partial = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    net.save(partial)
+    partial.rename(folder)
+    return net
