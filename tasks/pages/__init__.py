@@ -22,6 +22,7 @@ def environment(package: str) -> Environment:
     )
     found.filters |= {
         "amount": text.amount,
+        "bytes": text.size,
         "count": text.count,
         "ms": text.milliseconds,
         "millions": text.millions,

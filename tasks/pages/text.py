@@ -31,3 +31,10 @@ def milliseconds(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """A fraction in percent."""
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def size(count_bytes: int | None) -> str:
+    """Bytes with three digits, in kB or MB."""
+    if count_bytes is None:
+        return "–"
+    return f"{count_bytes / 1e6:.3g} MB" if count_bytes >= 999_500 else f"{count_bytes / 1e3:.3g} kB"

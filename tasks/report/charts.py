@@ -8,13 +8,13 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tasks.pages.text import milliseconds, percent
+from tasks.report import baselines
+from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, point_label
 
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
-COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, "#2aa5b8", "#b8860b", "#c2578f")
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, TURQUOISE, GOLD, PINK)
 CHOSEN = "chosen"
 """Trace that the page's script moves to the SubNet whose layers are shown."""
 MAX_BARS = 40
-MAX_LINES = 16
 LOG_TICKS = [float(f"{digit}e{exponent}") for exponent in range(-4, 6) for digit in (1, 2, 5)]
 MAX_POINTS = 1000
 SQUARES = ("square", "square-open", "diamond-open")
@@ -48,10 +48,7 @@ def _figure(x: str, y: str, height: int = 430) -> go.Figure:
 
 def _hover(row: Row, device: Row, *title: str) -> str:
     """Title lines, then the SubNet's architecture, a line for each stage."""
-    lines = device["breakdown"]["subnets"][row["digest"]]["architecture"]
-    more = [f"… {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-    shown = [*title[1:], "", *lines[:MAX_LINES], *more]
-    return "<br>".join([f"<b>{escape(title[0])}</b>", *map(escape, shown)])
+    return point_label(title[0], title[1:], device["breakdown"]["subnets"][row["digest"]]["architecture"])
 
 
 def _point_text(name: str, row: Row, device: Row) -> str:
@@ -77,7 +74,7 @@ def fronts(devices: Rows) -> go.Figure:
 
 
 def front(device: Row) -> go.Figure:
-    """Measured latency against measured accuracy: winners, base model, uniformly shrunk and random SubNets."""
+    """Measured latency against measured accuracy: winners, base model, uniformly shrunk and random SubNets, baselines."""
     figure = _figure("measured latency [ms]", "accuracy [%]", height=480)
     random = [row for row in device["random"] if row["kind"] == "random"]
     style: Row = {"color": GREY, "size": 6, "opacity": 0.6}
@@ -86,6 +83,7 @@ def front(device: Row) -> go.Figure:
         rows = [row for row in device["baseline"] if row["scaled"] == scaled]
         style = {"color": ORANGE, "size": 8, "symbol": symbol}
         _scatter(figure, f"uniformly shrunk: {scaled}", rows, device, style, "lines+markers", "dot")
+    baselines.draw(figure, device)
     winners = list({row["digest"]: row for row in device["winners"]}.values())
     on_front = [row for row in winners if row["on_front"]]
     _scatter(figure, "winners", on_front, device, {"color": BLUE, "size": 9}, "lines+markers")
@@ -260,3 +258,47 @@ def durations(rows: Rows) -> go.Figure:
         hoverinfo="skip",
     )
     return figure
+
+
+def candidates(device: Row) -> go.Figure:
+    """What the refinement measured, by measured latency and accuracy; a line leads from a replaced winner to the new one."""
+    figure = _figure("measured latency [ms]", "validation accuracy [%]", height=400)
+    rows = [row for row in device["refinement"]["candidates"] if row["measured_accuracy"] is not None]
+    replaced = device["refinement"]["replaced_winners"]
+    chosen = {row["digest"] for row in device["winners"]}
+    before = {row["before"]["digest"] for row in replaced}
+    for row in replaced:
+        if row["before"]["measured_accuracy"] is not None:
+            _measured(figure, "replaced by", [row["before"], row["after"]], {"size": 1, "color": ORANGE}, "lines")
+    styles: list[tuple[str, Callable[[str], bool], Row]] = [
+        ("candidates", lambda digest: True, {"color": GREY, "size": 7, "opacity": 0.7}),
+        ("winners of the search, replaced", lambda digest: digest in before, {"color": ORANGE, "size": 10}),
+        ("winners", lambda digest: digest in chosen, {"color": BLUE, "size": 9}),
+    ]
+    for name, taken, marker in styles:
+        _measured(figure, name, [row for row in rows if taken(row["digest"])], marker, "markers")
+    return figure
+
+
+def _measured(figure: go.Figure, name: str, rows: Rows, marker: Row, mode: str) -> None:
+    if rows:
+        figure.add_scatter(
+            x=[row["measured_ms"] for row in rows],
+            y=[100 * row["measured_accuracy"] for row in rows],
+            name=name,
+            mode=mode,
+            marker=marker,
+            line={"color": marker["color"], "width": 1.5, "dash": "dot"},
+            showlegend=mode == "markers",
+            hoverinfo="skip" if mode == "lines" else None,
+            hovertemplate=None if mode == "lines" else "%{text}<extra></extra>",
+            text=[_candidate_text(name, row) for row in rows],
+        )
+
+
+def _candidate_text(name: str, row: Row) -> str:
+    found = (
+        _latency_error(row["predicted_ms"], row["measured_ms"]),
+        _accuracy_error(100 * row["predicted_accuracy"], 100 * row["measured_accuracy"]),
+    )
+    return point_label(name, [row["digest"][:8], *found], ())

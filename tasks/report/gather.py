@@ -17,8 +17,11 @@ from tasks.predict.accuracy import AccuracyPredictor, standard_error
 from tasks.predict.correction import Correction
 from tasks.predict.validate import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
+from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
+from tasks.report.exported import files_of
 from tasks.report.headline import headline
+from tasks.report.refined import refinement
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.search import FRONT_FILE
@@ -107,10 +110,16 @@ def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row
         "latency_correction": validation["correction"],
         "lut": _lut(lut),
         "hypervolume": front["hypervolume"],
+        "refinement": refinement(device.search, front),
+        "exported": files_of(exports),
     }
     shown = (row["base"], *row["winners"], *row["baseline"], *row["random"])
     layers = Layers(batched, lut, Correction.model_validate(validation["correction"]))
-    return {**row, "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown})}
+    return {
+        **row,
+        "baselines": against(device.compared, layers),
+        "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown}),
+    }
 
 
 def _size(net: Any, config: Row) -> Row:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.pages.text import count, milliseconds, percent
+from tasks.report import baselines
 
 Row = Mapping[str, Any]
 
@@ -17,7 +18,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
         _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
     ]
     for device in report["devices"]:
-        cards += [_speed_card(device, name, accuracy, points), _error_card(device)]
+        cards += [_speed_card(device, name, accuracy, points), _error_card(device), *baselines.cards(device)]
     return cards
 
 

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
-from tasks.report import charts
+from tasks.report import baselines, charts
 from tasks.report.headline import fastest_within, reference
 
 Row = Mapping[str, Any]
@@ -38,6 +38,8 @@ def render(report: Row) -> str:
             style=style(PACKAGE),
             plotlyjs=Markup(get_plotlyjs()),
             figures=_figures(report),
+            baseline_title=baselines.title,
+            baseline_cells=baselines.cells,
             subnets=[_subnets(device) for device in report["devices"]],
             chosen=[_chosen(report, device) for device in report["devices"]],
             breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
@@ -113,6 +115,7 @@ def _figures(report: Row) -> dict[str, Any]:
                 "front": _div(charts.front(device), f"front-{number}"),
                 "latency": _div(charts.latency_errors(device), f"latency-{number}"),
                 "accuracy": _div(charts.accuracy_errors(device), f"accuracy-{number}"),
+                "candidates": _div(charts.candidates(device), f"candidates-{number}") if device["refinement"] else None,
             }
             for number, device in enumerate(devices)
         ],

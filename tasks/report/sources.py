@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSources:
-    """Stage folders of one device. `batch`: samples of one run."""
+    """Stage folders of one device. `batch`: samples of one run. `compared` is None where there are no baselines."""
 
     name: str
     batch: int = 1
@@ -16,6 +16,7 @@ class DeviceSources:
     latency: Path
     search: Path
     export: Path
+    compared: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

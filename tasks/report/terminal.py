@@ -7,16 +7,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from tasks.pages.text import millions, milliseconds, percent
+from tasks.report import baselines
 
 Row = Mapping[str, Any]
 
 
 def terminal_table(report: Row) -> list[Table]:
-    """The headline, then a table per device: budget, prediction, measurement, and whether it fits."""
+    """The headline, then for each device: budget, prediction, measurement, and whether it fits; and the baselines."""
     cards = Table(title=escape(report["model"]), show_header=False, box=None)
     for card in report["headline"]:
         cards.add_row(escape(card["label"]), f"[bold]{escape(card['value'])}[/]", escape(card["note"]))
-    return [cards, *(_device_table(device) for device in report["devices"])]
+    devices = report["devices"]
+    return [cards, *(table for device in devices for table in (_device_table(device), *baselines.tables(device)))]
 
 
 def _device_table(device: Row) -> Table:

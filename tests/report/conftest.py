@@ -57,13 +57,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
         settings = profile.Settings(measure=QUICK, subnet=SUBNET)
         profiled = stage("profile", lambda out: profile.run(settings, enumerated, client, out, silent, supernet))
         latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
-        predictors = (
-            LatencyPredictor.load(latency / validate.LATENCY_FILE),
-            AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE),
-        )
+        here = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        predictor = AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE)
         found = stage(
             "search",
-            lambda out: search.run(supernet, *predictors, search.Settings(), out, silent, device="here"),
+            lambda out: search.run(supernet, [here], predictor, search.Settings(), out, silent)["here"],
         )
         quick = export.Settings(measure=QUICK)
         exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))

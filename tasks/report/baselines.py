@@ -1,0 +1,136 @@
+"""The winners of one device beside the baselines: as data, as points of the front's chart, as a card, in the terminal."""
+
+import math
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from rich.markup import escape as escape_markup
+from rich.table import Table
+
+from tasks.artifacts import read_json
+from tasks.baselines import COMPARED_FILE
+from tasks.layers import Layers
+from tasks.pages.text import amount, milliseconds, percent
+from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, point_label
+
+Row = Mapping[str, Any]
+TITLES = {"uniform": "uniformly shrunk", "random": "random SubNets", "macs": "searched by MACs", "siblings": "siblings"}
+STYLES = ((GOLD, "square-open"), (GREY, "x-thin-open"), (PURPLE, "triangle-up"), (RED, "diamond"))
+OTHERS = (TURQUOISE, "star-triangle-up")
+SHOWN = {
+    "points": "networks",
+    "above": "above at",
+    "not_below": "not below at",
+    "hypervolume": "hypervolume",
+    "accuracy": "at equal latency",
+    "latency": "at equal accuracy",
+}
+"""Heads of tables in the terminal, by what `cells` calls it."""
+
+
+def title(name: str) -> str:
+    """A baseline in words."""
+    return TITLES.get(name, name)
+
+
+def against(folder: Path | None, layers: Layers) -> dict[str, Any] | None:
+    """What the stage `compared` found, with the architecture of each SubNet; None where there are no baselines."""
+    if folder is None:
+        return None
+    found: dict[str, Any] = read_json(folder / COMPARED_FILE)
+    for row in found["rows"]:
+        row["architecture"] = layers.architecture(row["config"]) if row["network"] is None else []
+    return found
+
+
+def draw(figure: go.Figure, device: Row) -> None:
+    """Every measured network of each baseline, with its test accuracy."""
+    if not device["baselines"]:
+        return
+    for name, (color, symbol) in _styles(device).items():
+        rows = [
+            row for row in device["baselines"]["rows"] if row["baseline"] == name and row["measured_ms"] is not None
+        ]
+        figure.add_scatter(
+            x=[row["measured_ms"] for row in rows],
+            y=[100 * row["accuracy"]["test"] for row in rows],
+            name=escape(f"baseline: {title(name)}"),
+            mode="markers",
+            marker={"color": color, "size": 8, "symbol": symbol, "line": {"width": 1.5, "color": color}},
+            customdata=[row["digest"] for row in rows],
+            meta=device["name"],
+            text=[_text(row) for row in rows],
+            hovertemplate="%{text}<extra></extra>",
+        )
+
+
+def _styles(device: Row) -> dict[str, tuple[str, str]]:
+    own = dict(zip(TITLES, STYLES, strict=True))
+    return {name: own.get(name, OTHERS) for name in device["baselines"]["baselines"]}
+
+
+def _text(row: Row) -> str:
+    facts = [
+        *([] if row["network"] is None else [row["name"]]),
+        f"measured {milliseconds(row['measured_ms'])}, accuracy {percent(row['accuracy']['test'])}",
+        f"{amount(row['macs'])} MACs, {amount(row['parameters'])} parameters",
+    ]
+    return point_label(title(row["baseline"]), facts, row["architecture"])
+
+
+def cards(device: Row) -> list[dict[str, str]]:
+    """At which share of the budgets the winners are above every baseline, and what they gain over the strongest."""
+    found = device["baselines"]
+    if not found:
+        return []
+    name, strongest = min(found["baselines"].items(), key=_strength)
+    row = cells(strongest)
+    note = (
+        f"of {len(found['budgets'])} budgets; against the strongest ({title(name)}): hypervolume {row['hypervolume']}, "
+        f"{row['accuracy']} at equal latency, latency {row['latency']} at equal accuracy"
+    )
+    card = {"label": f"{device['name']}: above every baseline", "value": percent(found["above_every"]), "note": note}
+    return [{**card, "device": device["name"]}]
+
+
+def _strength(baseline: tuple[str, Row]) -> float:
+    """Less for a stronger one; most where it has no hypervolume."""
+    ratio: float | None = baseline[1]["hypervolume_ratio"]
+    return math.inf if ratio is None else ratio
+
+
+def cells(row: Row) -> dict[str, str]:
+    """The numbers of one baseline as text."""
+    gain, ratio, faster = row["accuracy_gain_points"], row["hypervolume_ratio"], row["latency_gain"]
+    return {
+        "points": str(row["points"]),
+        "above": percent(row["above"]),
+        "not_below": percent(row["not_below"]),
+        "hypervolume": "–" if ratio is None else f"{ratio:.3f} ×",
+        "accuracy": "–" if gain is None else f"{gain:+.2f} points",
+        "latency": "–" if faster is None else f"{1 / faster:.3f} ×",
+        "not_reached": str(row["not_reached"]),
+    }
+
+
+def tables(device: Row) -> list[Table]:
+    """A row for each baseline."""
+    found = device["baselines"]
+    if not found:
+        return []
+    within = percent(found["within_budget"])
+    table = Table(title=escape_markup(f"{device['name']}: winners against baselines"))
+    table.caption = (
+        f"above every baseline at {percent(found['above_every'])} of {len(found['budgets'])} budgets; "
+        f"timed again, {within} of the winners keep their budget"
+    )
+    table.add_column("baseline")
+    for head in SHOWN.values():
+        table.add_column(head, justify="right")
+    for name, row in found["baselines"].items():
+        text = cells(row)
+        table.add_row(escape_markup(title(name)), *(text[key] for key in SHOWN))
+    return [table]
