@@ -6,13 +6,15 @@ Without names, the seven presets of AutoTailor's Table 3. Latencies of operators
 (a factor of e to the power of a normal number, and an overhead); sensitivities fall with the MACs that a modification saves,
 by random factors, and are those of a validation split of 10,000 images. Budgets: at equal ratios from the fastest SubNet to
 the best one. Seconds are for all budgets, from the compiled predictors on, on one core. --genetic: the same budgets by the
-genetic search with its default settings, with so many seeds, with its beam and with a beam of one; the gap is in points of
-predicted accuracy.
+genetic search with its default settings, with so many seeds, with and without its beam, and by NSGA-II; the gap is in points of
+predicted accuracy, and seconds are of processor time. --json: presets that the file has are not measured again, so that a run
+that was ended goes on.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,23 @@ from rich.table import Table
 from benchmarks.bars import Terminal
 from benchmarks.elastic import PRESETS, compiled
 from tailor_ir import SuperNet
+from tasks.artifacts import write_json
 from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
-from tasks.search.methods import Exact, Genetic
+from tasks.search.methods import Exact, Genetic, Method, Nsga2
 from tasks.search.problem import Problem
 from tasks.search.settings import Settings
-from tasks.search.terms import chain_of
+from tasks.search.terms import chain_of, cost_tables
 
 IMAGES = 10_000
+SEARCHES: dict[str, Callable[[Problem, int], Method]] = {
+    "beam": lambda problem, seed: Genetic(problem, Settings(seed=seed), np.random.default_rng(seed)),
+    "no beam": lambda problem, seed: Genetic(problem, Settings(seed=seed, beam_width=0), np.random.default_rng(seed)),
+    "nsga2": lambda problem, seed: Nsga2(problem, Settings(seed=seed)),
+}
 
 
 def predictors(net: SuperNet, seed: int) -> tuple[LatencyPredictor, AccuracyPredictor]:
@@ -57,10 +65,10 @@ def measure(preset: str, options: argparse.Namespace) -> dict[str, Any]:
     latency, accuracy = predictors(net, 0)
     problem = Problem(net.space, latency, accuracy)
     start = time.perf_counter()
-    method = Exact(problem, chain_of(net.space, accuracy, latency), Settings().tolerance)
-    ends = problem.evaluate(np.stack([method.quickest, method.best()]))
-    budgets_ms = np.geomspace(*ends.latency_ms, options.budgets).tolist()
-    winners = [method.winner(budget_ms) for budget_ms in budgets_ms]
+    method = Exact(problem, chain_of(net.space, accuracy, cost_tables(latency)), Settings())
+    ends = problem.evaluate(np.stack([method.quickest(), method.best()]))
+    budgets_ms = np.geomspace(*ends.latency_ms.tolist(), options.budgets).tolist()
+    winners = [method.winner(np.array([budget_ms])) for budget_ms in budgets_ms]
     seconds = time.perf_counter() - start
     scores = problem.evaluate(np.stack([winner.code for winner in winners]))
     assert (scores.latency_ms <= np.array(budgets_ms) * (1 + 1e-9)).all()
@@ -71,32 +79,34 @@ def measure(preset: str, options: argparse.Namespace) -> dict[str, Any]:
         "optimal": sum(winner.stopped == "optimal" for winner in winners),
         "budgets": len(winners),
     }
-    for name, width in (("beam", None), ("no beam", 1)):
-        if options.genetic:
-            row[name] = genetic(problem, budgets_ms, scores.score, options.genetic, width)
+    for name, make in SEARCHES.items() if options.genetic else ():
+        row[name] = gaps(problem, make, budgets_ms, scores.score, options.genetic)
     return row
 
 
-def genetic(
-    problem: Problem, budgets_ms: list[float], best: np.ndarray, seeds: int, beam_width: int | None
+def gaps(
+    problem: Problem,
+    make: Callable[[Problem, int], Method],
+    budgets_ms: list[float],
+    best: np.ndarray,
+    seeds: int,
 ) -> dict[str, float]:
     """Mean and largest gap to the optimum [points], and seconds a budget."""
-    settings = Settings() if beam_width is None else Settings(beam_width=beam_width)
-    gaps, seconds = [], 0.0
+    found, seconds = [], 0.0
     with Terminal().bar("genetic", seeds * len(budgets_ms)) as bar:
         for seed in range(seeds):
             own = Problem(problem.space, problem.latency, problem.accuracy)
-            start = time.perf_counter()
-            method = Genetic(own, settings, np.random.default_rng(seed))
+            start = time.process_time()
+            method = make(own, seed)
             codes = []
             for budget_ms in budgets_ms:
-                codes.append(method.winner(budget_ms).code)
+                codes.append(method.winner(np.array([budget_ms])).code)
                 bar.advance()
-            seconds += time.perf_counter() - start
-            gaps.append(100 * (best - own.evaluate(np.stack(codes)).score))
-    found = np.concatenate(gaps)
-    assert found.min() > -1e-6
-    return {"mean": float(found.mean()), "worst": float(found.max()), "seconds": seconds / len(found)}
+            seconds += time.process_time() - start
+            found.append(100 * (best - own.evaluate(np.stack(codes)).score))
+    points = np.concatenate(found)
+    assert points.min() > -1e-6
+    return {"mean": float(points.mean()), "worst": float(points.max()), "seconds": seconds / len(points)}
 
 
 def main() -> None:
@@ -108,23 +118,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=140)
-    rows = []
+    rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     for preset in options.presets:
-        rows.append(measure(preset, options))
-        console.print(rows[-1])
-    table = Table(
-        "preset", "codes", "exact [s]", "optimal", "genetic: mean gap", "worst", "s / budget", "no beam: mean", "worst"
-    )
+        if preset not in (row["preset"] for row in rows):
+            rows.append(measure(preset, options))
+            console.print(rows[-1])
+            if options.json:
+                write_json(options.json, rows)
+    searches = list(SEARCHES) if options.genetic else []
+    columns = ["preset", "codes", "exact [s]", "optimal"]
+    table = Table(*columns, *(f"{name}: mean, worst gap, s / budget" for name in searches))
     for row in rows:
         cells = [row["preset"], f"{row['codes']:.2e}", f"{row['seconds']:.1f}", f"{row['optimal']} of {row['budgets']}"]
-        if options.genetic:
-            beam, without = row["beam"], row["no beam"]
-            cells += [f"{beam['mean']:.3f}", f"{beam['worst']:.2f}", f"{beam['seconds']:.2f}"]
-            cells += [f"{without['mean']:.3f}", f"{without['worst']:.2f}"]
+        for name in searches:
+            cells.append("{mean:.3f}, {worst:.2f}, {seconds:.2f}".format(**row[name]))
         table.add_row(*cells)
     console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
