@@ -26,6 +26,9 @@ SAMPLE_S = 0.005
 PARTS = 20
 """Energy of one run is measured over about so many parts, after each of which the clock says whether it was long enough."""
 
+PATIENCE = 4
+"""A counter that stood still is given so many times as long: some are updated seldom."""
+
 Reading = Callable[[], int | None]
 
 
@@ -69,7 +72,16 @@ class EnergyMeter:
         return sum(known) / 1e3
 
     def of_one_run_mj(self, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
-        """Energy of one run [mJ] over runs of about `p50_ms` that last `energy_ms` by the clock, or None."""
+        """Energy of one run [mJ] over runs of about `p50_ms` that last `energy_ms` by the clock, or None.
+
+        Where a counter tells nothing in that time, over `PATIENCE` times as long.
+        """
+        energy_mj = self._of_one_run_mj(repeat, p50_ms, energy_ms)
+        if energy_mj is None and self._counters:
+            energy_mj = self._of_one_run_mj(repeat, p50_ms, PATIENCE * energy_ms)
+        return energy_mj
+
+    def _of_one_run_mj(self, repeat: Repeat, p50_ms: float, energy_ms: float) -> float | None:
         done, some = 0, math.ceil(energy_ms / p50_ms / PARTS)
 
         def keep_running() -> None:

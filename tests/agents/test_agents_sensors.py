@@ -270,3 +270,19 @@ def test_energy_is_counted_for_as_long_as_asked_even_where_the_time_of_a_run_was
         assert time.perf_counter() - start_s >= 0.1
         assert energy_mj is not None
         assert energy_mj >= 2.0  # 2 W for at least 1 ms
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_counter_that_is_updated_seldom_is_given_more_time(known: bool) -> None:
+    moves_s = time.perf_counter() + (0.05 if known else 60.0)
+    counter = Counter(lambda: 5_000_000 + 3_000 * (time.perf_counter() > moves_s))
+    done = 0
+
+    def repeat(runs: int) -> None:
+        nonlocal done
+        time.sleep(runs * 1e-3)
+        done += runs
+
+    energy_mj = EnergyMeter("slow", counters=[counter]).of_one_run_mj(repeat, 1.0, energy_ms=30.0)
+    assert (energy_mj is not None) == known
+    assert energy_mj is None or 3.0 / done <= energy_mj <= 3.0
