@@ -4,10 +4,10 @@ Source: OFA (ICLR 2020), evolution finder: population 100, a quarter of it paren
 mutated (each variable with probability 0.1), half crossed. Infeasible children are repaired, not redrawn. Populations begin
 with SubNets built around the largest and the fastest one (`tasks.search.rebalance`); at a plateau those around the best one
 join, until they have brought nothing. Then a second population begins without the starts: where the first ended, another
-rarely ends too when it is not the optimum.
+rarely ends too when it is not the optimum. The last step is to build around the best of those around the winner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from tasks.search.rebalance import around
 from tasks.search.settings import Settings
 
 IMPROVEMENT = 1e-12
+PAIRED = 3
+"""Around how many SubNets, the best of those around the winner, others are built at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,68 +43,98 @@ def search(
     starts: (n, V) canonical codes to begin with, feasible or not. fastest: code (V,) that is feasible; repair
     walks towards it. Never returns an infeasible code.
     """
-    population, generations = starts[:0], 0
-    for number in range(settings.populations):
-        first = _first(problem, budgets, starts if number == 0 else starts[:0], fastest, settings, rng)
-        left = settings.generations - generations
-        found, used, stalled = _evolved(problem, budgets, first, fastest, settings, rng, left)
-        population, _ = _ranked(problem, np.concatenate([population, found]))
-        generations += used
-        if not stalled:
-            return Winner(code=population[0], generations=generations, stopped="all generations used")
-    each = f" in each of {settings.populations} populations" if settings.populations > 1 else ""
-    stopped = f"plateau: no improvement in {settings.plateau} generations{each}"
-    return Winner(code=population[0], generations=generations, stopped=stopped)
+    return _Search(problem, np.broadcast_to(budgets, len(problem.costs)), fastest, settings, rng).winner(starts)
 
 
-def _evolved(
-    problem: Problem,
-    budgets: float | Values,
-    population: Codes,
-    fastest: Codes,
-    settings: Settings,
-    rng: np.random.Generator,
-    generations: int,
-) -> tuple[Codes, int, bool]:
-    """A population (n, V) after it has stalled or after `generations`, best first; after how many, and whether it stalled."""
-    best, stalled, rebalanced = problem.evaluate(population[:1]).score[0], 0, population[:0]
-    for generation in range(1, generations + 1):
-        parents = population[: max(2, round(settings.parent_share * settings.population))]
-        children = _children(problem, parents, settings.population - len(parents), settings, rng)
-        children = repair(problem, children, budgets, fastest, rng)
-        population, scores = _ranked(problem, np.concatenate([parents, children]))
-        stalled = 0 if scores.score[0] > best + IMPROVEMENT else stalled + 1
-        best = scores.score[0]
-        if stalled >= settings.plateau:
-            if not settings.rebalance or np.array_equal(rebalanced, population[:1]):
-                return population, generation, True
-            stalled, rebalanced = 0, population[:1]
-            near = around(problem, population[0], np.broadcast_to(budgets, len(problem.costs)), settings.rebalance)
-            population, scores = _ranked(problem, np.concatenate([population, near]))
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Within budgets (K,)."""
+
+    problem: Problem
+    budgets: Values
+    fastest: Codes
+    settings: Settings
+    rng: np.random.Generator
+    _known: dict[bytes, Codes] = field(default_factory=dict)
+
+    def winner(self, starts: Codes) -> Winner:
+        """After all populations, which go on until a plateau each, or when all generations are used."""
+        populations, population, generations = self.settings.populations, starts[:0], 0
+        for number in range(populations):
+            first = self._first(starts if number == 0 else starts[:0])
+            found, used, stalled = self._evolved(first, self.settings.generations - generations)
+            population, _ = _ranked(self.problem, np.concatenate([population, found]))
+            generations += used
+            if not stalled:
+                return Winner(code=population[0], generations=generations, stopped="all generations used")
+        if self.settings.rebalance:
+            population = self._paired(population)
+        each = f" in each of {populations} populations" if populations > 1 else ""
+        stopped = f"plateau: no improvement in {self.settings.plateau} generations{each}"
+        return Winner(code=population[0], generations=generations, stopped=stopped)
+
+    def _evolved(self, population: Codes, generations: int) -> tuple[Codes, int, bool]:
+        """A population (n, V) after it has stalled or `generations`, best first; after how many, and whether it stalled."""
+        best, stalled, rebalanced = self.problem.evaluate(population[:1]).score[0], 0, population[:0]
+        for generation in range(1, generations + 1):
+            parents = population[: max(2, round(self.settings.parent_share * self.settings.population))]
+            children = self._children(parents, self.settings.population - len(parents))
+            children = self._repaired(children)
+            population, scores = _ranked(self.problem, np.concatenate([parents, children]))
+            stalled = 0 if scores.score[0] > best + IMPROVEMENT else stalled + 1
             best = scores.score[0]
-    return population, generations, False
+            if stalled >= self.settings.plateau:
+                if not self.settings.rebalance or np.array_equal(rebalanced, population[:1]):
+                    return population, generation, True
+                stalled, rebalanced = 0, population[:1]
+                population, scores = _ranked(self.problem, np.concatenate([population, self._around(population[0])]))
+                best = scores.score[0]
+        return population, generations, False
 
+    def _around(self, code: Codes) -> Codes:
+        """Codes (n, V) built around one (V,); populations often ask for those around the same one."""
+        key = code.tobytes()
+        if key not in self._known:
+            self._known[key] = around(self.problem, code, self.budgets, self.settings.rebalance)
+        return self._known[key]
 
-def _first(
-    problem: Problem,
-    budgets: float | Values,
-    starts: Codes,
-    fastest: Codes,
-    settings: Settings,
-    rng: np.random.Generator,
-) -> Codes:
-    """First population: up to half of it the best starts that fit (and the fastest), the rest random.
+    def _paired(self, population: Codes) -> Codes:
+        """The population (n, V), best first, with SubNets around the best of those around its best one.
 
-    What is built around the largest and the fastest SubNet starts, too: there skipping a block saves most and least.
-    """
-    if settings.rebalance:
-        bounds = np.broadcast_to(budgets, len(problem.costs))
-        ends = problem.space.canonical_codes(np.stack([problem.largest, fastest]))
-        starts = np.concatenate([starts, *(around(problem, end, bounds, settings.rebalance) for end in ends)])
-    fits = starts[problem.evaluate(starts).within(budgets)]
-    kept = _ranked(problem, np.concatenate([fits, fastest[None]]))[0][: settings.population // 2]
-    drawn = problem.space.random_codes(settings.population - len(kept), rng)
-    return _ranked(problem, np.concatenate([kept, repair(problem, drawn, budgets, fastest, rng)]))[0]
+        These are two decisions away from it, which may pay only together, as another width of one stage and depth of another.
+        """
+        near, _ = _ranked(self.problem, self._around(population[0]))
+        pairs = [self._around(code) for code in near[:PAIRED]]
+        return _ranked(self.problem, np.concatenate([population, *pairs]))[0]
+
+    def _first(self, starts: Codes) -> Codes:
+        """First population: up to half of it the best starts that fit (and the fastest), the rest random.
+
+        What is built around the largest and the fastest SubNet starts, too: there skipping a block saves most and least.
+        """
+        problem, fastest = self.problem, self.fastest
+        if self.settings.rebalance:
+            ends = problem.space.canonical_codes(np.stack([problem.largest, fastest]))
+            starts = np.concatenate([starts, *(self._around(end) for end in ends)])
+        fits = starts[problem.evaluate(starts).within(self.budgets)]
+        kept = _ranked(problem, np.concatenate([fits, fastest[None]]))[0][: self.settings.population // 2]
+        drawn = problem.space.random_codes(self.settings.population - len(kept), self.rng)
+        return _ranked(problem, np.concatenate([kept, self._repaired(drawn)]))[0]
+
+    def _repaired(self, codes: Codes) -> Codes:
+        return repair(self.problem, codes, self.budgets, self.fastest, self.rng)
+
+    def _children(self, parents: Codes, n: int) -> Codes:
+        """n canonical children (n, V): mutations, then uniform crossovers. What does nothing in a parent is drawn anew."""
+        space, rng = self.problem.space, self.rng
+        mutated = round(self.settings.mutation_share * n)
+        variables = parents.shape[1]
+        mother, father = rng.integers(len(parents), size=(2, n))
+        drawn = rng.integers(0, np.asarray(space.cardinalities), size=(n, variables))
+        genes = np.where(self.problem.without_effect(parents)[mother], drawn, parents[mother])
+        other = np.concatenate([drawn[:mutated], parents[father[mutated:]]])
+        share = np.where(np.arange(n) < mutated, self.settings.mutation_probability, 0.5)[:, None]
+        return space.canonical_codes(np.where(rng.random((n, variables)) < share, other, genes))
 
 
 def _ranked(problem: Problem, codes: Codes) -> tuple[Codes, Scores]:
@@ -111,18 +143,6 @@ def _ranked(problem: Problem, codes: Codes) -> tuple[Codes, Scores]:
     scores = problem.evaluate(codes)
     order = np.lexsort((scores.latency_ms, -scores.score))
     return codes[order], scores.take(order)
-
-
-def _children(problem: Problem, parents: Codes, n: int, settings: Settings, rng: np.random.Generator) -> Codes:
-    """n canonical children (n, V): mutations first, then uniform crossovers. What does nothing in a parent is drawn anew."""
-    mutated = round(settings.mutation_share * n)
-    variables = parents.shape[1]
-    mother, father = rng.integers(len(parents), size=(2, n))
-    drawn = rng.integers(0, np.asarray(problem.space.cardinalities), size=(n, variables))
-    genes = np.where(problem.without_effect(parents)[mother], drawn, parents[mother])
-    other = np.concatenate([drawn[:mutated], parents[father[mutated:]]])
-    share = np.where(np.arange(n) < mutated, settings.mutation_probability, 0.5)[:, None]
-    return problem.space.canonical_codes(np.where(rng.random((n, variables)) < share, other, genes))
 
 
 def repair(problem: Problem, codes: Codes, budgets: float | Values, fastest: Codes, rng: np.random.Generator) -> Codes:

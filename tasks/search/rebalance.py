@@ -69,7 +69,7 @@ def _rebalanced(
         gain[rows, decided] = -np.inf
         gain[rows, decided, codes[rows, decided]] = own
         codes, kept = _within(problem, gain, strain, codes, budgets)
-        codes = _filled(problem, gain, strain, codes, budgets)
+        codes[kept] = _filled(problem, gain[kept], strain[kept], codes[kept], budgets)
         found.append(problem.space.canonical_codes(codes[kept]))
     return unique_rows(np.concatenate(found))
 
@@ -105,15 +105,20 @@ def _within(
 
 
 def _filled(problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values) -> Codes:
-    """What is left of the budgets is spent on further choices, one after the other, those that should bring most first."""
-    codes, gain, slack = codes.copy(), gain.copy(), np.isfinite(budgets).sum()
+    """What is left of the budgets is spent on further choices, one after the other, those that should bring most first.
+
+    It changes `gain` and `codes`.
+    """
+    slack = np.isfinite(budgets).sum()
     rows, variables = np.arange(len(codes)), np.arange(codes.shape[1])
     scores = _predicted(problem, codes)
     for _ in range(FILLINGS):
         own = rows[:, None], variables, codes
         more = gain - gain[own][:, :, None]
         more[strain - strain[own][:, :, None] > (slack - _strain(scores, budgets))[:, None, None]] = -np.inf
-        variable, choice = np.divmod(more.reshape(len(codes), -1).argmax(axis=1), gain.shape[2])
+        variable, choice = np.divmod(
+            more.reshape(len(codes), gain.shape[1] * gain.shape[2]).argmax(axis=1), gain.shape[2]
+        )
         some = np.flatnonzero(more[rows, variable, choice] > 0)
         tried = codes[some]
         tried[np.arange(len(some)), variable[some]] = choice[some]
