@@ -36,15 +36,16 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Two halves side by side: most tests wait for processes of their own.
+# Two halves side by side, of one thread each: most tests wait for processes of their own.
+unit: export OMP_NUM_THREADS = 1
 unit: setup
 	@$(MAKE) --no-print-directory -j2 unit-slow unit-rest
 
 unit-slow: setup
-	$(BIN)/python -m pytest -q $(SLOW_TESTS)
+	$(BIN)/python -m pytest -q --durations=20 $(SLOW_TESTS)
 
 unit-rest: setup
-	$(BIN)/python -m pytest -q $(SLOW_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --durations=20 $(SLOW_TESTS:%=--ignore=%)
 
 lock:
 	$(PYTHON) -m venv $(VENV)
