@@ -8,7 +8,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def _version(modules: Sequence[str], locate: Locate) -> str:
             if module in reached or (file := locate(module)) is None:
                 continue
             reached[module] = file
-            waiting.extend(_imports(module, file))
+            waiting.extend(_imports(module, file.name == "__init__.py", file.read_text()))
     return digest_of(*(part for module in sorted(reached) for part in (module, reached[module].read_text())))
 
 
@@ -88,19 +88,21 @@ def _file(module: str) -> Path | None:
     return file if file and file.suffix == ".py" and file.is_file() else None
 
 
-def _imports(module: str, file: Path) -> Iterator[str]:
+@cache
+def _imports(module: str, package: bool, source: str) -> tuple[str, ...]:
     """Candidate names of imported modules; parents count too, because importing a module runs them."""
     parts = module.split(".")
-    yield from (".".join(parts[:length]) for length in range(1, len(parts)))
-    package = parts if file.name == "__init__.py" else parts[:-1]
-    for node in ast.walk(ast.parse(file.read_text())):
+    found = [".".join(parts[:length]) for length in range(1, len(parts))]
+    folder = parts if package else parts[:-1]
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
+            above = folder[: len(folder) - node.level + 1] if node.level else []
             name = ".".join([*above, *([node.module] if node.module else [])])
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in node.names)
+            found.append(name)
+            found.extend(f"{name}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def library_versions() -> dict[str, str]:
