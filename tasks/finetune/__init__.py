@@ -38,12 +38,11 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     device = pick_device(settings.device)
     net.elastic.to(device)
     result: dict[str, Any] = {"steps": job.total_steps, "micro_batch": job.settings.micro_batch}
-    for split in ("validation", "test"):
-        images = EvaluationData(
-            splits[split], splits["train"], device=device, recalibration_images=settings.recalibration_images
-        )
-        if split == "validation":
-            net.set_statistics(statistics_of(net, net.max_config, images))
+    validation = EvaluationData(
+        splits["validation"], splits["train"], device=device, recalibration_images=settings.recalibration_images
+    )
+    net.set_statistics(statistics_of(net, net.max_config, validation))
+    for split, images in (("validation", validation), ("test", validation.of(splits["test"]))):
         for name, config in (("largest", net.max_config), ("smallest", net.min_config)):
             result[f"{name}_{split}_accuracy"] = accuracy(net, config, images).share
     net.elastic.to("cpu")

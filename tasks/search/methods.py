@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tasks.errors import UserError
 from tasks.search.chain import Chain
 from tasks.search.descent import beam_descent, fastest
-from tasks.search.exact import Infeasible, Optimum, optimum
+from tasks.search.exact import Infeasible, Optimum, Unknown, optimum
 from tasks.search.genetic import Winner, search
 from tasks.search.problem import Codes, Problem, Values, unique_rows
 from tasks.search.settings import Settings
@@ -71,9 +71,11 @@ class Exact:
                 self._quickest = self.quickest(self._limits)
             return self._quickest
         try:
-            return self._canonical(self._solve(budgets, self._pace, 0.0).code)
+            code = self._canonical(self._solve(budgets, self._pace, 0.0).code)
         except Infeasible:
             return self._genetic.quickest(budgets)
+        self._genetic.knows(code)
+        return code
 
     def best(self) -> Codes:
         """The best score; of equal ones the fastest."""
@@ -113,7 +115,10 @@ class Exact:
         while True:
             view = self._view(active, prices, weight)
             most = np.array([bounds[row] for row in active])
-            found = optimum(view, most, self._settings.tolerance)
+            try:
+                found = optimum(view, most, self._settings.tolerance)
+            except Unknown:
+                return self._asked(view, most, budgets, timed=weight == 0.0)
             costs = self._chain.value(found.code)[1]
             excess = {row: costs[row] / most - 1 for row, most in bounds.items()}
             row = max(excess, key=excess.__getitem__, default=0)
@@ -125,7 +130,7 @@ class Exact:
         return self._asked(view, most, budgets, timed=weight == 0.0)
 
     def _asked(self, view: Chain, most: Values, budgets: Values, *, timed: bool) -> Optimum:
-        """Where a cost is no sum: from what the genetic search finds, the best of the SubNets that keep its budget."""
+        """Where a cost is no sum, or none was found: from what the genetic search finds, the best of those within budgets."""
         known = None
         code = self._genetic.quickest(budgets) if timed else self._genetic.winner(budgets).code
         if self._allowed(code[None], budgets)[0]:
@@ -186,8 +191,12 @@ class Genetic:
         if self._exact is not None and not self._problem.evaluate(found[None]).within(budgets)[0]:
             with suppress(UserError):  # variables that hang together too much for it
                 found = self._exact().quickest(budgets)
-        self._goals.append(found)
+        self.knows(found)
         return found
+
+    def knows(self, code: Codes) -> None:
+        """A fast SubNet (V,) that others are repaired towards."""
+        self._goals.append(code)
 
     def best(self) -> Codes:
         """With the larger of the largest and the fastest SubNet's latency as the budget."""

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_training import MODEL
 
-from tasks import base
+import tailor_ir
+from tasks import base, finetune
+from tasks import compile as compile_stage
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings
 from tasks.errors import UserError
@@ -46,18 +50,24 @@ def settings(**changes: Any) -> base.Settings:
     return base.Settings.model_validate({**common, "device": "cpu", "checkpoint_every_s": 0, **changes})
 
 
-def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **changes: Any) -> dict[str, Any]:
-    """As many cores as ranks, so that each has one thread, and results can be equal to the last bit."""
-    folder.mkdir(exist_ok=True)
-    options = settings(**changes)
+@contextmanager
+def as_many_cores(processes: int, first_core: int = 0) -> Iterator[None]:
+    """As ranks, so that each has one thread, and results can be equal to the last bit."""
     allowed = os.sched_getaffinity(0)
     cores = sorted(allowed) * 2
     first_core %= len(allowed)
-    os.sched_setaffinity(0, cores[first_core : first_core + options.processes])
+    os.sched_setaffinity(0, cores[first_core : first_core + processes])
     try:
-        return base.run(options, MODEL, DataSettings(), folder, progress or Silent())
+        yield
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **changes: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    options = settings(**changes)
+    with as_many_cores(options.processes, first_core):
+        return base.run(options, MODEL, DataSettings(), folder, progress or Silent())
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -79,13 +89,13 @@ def losses(folder: Path) -> dict[int, float]:
 class Killer(Silent):
     """Kills rank 1 once, in the middle."""
 
-    def __init__(self) -> None:
-        self.killed = False
+    def __init__(self, step: int = STEPS // 2) -> None:
+        self.step, self.killed = step, False
         self.steps: list[int] = []
 
     def metrics(self, values: dict[str, float], step: int) -> None:
         self.steps.append(step)
-        if step >= STEPS // 2 and not self.killed:
+        if step >= self.step and not self.killed:
             self.killed = True
             for child in psutil.Process().children(recursive=True):
                 if "tasks.finetune.worker" in child.cmdline() and child.environ().get("RANK") == "1":
@@ -116,6 +126,39 @@ def test_after_a_rank_is_killed_the_result_is_the_same_to_the_last_bit(
     assert told == list(range(1, STEPS + 1))
     assert_same(folder, undisturbed)
     assert losses(folder) == losses(undisturbed)
+
+
+def test_a_supernet_whose_rank_is_killed_is_the_same_to_the_last_bit(undisturbed: Path, tmp_path: Path) -> None:
+    """Random SubNets of a space that opens in phases, a teacher of its own, and mixed images are all those of the step."""
+    data = DataSettings()
+    compiled, steps = tmp_path / "compiled", 9
+    compile_stage.run(compile_stage.Settings(), MODEL, data, undisturbed / "weights.safetensors", None, compiled)
+    options = finetune.Settings.model_validate(
+        {"epochs": 1, "batch_size": 128, "micro_batch": 32, "processes": 2, "device": "cpu", "checkpoint_every_s": 0}
+        | {
+            "strategy": "progressive",
+            "teacher": "base",
+            "random_subnets": 1,
+            "mixing": {"mixup_alpha": 0.2, "cutmix_alpha": 1.0},
+        }
+    )
+
+    def tuned(name: str, progress: Silent) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        with as_many_cores(2):
+            finetune.run(options, data, compiled / "supernet", tmp_path / name, progress)
+        return tmp_path / name
+
+    killer = Killer(steps // 2)
+    with pytest.raises(UserError, match="rank 1 was killed by SIGKILL"):
+        tuned("run", killer)
+    found, expected = tuned("run", Silent()), tuned("expected", Silent())
+    assert killer.killed
+    assert losses(found) == losses(expected)
+    assert sorted(losses(found)) == list(range(1, steps + 1))
+    tensors, wanted = (tailor_ir.load(folder / "supernet").elastic.tensors() for folder in (found, expected))
+    assert tensors.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in tensors.items())
 
 
 def test_the_average_of_the_weights_is_the_result(undisturbed: Path, tmp_path: Path) -> None:

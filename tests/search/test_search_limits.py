@@ -1,5 +1,6 @@
 """Search within several limits at once: of energy, memory, parameters and MACs, besides the latency."""
 
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -22,9 +23,10 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search import Settings, Target, run
+from tasks.search import Settings, Target, exact, run
 from tasks.search.moments import moments
-from tasks.search.problem import CostModel
+from tasks.search.problem import CostModel, Problem
+from tasks.search.stage import method_of
 from tests.ir.elastic_networks import NETWORKS, compiled
 
 seeds = st.integers(0, 2**32 - 1)
@@ -138,6 +140,35 @@ def test_winners_within_limits_are_those_of_brute_force(
             assert winner["predicted_score"] == pytest.approx(best, abs=1e-9)
         else:
             assert winner["predicted_score"] <= best + 1e-9
+
+
+@some
+@given(seeds, st.floats(0.05, 0.9))
+def test_an_exact_search_that_cannot_go_through_everything_finds_one_and_says_how_far_the_optimum_may_be(
+    seed: int, share: float
+) -> None:
+    net = network(SMALL[0])
+    latency, accuracy, _ = predictors(net, seed)
+    problem = Problem(net.space, latency, accuracy, (parameter_sums(net), mac_sums(net)))
+    scores = problem.evaluate(np.unique(net.space.canonical_codes(all_codes(net)), axis=0))
+    budgets = np.quantile(scores.costs, share, axis=0) * np.random.default_rng(seed).uniform(0.9, 1.1, 3)
+    if not scores.within(budgets).any():
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "MOST_STATES", 4)
+        patch.setattr(exact, "BEAMS", (1,))
+        method = method_of(problem, net.space, Settings(method="exact", tolerance=0.05), budgets)
+        method.quickest(budgets)
+        winner = method.winner(budgets)
+    found = problem.evaluate(winner.code[None])
+    assert found.within(budgets * (1 + 1e-9))[0]
+    told = re.fullmatch(
+        r"(?:optimal|within (\S+) points of the optimum)(?: within (\S+)% of the budget)?", winner.stopped
+    )
+    assert told is not None
+    points, percent = (float(number or 0) for number in told.groups())
+    tighter = scores.within(budgets * (1 - 1.01 * percent / 100))
+    assert not tighter.any() or found.score[0] + 1.05 * points / 100 >= scores.score[tighter].max() - 1e-9
 
 
 @pytest.fixture(scope="module")
