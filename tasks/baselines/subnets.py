@@ -12,19 +12,21 @@ from tasks.search.methods import Genetic
 from tasks.search.problem import Codes, Problem, unique_rows
 from tasks.search.settings import Settings as SearchSettings
 
+WIDTHS = ("width_mult", "expand_ratio")
 MOST_DRAWS = 1000
 """Codes that are drawn for each random SubNet before there are taken to be no more different ones."""
 
 
 def uniform(space: Space) -> Codes:
-    """Codes (n, V) in which all variables share one relative level, at each resolution.
+    """Codes (n, V) in which all variables, or all widths alone, share one relative level, at each resolution.
 
     Width and resolution multipliers of a whole network. Source: MobileNets (arXiv:1704.04861) §3.3, 3.4.
     """
-    scaled = np.array([variable.kind != "resolution" for variable in space.variables])
-    shrunk = uniform_codes(space, scaled)
+    kinds = np.array([variable.kind for variable in space.variables])
+    resolutions = kinds == "resolution"
+    shrunk = np.concatenate([uniform_codes(space, mask) for mask in (~resolutions, np.isin(kinds, WIDTHS))])
     found = [shrunk]
-    for column in np.flatnonzero(~scaled):
+    for column in np.flatnonzero(resolutions):
         for choice in range(int(space.cardinalities[column]) - 1):
             smaller = shrunk.copy()
             smaller[:, column] = choice

@@ -142,6 +142,18 @@ def test_uniform_subnets_have_one_level_at_each_resolution(case: Case) -> None:
         assert {row.tobytes() for row in uniform_codes(space, mask)} <= found
 
 
+def test_uniform_subnets_are_shrunk_in_width_alone_too() -> None:
+    network = timm.create_model("test_resnet", num_classes=10, in_chans=1).eval()
+    space = tailor_ir.compile(network, torch.zeros(1, 1, 32, 32)).space
+    kinds = np.array([variable.kind for variable in space.variables])
+    largest = space.cardinalities - 1
+    found = subnets.uniform(space)
+    whole = found[(found == largest)[:, kinds == "depth"].all(axis=1)]
+    assert len(whole) == 3 * 3 < len(found)
+    shares = whole[:, (kinds == "width_mult") & (largest == 2)]
+    assert {tuple(row) for row in shares} == {(level,) * shares.shape[1] for level in (0, 1, 2)}
+
+
 def test_random_subnets_are_different_ones_as_many_as_there_are(case: Case) -> None:
     space = case.net.space
     first = subnets.random(space, 20, np.random.default_rng(3))
