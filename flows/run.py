@@ -14,7 +14,9 @@ from flows.progress import StageProgress, Stopped
 from flows.tracking import Tracker
 from flows.versions import code_version
 from tasks.artifacts import StageFolder, Store, digest_of
+from tasks.errors import UserError
 from tasks.progress import Progress
+from tasks.shortage import shortage
 
 SECONDS = "seconds"
 
@@ -114,6 +116,11 @@ class Run:
             interrupted = isinstance(error, KeyboardInterrupt | Stopped)
             self.tracker.finish(run_id, "KILLED" if interrupted else "FAILED")
             _remove_if_empty(folder.path)
+            if what := shortage(error):
+                first = str(error).partition("\n")[0] or type(error).__name__
+                raise UserError(
+                    stage.name, f"{what}: {first}", next_step="make room, or ask for less; the same command goes on"
+                ) from error
             raise
         finally:
             metrics.flush()

@@ -21,13 +21,12 @@ from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
 from tasks.finetune.networks import open_network
+from tasks.shortage import is_out_of_memory
 
 TIMEOUT = timedelta(minutes=10)
 ORPHANED = 3
 STAY = ("user", "memory")
 """Kinds of errors that a rank that is started again would only meet again."""
-NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
-"""What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""
 
 
 def _end_with_launcher() -> None:
@@ -74,13 +73,6 @@ def main() -> None:
         kind = "user" if isinstance(error, UserError) else "memory" if is_out_of_memory(error) else "other"
         write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
         raise
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device or this machine had no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from tasks.data import DataSettings
 from tasks.errors import UserError
 from tasks.finetune import launcher
 from tasks.finetune.checkpoint import finished_steps
-from tasks.finetune.worker import is_out_of_memory
 from tasks.progress import Silent
+from tasks.shortage import is_out_of_memory
 
 STEPS = 18
 

@@ -1,0 +1,25 @@
+"""Errors that say that a machine has run out of something."""
+
+import errno
+
+import torch
+
+NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
+"""What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def shortage(error: BaseException) -> str | None:
+    """What has run out, in words; None where the error is another one."""
+    if is_out_of_memory(error):
+        return "the memory is full"
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return "the disk is full"
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
