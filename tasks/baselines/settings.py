@@ -52,7 +52,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    uniform: bool = Field(False, description="SubNets with one relative width (and depth) everywhere, at each resolution")
+    uniform: bool = Field(
+        False, description="SubNets with one relative width (and depth) everywhere, at each resolution"
+    )
     random: int = Field(0, ge=0, le=10_000, description="random SubNets")
     macs: bool = Field(False, description="what the genetic search finds with MACs in the place of the latency")
     siblings: tuple[Annotated[Sibling, BeforeValidator(_named)], ...] = Field(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import distributed, nn
@@ -23,6 +24,7 @@ from tasks.finetune.job import Job
 from tasks.finetune.losses import loss_of
 from tasks.finetune.mixing import mix
 from tasks.finetune.networks import Network
+from tasks.finetune.precision import mixed_precision
 from tasks.finetune.sampling import Role
 from tasks.finetune.settings import TrainSettings
 
@@ -82,7 +84,7 @@ class Trainer:
         self.first_of_node = int(os.environ["LOCAL_RANK"]) == 0
         mixed = self.settings.precision == "bfloat16"
         self.dtype = torch.float32 if mixed else getattr(torch, self.settings.precision)
-        self.mixed = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+        self._mixed = partial(mixed_precision, device, enabled=mixed)
         self.layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
         self.teacher = None if network.teacher is None else self._placed(network.teacher).requires_grad_(False).eval()
         self._placed(network.module).train()
@@ -217,14 +219,14 @@ class Trainer:
         """Forward and backward of every SubNet on one micro-batch, and of its teacher; the losses times `share`."""
         teacher_BK: torch.Tensor | None = None
         if self.teacher is not None:
-            with torch.no_grad(), self.mixed:
+            with torch.no_grad(), self._mixed():
                 teacher_BK = self.teacher(resize(x_BCHW, self.network.base_size))
         losses = []
         for index, role in enumerate(roles):
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
                 size = self.network.activate(role)
-                with self.mixed:
+                with self._mixed():
                     logits_BK = self.parallel(resize(x_BCHW, size))
                 loss = loss_of(logits_BK, target, teacher_BK if role.distilled else None, self.settings) * share
                 loss.backward()

@@ -110,6 +110,27 @@ def test_evaluation_leaves_the_stored_statistics_alone_and_goes_on_where_it_stop
         assert torch.equal(tensor, before[name]), name
 
 
+def test_mixed_precision_gives_about_the_same_first_losses(trained: Trained, compiled: Path, tmp_path: Path) -> None:
+    """SubNets, their teacher, and weights that are parts of others, all under autocast."""
+    settings = finetune.Settings(
+        epochs=1,
+        batch_size=64,
+        micro_batch=32,
+        processes=1,
+        precision="bfloat16",
+        device="cpu",
+        learning_rate=5e-4,
+        recalibration_images=256,
+        strategy="compound",
+    )
+    finetune.run(settings, DataSettings(), compiled, tmp_path, Silent())
+    exact, mixed = trained[1][0], read_lines(tmp_path / "history.jsonl")
+    for key in ("loss_largest", "loss_smallest", "loss_random"):
+        found, expected = ([line[key] for line in lines[:6]] for lines in (mixed, exact))
+        assert found != expected
+        assert found == pytest.approx(expected, rel=0.05)
+
+
 def test_compound_sampling_couples_the_variables_of_a_stage(compiled: Path) -> None:
     space = tailor_ir.load(compiled).space
     rng = np.random.default_rng(0)
