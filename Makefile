@@ -16,7 +16,8 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # a few libraries ship templates that are no Python
 	$(BIN)/python -m pip check
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
