@@ -131,10 +131,10 @@ def test_after_a_rank_is_killed_the_result_is_the_same_to_the_last_bit(
 def test_a_supernet_whose_rank_is_killed_is_the_same_to_the_last_bit(undisturbed: Path, tmp_path: Path) -> None:
     """Random SubNets of a space that opens in phases, a teacher of its own, and mixed images are all those of the step."""
     data = DataSettings()
-    compiled, steps = tmp_path / "compiled", 9
+    compiled, steps = tmp_path / "compiled", 6
     compile_stage.run(compile_stage.Settings(), MODEL, data, undisturbed / "weights.safetensors", None, compiled)
     options = finetune.Settings.model_validate(
-        {"epochs": 1, "batch_size": 128, "micro_batch": 32, "processes": 2, "device": "cpu", "checkpoint_every_s": 0}
+        {"epochs": 1, "batch_size": 192, "micro_batch": 96, "processes": 2, "device": "cpu", "checkpoint_every_s": 0}
         | {
             "strategy": "progressive",
             "teacher": "base",

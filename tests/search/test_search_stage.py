@@ -93,7 +93,7 @@ def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     every = np.stack(np.meshgrid(*map(np.arange, net.space.cardinalities), indexing="ij"), -1)
     codes = np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
-    settings = Settings.model_validate({"method": method, "tolerance": 0})
+    settings = Settings.model_validate({"method": method, "tolerance": 0, "plateau": 10})
     found = search(supernet, latency, accuracy, settings, tmp_path)
     for row in found["winners"]:
         assert row["predicted_score"] == pytest.approx(score[latency_ms <= row["budget_ms"]].max(), abs=1e-12)

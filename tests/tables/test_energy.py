@@ -107,7 +107,7 @@ def test_energies_of_operators_are_measured_beside_times_in_situ_and_summed_up(
 ) -> None:
     """One runtime will do: what differs between them is above."""
     enumeration.run(supernet, tmp_path, Silent())
-    measure = MEASURE.model_copy(update={"time_cap_ms": 2.0})
+    measure = MEASURE.model_copy(update={"time_cap_ms": 2.0, "energy_ms": 200.0})
     settings = profile.Settings(measure=measure, subnet=SUBNET)
     planned = plan(settings, tmp_path, rapl_agent.capabilities(), supernet)
     result = profile.run(settings, tmp_path, rapl_agent, tmp_path, Silent(), supernet)
