@@ -1,12 +1,11 @@
 """Errors that say that a machine has run out of something."""
 
-import errno
-
 import torch
+
+from profiling_agents.store import NO_SPACE
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
 """What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def shortage(error: BaseException) -> str | None:
