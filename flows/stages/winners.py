@@ -49,12 +49,14 @@ def search(
         settings["rules"] = [asdict(one) for one in rules]
     if len(devices) > 1:
         settings["devices"] = list(devices)
+    fronts = [f"{name}/{front}" for name in devices] if len(devices) > 1 else [front]
+    whole = [tasks.search.WHOLE_FRONT_FILE] if config.search.lists_whole_front(len(devices)) else []
     stage = Stage(
         name=f"search/{devices[0] if len(devices) == 1 else 'together'}",
         modules=("tasks.search",),
         settings=settings,
         inputs=(supernet, accuracy_file, *latency_files, *energy_files),
-        artifacts=tuple(f"{name}/{front}" for name in devices) if len(devices) > 1 else (front,),
+        artifacts=(*fronts, *whole),
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def front(device: Row) -> go.Figure:
         style = {"color": ORANGE, "size": 8, "symbol": symbol}
         _scatter(figure, f"uniformly shrunk: {scaled}", rows, device, style, "lines+markers", "dot")
     baselines.draw(figure, device)
+    if device["whole_front"] is not None:
+        _whole_front(figure, device["whole_front"])
     winners = list({row["digest"]: row for row in device["winners"]}.values())
     on_front = [row for row in winners if row["on_front"]]
     _scatter(figure, "winners", on_front, device, {"color": BLUE, "size": 9}, "lines+markers")
@@ -100,6 +102,18 @@ def front(device: Row) -> go.Figure:
         marker={"color": PURPLE, "size": 20, "symbol": "circle-open", "line": {"width": 3}},
     )  # fmt: skip
     return figure
+
+
+def _whole_front(figure: go.Figure, whole: Row) -> None:
+    """What the predictors say of the complete space."""
+    figure.add_scatter(
+        x=whole["predicted_ms"],
+        y=[100 * accuracy for accuracy in whole["predicted_accuracy"]],
+        name=f"whole front, predicted (validation accuracy): {len(whole['predicted_ms'])} SubNets",
+        mode="lines",
+        line={"color": GREY, "width": 1, "shape": "hv"},
+        hovertemplate="predicted %{x:.4g} ms, %{y:.2f} %<extra></extra>",
+    )
 
 
 def _scatter(

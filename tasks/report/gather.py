@@ -110,6 +110,7 @@ def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row
         "latency_correction": validation["correction"],
         "lut": _lut(lut),
         "hypervolume": front["hypervolume"],
+        "whole_front": front["whole_front"],
         "refinement": refinement(device.search, front),
         "exported": files_of(exports),
     }

@@ -1,11 +1,10 @@
 """The best SubNet within a budget over the complete space, with a guarantee.
 
-Gain (predicted accuracy) and costs (predicted latency, energy, …) are sums of terms with few variables each. A Lagrangian
-price of the costs gives, for every state along the chain (`tasks.search.chain`), how much the rest can still add; partial
-SubNets that cannot beat the best known one are dropped, as are those that another one in the same state dominates. What is
-left is small, so that going through it is exact. Where it is not, partial SubNets whose costs differ by less than a share of
-`tolerance` of the budget count as equal. Sources: Fisher, *The Lagrangian relaxation method* (Management Science 27, 1981);
-Ibarra and Kim, *Fast approximation algorithms for the knapsack and sum of subset problems* (JACM 22, 1975).
+Gain (predicted accuracy) and costs (predicted latency, energy, …) are sums of terms with few variables each. With a Lagrangian
+price of the costs, partial SubNets that cannot beat the best known one are dropped along the chain (`tasks.search.passage`).
+What is left is small, so that going through it is exact. Where it is not, partial SubNets whose costs differ by less than a
+share of `tolerance` of the budget count as equal. Source: Fisher, *The Lagrangian relaxation method* (Management Science 27,
+1981).
 
 With several costs more partial SubNets may be left than can be gone through. Then the least promising are left out, and how
 much the best of these may gain is the stated gap. So it is, too, where a cost is no sum: sums that it is never below bound it,
@@ -14,23 +13,19 @@ and whole SubNets are asked (`allowed`).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from tasks.search.chain import Chain, Step, Values
+from tasks.search.chain import Chain, Values
+from tasks.search.passage import SLACK, Codes, Passage, passage
 
-Codes = NDArray[np.int64]
 Allowed = Callable[[Codes], NDArray[np.bool_]]
 BEAMS: tuple[int, ...] = (512, 8192)
-MOST_STATES = 200_000
 PRICE_ROUNDS = 60
-SLACK = 1e-12
 ASKED = 256  # whole SubNets at once
 MOST_ASKED = 20_000  # states, where whole SubNets are asked
-RIVALS = 12
 PENALTY = 10.0
 LARGEST_SHARE = 1e6  # of a budget: more is the same to the prices
 
@@ -55,20 +50,6 @@ class Infeasible(Exception):
 
 class Unknown(Infeasible):
     """No SubNet that is allowed was found; there may be one."""
-
-
-@dataclass(slots=True)
-class _States:
-    """n partial SubNets: position in the frontier (n,), gain (n,), costs (K, n); and whence each came."""
-
-    at: NDArray[np.int64]
-    gain: Values
-    costs: Values
-    parent: NDArray[np.int64]
-    choice: NDArray[np.int64]
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "_States":
-        return _States(self.at[rows], self.gain[rows], self.costs[:, rows], self.parent[rows], self.choice[rows])
 
 
 def optimum(
@@ -96,22 +77,17 @@ def optimum(
         if bound < lowest:
             raise Infeasible
     rest = chain.rest(prices)
-    through = partial(_through, chain, budgets, prices, rest, allowed=allowed)
-
-    def floor() -> float:
-        return lowest if known is None else known.gain
-
-    for beam in BEAMS:
+    for beam in (*BEAMS, MOST_ASKED if allowed else None):
         if known is not None and known.gain >= bound - SLACK * abs(bound):
             return known
-        better = through(floor(), beam, 0.0).best
+        floor = lowest if known is None else known.gain
+        found = passage(chain, budgets, prices, rest, floor, beam=beam, tolerance=tolerance, dominance=allowed is None)
+        better = _best_of(found, budgets, floor, allowed)
         known = known if better is None else better
-    if known is not None and known.gain >= bound - SLACK * abs(bound):
-        return known
-    found = through(floor(), MOST_ASKED if allowed else None, tolerance)
-    best = known if found.best is None else found.best
-    if best is not None:
-        return replace(best, error=found.error, gap=max(0.0, found.dropped - best.gain))
+        if found.dropped <= _gain(known):
+            break
+    if known is not None:
+        return replace(known, error=found.error, gap=max(0.0, found.dropped - known.gain))
     if np.isfinite(found.dropped):
         raise Unknown
     raise Infeasible
@@ -211,133 +187,18 @@ def _mixed(gains: Values, shares: Values, penalty: float) -> tuple[Values, bool]
     return prices, bool(found.x[-1] > SLACK)
 
 
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """The best code that was found; the error that thinning made; the most that a partial code that was left out may gain."""
-
-    best: Optimum | None
-    error: float
-    dropped: float = -np.inf
-
-
-def _through(
-    chain: Chain,
-    budgets: Values,
-    prices: Values,
-    rest: list[Values],
-    floor: float,
-    beam: int | None,
-    tolerance: float,
-    *,
-    allowed: Allowed | None,
-) -> _Passage:
-    """The best code above `floor`: of all, or of the `beam` most promising partial ones."""
-    states = _States(
-        np.zeros(1, np.int64),
-        np.zeros(1),
-        np.zeros((chain.constraints, 1)),
-        np.zeros(1, np.int64),
-        np.zeros(1, np.int64),
-    )
-    passed: list[_States] = []
-    width = tolerance * budgets / len(chain.steps)
-    error, dropped = 0.0, -np.inf
-    for number, step in enumerate(chain.steps):
-        states = _extended(step, states)
-        left = budgets[:, None] - states.costs
-        promise = states.gain + rest[number + 1][states.at] + prices @ left
-        keep = promise > floor + SLACK * abs(floor)
-        for k in range(chain.constraints):
-            keep &= chain.least[k][number + 1][states.at] <= left[k]
-        states, promise = states.take(keep), promise[keep]
-        if not len(states.at):
-            return _Passage(None, error, dropped)
-        if allowed is None:
-            rows = _undominated(states) if chain.constraints == 1 else _less_dominated(states, promise)
-            states, promise = states.take(rows), promise[rows]
-        most = (MOST_STATES if chain.constraints == 1 else MOST_STATES // 4) if beam is None else beam
-        if beam is None and len(states.at) > most:
-            rows = _thinned(states, width)
-            states, promise = states.take(rows), promise[rows]
-            error += tolerance / len(chain.steps)
-        if len(states.at) > most and (beam is not None or chain.constraints > 1):
-            rows = np.argpartition(-promise, most)
-            dropped = max(dropped, float(promise[rows[most:]].max()))
-            states = states.take(rows[:most])
-        passed.append(states)
+def _best_of(found: Passage, budgets: Values, floor: float, allowed: Allowed | None) -> Optimum | None:
+    """Of the whole SubNets within the budgets that gain more than `floor` the best one that is allowed."""
+    states = found.whole
+    if states is None:
+        return None
     within = np.flatnonzero((states.costs <= budgets[:, None]).all(axis=0) & (states.gain > floor))
-    return _Passage(_best_of(chain, passed, within[np.argsort(-states.gain[within])], allowed), error, dropped)
-
-
-def _best_of(chain: Chain, passed: list[_States], rows: NDArray[np.int64], allowed: Allowed | None) -> Optimum | None:
-    """The first of `rows` of the last states that is allowed."""
+    rows = within[np.argsort(-states.gain[within])]
     for start in range(0, len(rows) if allowed else min(1, len(rows)), ASKED):
-        some = rows[start : start + ASKED]
-        codes = _codes(chain, passed, some if allowed else some[:1])
+        some = rows[start : start + ASKED] if allowed else rows[:1]
+        codes = found.codes(some)
         good = np.flatnonzero(allowed(codes)) if allowed else np.zeros(1, np.int64)
         if len(good):
             row = int(some[good[0]])
-            return Optimum(code=codes[good[0]], gain=float(passed[-1].gain[row]), costs=passed[-1].costs[:, row])
+            return Optimum(code=codes[good[0]], gain=float(states.gain[row]), costs=states.costs[:, row])
     return None
-
-
-def _codes(chain: Chain, passed: list[_States], rows: NDArray[np.int64]) -> Codes:
-    """Codes (n, V) of rows (n,) of the last states."""
-    codes = np.zeros((len(rows), len(chain.cardinalities)), np.int64)
-    for step, layer in zip(reversed(chain.steps), reversed(passed), strict=True):
-        codes[:, step.variable] = layer.choice[rows]
-        rows = layer.parent[rows]
-    return codes
-
-
-def _extended(step: Step, states: _States) -> _States:
-    """Every state with every choice."""
-    around = step.around[states.at]
-    choices = around.shape[1]
-    flat = around.ravel()
-    return _States(
-        step.after[flat],
-        np.repeat(states.gain, choices) + step.gain[flat],
-        np.repeat(states.costs, choices, axis=1) + step.costs[:, flat],
-        np.repeat(np.arange(len(states.at)), choices),
-        np.tile(np.arange(choices), len(states.at)),
-    )
-
-
-def _undominated(states: _States) -> NDArray[np.int64]:
-    """Rows that no other one in the same place equals at no higher cost."""
-    order = np.lexsort((-states.gain, states.costs[0], states.at))
-    at, gain = states.at[order], states.gain[order]
-    first = np.r_[True, at[1:] != at[:-1]]
-    step = float(np.ptp(gain)) + 1.0
-    lifted = gain + np.cumsum(first) * step
-    best_before = np.r_[-np.inf, np.maximum.accumulate(lifted)[:-1]]
-    return order[first | (lifted > best_before)]
-
-
-def _less_dominated(states: _States, promise: Values) -> NDArray[np.int64]:
-    """Rows, without most of those that another one in the same place equals at no higher cost of any kind.
-
-    Looked for among the most promising ones in the place, and those that are a little more promising.
-    """
-    order = np.lexsort((-promise, states.at))
-    at, gain, costs = states.at[order], states.gain[order], states.costs[:, order]
-    first = np.maximum.accumulate(np.where(np.r_[True, at[1:] != at[:-1]], np.arange(len(at)), 0))
-    here = np.arange(len(at))
-    dominated = np.zeros(len(at), bool)
-    for number in range(RIVALS):
-        for rival in (first + number, here - 1 - number):
-            rows = np.flatnonzero((rival >= first) & (rival < here) & ~dominated)
-            other = rival[rows]
-            below = (gain[other] >= gain[rows]) & (costs[:, other] <= costs[:, rows]).all(axis=0)
-            dominated[rows[below]] = True
-    return order[~dominated]
-
-
-def _thinned(states: _States, width: Values) -> NDArray[np.int64]:
-    """In each place, of rows whose costs are in the same interval of `width` (K,), the one with the largest gain."""
-    intervals = np.floor(states.costs / np.maximum(width, 1e-300)[:, None]).astype(np.int64)
-    order = np.lexsort((states.gain, *intervals, states.at))
-    keys = np.stack([states.at, *intervals])[:, order]
-    last = np.r_[(keys[:, 1:] != keys[:, :-1]).any(axis=0), True]
-    return order[last]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.errors import UserError
+from tasks.progress import Progress
 from tasks.search.chain import Chain
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.exact import Infeasible, Optimum, Unknown, optimum
@@ -17,6 +18,7 @@ from tasks.search.genetic import Winner, search
 from tasks.search.problem import Codes, Problem, Values, unique_rows
 from tasks.search.settings import Settings
 from tasks.search.terms import Additive, Bounds
+from tasks.search.whole import Points, whole_front
 
 if TYPE_CHECKING:
     from tasks.search.nsga2 import Front
@@ -90,6 +92,14 @@ class Exact:
         if found.error:
             stopped += f" within {100 * found.error:.2g}% of the budget"
         return Winner(code=self._canonical(found.code), generations=0, stopped=stopped)
+
+    def whole_front(self, progress: Progress, name: str) -> Points:
+        """All SubNets that are optimal for some latency budget (`tasks.search.whole`), where there are no other costs."""
+        slowest_ms = float(self._problem.evaluate(self.best()[None]).latency_ms[0])
+        found = whole_front(self._view([0], None, 1.0), slowest_ms, self._settings.tolerance, progress, name)
+        codes = self._problem.space.canonical_codes(found.codes)
+        scores = self._problem.evaluate(codes)
+        return Points(codes, scores.latency_ms, scores.score, found.error)
 
     def _solve(self, budgets: Values, prices: Values | None = None, weight: float = 1.0) -> Optimum:
         """The best of all cases; the gain is `weight` times the score less the `prices` of the chain's rows."""

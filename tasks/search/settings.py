@@ -27,9 +27,10 @@ class Limits(BaseModel):
 class Settings(BaseModel):
     """How the best SubNet within a budget is found.
 
-    exact: over the complete space, within `tolerance` of the budget (`tasks.search.exact`). genetic: as in OFA (ICLR 2020,
-    §3.4 and its released evolution finder), started from a beam; the settings from `population` on are its own. nsga2: one run
-    of NSGA-II for all budgets, with these settings but `parent_share`, `populations` and `rebalance`.
+    exact: over the complete space, within `tolerance` of the budget (`tasks.search.exact`); of one device without limits it
+    lists the whole front, too (`tasks.search.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its released evolution finder),
+    started from a beam; the settings from `population` on are its own. nsga2: one run of NSGA-II for all budgets, with these
+    settings but `parent_share`, `populations` and `rebalance`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,6 +64,10 @@ class Settings(BaseModel):
     )
     beam_width: int = Field(16, ge=0, description="states that a beam keeps for the first population; 0: no beam")
     seed: int = Field(0, ge=0)
+
+    def lists_whole_front(self, devices: int) -> bool:
+        """Whether every SubNet that is optimal for some budget is listed, besides the winners."""
+        return self.method == "exact" and devices == 1 and not self.limits.given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
         """Latency budgets of one device [ms]; None: by itself."""

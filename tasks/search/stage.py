@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 import tailor_ir
 from tailor_ir import Space, SuperNet
@@ -26,8 +28,10 @@ from tasks.search.methods import Exact, Genetic, Method, Nsga2
 from tasks.search.problem import AccuracyModel, Codes, CostModel, Problem, Values
 from tasks.search.settings import Limits, Settings
 from tasks.search.terms import additive, chain_of
+from tasks.search.whole import Points
 
 FRONT_FILE = "front.json"
+WHOLE_FRONT_FILE = "whole_front.parquet"
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 
 
@@ -65,11 +69,36 @@ def run(
         target.name: _front(net, problem, method, settings, costs, column, budgets, winners)
         for column, target in enumerate(targets)
     }
+    whole = None
+    if settings.lists_whole_front(len(targets)):
+        assert isinstance(method, Exact)
+        whole = method.whole_front(progress, targets[0].name)
     for name, front in fronts.items():
+        front["whole_front"] = None if whole is None else _whole_front(problem, whole)
         folder = out / name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)
+        if whole is not None:
+            _write_table(net.space, problem, whole, folder / WHOLE_FRONT_FILE)
         write_json(folder / FRONT_FILE, front)
     return fronts
+
+
+def _whole_front(problem: Problem, whole: Points) -> dict[str, Any]:
+    """Its SubNets by ascending latency, and the share of a budget that it may miss."""
+    return {
+        "error": whole.error,
+        "predicted_ms": whole.cost.tolist(),
+        "predicted_accuracy": problem.accuracy.predict(whole.codes).tolist(),
+    }
+
+
+def _write_table(space: Space, problem: Problem, whole: Points, file: Path) -> None:
+    """A row for each SubNet of the whole front: digest, predictions, and a column for each variable's choice."""
+    configs = [space.decode(code) for code in whole.codes]
+    columns: dict[str, Any] = {"digest": [space.digest(config) for config in configs]}
+    columns |= {name: values for name, values in _whole_front(problem, whole).items() if name != "error"}
+    columns |= {variable.name: [config[variable.name] for config in configs] for variable in space.variables}
+    parquet.write_table(pa.table(columns), file)
 
 
 def _costs(net: SuperNet, targets: Sequence[Target], limits: Limits) -> list[Cost]:

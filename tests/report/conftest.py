@@ -61,7 +61,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
         predictor = AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE)
         found = stage(
             "search",
-            lambda out: search.run(supernet, [here], predictor, search.Settings(), out, silent)["here"],
+            lambda out: search.run(supernet, [here], predictor, search.Settings(method="exact"), out, silent)["here"],
         )
         quick = export.Settings(measure=QUICK)
         exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))

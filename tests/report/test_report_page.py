@@ -154,6 +154,17 @@ def test_front_chart_holds_winners_base_baseline_and_random_subnets(data: Report
     assert traces["base model"].y == (12.0,)
 
 
+def test_front_chart_draws_the_whole_front_where_there_is_one(data: Report) -> None:
+    (device,) = data["devices"]
+    whole = device["whole_front"]
+    (trace,) = [trace for trace in charts.front(device).data if trace.name.startswith("whole front")]
+    assert list(trace.x) == whole["predicted_ms"]
+    assert list(trace.y) == [100 * accuracy for accuracy in whole["predicted_accuracy"]]
+    assert f": {len(whole['predicted_ms'])} SubNets" in trace.name
+    without = charts.front({**device, "whole_front": None})
+    assert not [trace for trace in without.data if trace.name.startswith("whole front")]
+
+
 def test_error_chart_tells_held_out_subnets_from_those_of_the_fit(data: Report) -> None:
     (device,) = data["devices"]
     traces = {trace.name: trace for trace in charts.latency_errors(device).data}

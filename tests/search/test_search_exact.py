@@ -18,7 +18,7 @@ from tasks.predict.correction import Correction
 from tasks.predict.interactions import strongest_pairs
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
-from tasks.search import exact
+from tasks.search import exact, passage
 from tasks.search.chain import Chain, Table
 from tasks.search.exact import Infeasible, Unknown, optimum
 from tasks.search.terms import chain_of, cost_tables
@@ -81,8 +81,8 @@ def test_the_optimum_is_that_of_brute_force(seed: int, constraints: int, share: 
 def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, constraints: int, share: float) -> None:
     chain, _, gain, costs = random_problem(seed, constraints)
     budgets = np.quantile(costs, share, axis=1)
-    before = exact.MOST_STATES, exact.BEAMS
-    exact.MOST_STATES, exact.BEAMS = 8, (1,)
+    before = passage.MOST_STATES, exact.BEAMS
+    passage.MOST_STATES, exact.BEAMS = 8, (1,)
     try:
         found = optimum(chain, budgets, tolerance=0.05)
     except Unknown:
@@ -91,7 +91,7 @@ def test_where_partial_subnets_are_left_out_the_stated_error_holds(seed: int, co
         assert not (costs <= (1 - 0.05) * budgets[:, None]).all(axis=0).any()
         return
     finally:
-        exact.MOST_STATES, exact.BEAMS = before
+        passage.MOST_STATES, exact.BEAMS = before
     assert 0 <= found.error <= 0.05 + 1e-12
     assert constraints > 1 or found.gap == 0
     assert constraints > 1 or found.gap == 0

@@ -23,7 +23,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search import Settings, Target, exact, run
+from tasks.search import Settings, Target, exact, passage, run
 from tasks.search.moments import moments
 from tasks.search.problem import CostModel, Problem
 from tasks.search.stage import method_of
@@ -155,7 +155,7 @@ def test_an_exact_search_that_cannot_go_through_everything_finds_one_and_says_ho
     if not scores.within(budgets).any():
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "MOST_STATES", 4)
+        patch.setattr(passage, "MOST_STATES", 4)
         patch.setattr(exact, "BEAMS", (1,))
         method = method_of(problem, net.space, Settings(method="exact", tolerance=0.05), budgets)
         method.quickest(budgets)

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 import tailor_ir
 from tasks.artifacts import read_json
@@ -19,7 +20,8 @@ from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search import FRONT_FILE, Settings, Target, run
+from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
+from tasks.search.front import pareto_mask
 
 
 @dataclass
@@ -84,14 +86,19 @@ def macs_ms(net: Any) -> LatencyPredictor:
     return LatencyPredictor(sums, Correction(offset_ms=0.25), Sums(net.space.cardinalities.tolist(), ()))
 
 
+def all_codes(net: Any) -> NDArray[np.int64]:
+    """Canonical, each once."""
+    every = np.stack(np.meshgrid(*map(np.arange, net.space.cardinalities), indexing="ij"), -1)
+    return np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
+
+
 @pytest.mark.parametrize("method", ["exact", "genetic", "nsga2"])
 def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
 ) -> None:
     net = tailor_ir.load(supernet)
     latency: Any = macs_ms(net) if method == "exact" else MacsLatency(net)
-    every = np.stack(np.meshgrid(*map(np.arange, net.space.cardinalities), indexing="ij"), -1)
-    codes = np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
+    codes = all_codes(net)
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
     settings = Settings.model_validate({"method": method, "tolerance": 0, "plateau": 10})
     found = search(supernet, latency, accuracy, settings, tmp_path)
@@ -119,3 +126,43 @@ def test_infeasible_budget_writes_nothing(supernet: Path, accuracy: AccuracyPred
     with pytest.raises(UserError, match=r"search\.budgets_ms: 0\.001 ms is below the fastest SubNet, predicted"):
         search(supernet, latency, accuracy, Settings(method="exact", budgets_ms=(0.001,)), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def random_ms(net: Any) -> LatencyPredictor:
+    """A millisecond for about a million MACs, another factor for each operator."""
+    rng = np.random.default_rng(0)
+    latencies = {feature: feature.macs / 1e6 * float(rng.uniform(0.5, 2)) for feature in net.unique_operators()}
+    none = Sums(net.space.cardinalities.tolist(), ())
+    return LatencyPredictor(Sums.compile(net, latencies), Correction(offset_ms=0.25), none)
+
+
+def test_an_exact_search_lists_the_whole_front(supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path) -> None:
+    net = tailor_ir.load(supernet)
+    latency = random_ms(net)
+    found = search(supernet, latency, accuracy, Settings(method="exact", tolerance=0.0), tmp_path)
+    codes = all_codes(net)
+    expected = codes[pareto_mask(latency.predict(codes), accuracy.score(codes))]
+    table = parquet.read_table(tmp_path / WHOLE_FRONT_FILE).to_pylist()
+    assert len(table) == len(expected) > 3
+    assert {row["digest"] for row in table} == {net.space.digest(net.space.decode(code)) for code in expected}
+    whole = found["whole_front"]
+    assert whole["error"] == 0
+    assert whole["predicted_ms"] == sorted(whole["predicted_ms"]) == [row["predicted_ms"] for row in table]
+    configs = [{variable.name: row[variable.name] for variable in net.space.variables} for row in table]
+    assert [net.space.digest(config) for config in configs] == [row["digest"] for row in table]
+    own = net.space.encode(configs)
+    assert latency.predict(own).tolist() == pytest.approx(whole["predicted_ms"])
+    assert accuracy.predict(own).tolist() == pytest.approx(whole["predicted_accuracy"])
+    for winner in found["winners"]:
+        within = [row for row in table if row["predicted_ms"] <= winner["budget_ms"]]
+        assert within[-1]["digest"] == winner["digest"]
+
+
+def test_with_limits_or_by_another_method_there_is_no_whole_front(
+    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+) -> None:
+    latency = random_ms(tailor_ir.load(supernet))
+    for settings in (Settings(method="exact", limits={"parameters": 4e6}), Settings(generations=3)):
+        found = search(supernet, latency, accuracy, settings, tmp_path)
+        assert found["whole_front"] is None
+        assert not (tmp_path / WHOLE_FRONT_FILE).exists()
