@@ -199,6 +199,11 @@ def _size(net: Any, config: Config) -> Size:
     return height, width
 
 
+def known_accuracies(file: Path) -> dict[str, Accuracy]:
+    """What `accuracies` has written, by the SubNet's digest."""
+    return {line["digest"]: Accuracy.of(line) for line in read_lines(file)}
+
+
 def accuracies(
     net: Any,
     configs: Sequence[Config],
@@ -206,14 +211,17 @@ def accuracies(
     file: Path,
     progress: Progress,
     name: str = "accuracy",
+    known: dict[str, Accuracy] | None = None,
 ) -> list[Accuracy]:
     """Accuracy of each SubNet, in order, as `accuracy` gives it. Each is written to `file`; a second call goes on.
+
+    known: what the file has, by digest, where the caller keeps that; new ones are added.
 
     SubNets that have their first steps in common are evaluated together (`tailor_ir.prefixes`), a group at a time and all
     of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
     several threads.
     """
-    known = {line["digest"]: Accuracy.of(line) for line in read_lines(file)}
+    known = known_accuracies(file) if known is None else known
     digests = [net.space.digest(config) for config in configs]
     missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
     with (

@@ -49,13 +49,22 @@ def search(
         settings["rules"] = [asdict(one) for one in rules]
     if len(devices) > 1:
         settings["devices"] = list(devices)
+    evaluated = config.search.accuracy == "measured"
+    if evaluated:
+        settings["predict"] = config.predict.model_dump(mode="json", include=OF_IMAGES)
     fronts = [f"{name}/{front}" for name in devices] if len(devices) > 1 else [front]
     whole = [tasks.search.WHOLE_FRONT_FILE] if config.search.lists_whole_front(len(devices)) else []
     stage = Stage(
         name=f"search/{devices[0] if len(devices) == 1 else 'together'}",
         modules=("tasks.search",),
         settings=settings,
-        inputs=(supernet, accuracy_file, *latency_files, *energy_files),
+        inputs=(
+            supernet,
+            accuracy_file,
+            *latency_files,
+            *energy_files,
+            *([data_key(config.data)] if evaluated else []),
+        ),
         artifacts=(*fronts, *whole),
     )
 
@@ -68,7 +77,8 @@ def search(
             for name, file, energy, own in zip(devices, latency_files, energies, rules, strict=True)
         ]
         predictor = AccuracyPredictor.load(accuracy_file)
-        found = tasks.search.run(supernet, targets, predictor, config.search, out, progress)
+        images = tasks.predict.sensitivity.images_of(config.predict, config.data) if evaluated else None
+        found = tasks.search.run(supernet, targets, predictor, config.search, out, progress, images)
         return found if len(devices) > 1 else found[devices[0]]
 
     output = finish(run.execute(stage, body))

@@ -182,14 +182,18 @@ class Genetic:
         rng: np.random.Generator,
         limits: Values | None = None,
         exact: Callable[[], Method] | None = None,
+        starts: Codes | None = None,
     ) -> None:
-        """limits: (K,), inf: none. exact: asked for a SubNet within budgets where descents find none."""
+        """limits: (K,), inf: none. exact: asked for a SubNet within budgets where descents find none.
+
+        starts: (n, V) canonical codes to begin with; None: those of a beam.
+        """
         self._problem, self._settings, self._rng = problem, settings, rng
         self._limits = problem.unlimited if limits is None else limits
         self._exact = exact
         self._quickest: Codes | None = None
         self._goals: list[Codes] = []
-        self._starts: Codes | None = None
+        self._starts = starts
 
     def quickest(self, budgets: Values | None = None) -> Codes:
         """The fastest that descents find, or the fastest of all where they find none."""

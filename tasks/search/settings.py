@@ -1,9 +1,9 @@
 """Settings of the search stage."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Budget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -36,6 +36,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["genetic", "exact", "nsga2"] = "genetic"
+    accuracy: Literal["predicted", "measured"] = Field(
+        "predicted", description="measured: the genetic search evaluates the SubNets of its populations"
+    )
     tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
     budgets_ms: tuple[Budget, ...] | None = Field(
         None,
@@ -64,6 +67,12 @@ class Settings(BaseModel):
     )
     beam_width: int = Field(16, ge=0, description="states that a beam keeps for the first population; 0: no beam")
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _populations_can_be_evaluated(self) -> Self:
+        if self.accuracy == "measured" and self.method != "genetic":
+            raise ValueError(f"search.accuracy=measured is for search=genetic, not for {self.method}")
+        return self
 
     def lists_whole_front(self, devices: int) -> bool:
         """Whether every SubNet that is optimal for some budget is listed, besides the winners."""

@@ -16,6 +16,7 @@ from tailor_ir import Space, SuperNet
 from tailor_ir.steps import ONNXRUNTIME, Rules
 from tasks.artifacts import write_json
 from tasks.errors import UserError
+from tasks.evaluate import EvaluationData
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.memory import MemoryPredictor
@@ -24,6 +25,7 @@ from tasks.search.baseline import uniform_codes
 from tasks.search.feasible import LATENCY, Cost, refusal, round_up
 from tasks.search.front import hypervolume, pareto_mask
 from tasks.search.genetic import Winner
+from tasks.search.measured import Measured, measured_winners
 from tasks.search.methods import Exact, Genetic, Method, Nsga2
 from tasks.search.problem import AccuracyModel, Codes, CostModel, Problem, Values
 from tasks.search.settings import Limits, Settings
@@ -52,9 +54,11 @@ def run(
     settings: Settings,
     out: Path,
     progress: Progress,
+    images: EvaluationData | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Search all budgets of one device, or those of several together; returns the content of `front.json` for each device.
 
+    images: what measured accuracy is measured on (`settings.accuracy`), in addition to the predicted one.
     It is written into `out`, for several devices into a folder there for each. UserError when the budgets or the limits
     cannot be kept, or predictors that are no sums are to be searched exactly.
     """
@@ -65,8 +69,14 @@ def run(
     limits = np.array([cost.limit for cost in costs])
     method = method_of(problem, net.space, settings, limits)
     budgets, winners = find_winners(problem, method, settings, progress, costs)
+    measured = None
+    if settings.accuracy == "measured":
+        assert images is not None, "measured accuracy comes with images"
+        rows = [np.array([*row, *limits[len(targets) :]]) for row in budgets]
+        measured = measured_winners(net, problem, rows, winners, method.quickest(), settings, images, out, progress)
+        winners = measured.winners
     fronts = {
-        target.name: _front(net, problem, method, settings, costs, column, budgets, winners)
+        target.name: _front(net, problem, method, settings, costs, column, budgets, winners, measured)
         for column, target in enumerate(targets)
     }
     whole = None
@@ -93,11 +103,11 @@ def _whole_front(problem: Problem, whole: Points) -> dict[str, Any]:
 
 
 def _write_table(space: Space, problem: Problem, whole: Points, file: Path) -> None:
-    """A row for each SubNet of the whole front: digest, predictions, and a column for each variable's choice."""
+    """A row for each SubNet of the whole front: digest, predictions, and each variable's choice, null in skipped blocks."""
     configs = [space.decode(code) for code in whole.codes]
     columns: dict[str, Any] = {"digest": [space.digest(config) for config in configs]}
     columns |= {name: values for name, values in _whole_front(problem, whole).items() if name != "error"}
-    columns |= {variable.name: [config[variable.name] for config in configs] for variable in space.variables}
+    columns |= {variable.name: [config.get(variable.name) for config in configs] for variable in space.variables}
     parquet.write_table(pa.table(columns), file)
 
 
@@ -218,6 +228,7 @@ def _front(
     column: int,
     budgets: Sequence[tuple[float, ...]],
     winners: Sequence[Winner],
+    measured: Measured | None,
 ) -> dict[str, Any]:
     """What `front.json` of the device of one column says."""
     own = partial(_describe_all, net, problem, costs, column)
@@ -230,18 +241,22 @@ def _front(
     if problem.timed > 1:
         for row, budget in zip(rows, budgets, strict=True):
             row["budgets_ms"] = {cost.device: budget_ms for cost, budget_ms in zip(costs, budget, strict=False)}
+    if measured is not None:
+        for row, accuracy in zip(rows, measured.accuracy.tolist(), strict=True):
+            row["measured_accuracy"] = accuracy
     ends = np.stack([method.quickest(), problem.space.canonical_codes(problem.largest[None])[0]])
     fastest_row, largest_row = own(ends)
-    latency_ms = scores.costs[:, column]
+    latency_ms, ranked = scores.costs[:, column], scores.score if measured is None else measured.accuracy
     return {
         "device": costs[column].device,
         "winners": rows,
-        "front": [rows[i]["digest"] for i in np.flatnonzero(pareto_mask(latency_ms, scores.score))],
+        "front": [rows[i]["digest"] for i in np.flatnonzero(pareto_mask(latency_ms, ranked))],
         "fastest": fastest_row,
         "largest": largest_row,
         "baseline": _baseline(net, problem, own),
         "hypervolume": _hypervolume(latency_ms, problem.accuracy.predict(codes), fastest_row, largest_row),
         "evaluations": problem.evaluations,
+        "evaluated": 0 if measured is None else measured.evaluated,
         "settings": settings.model_dump(mode="json"),
     }
 

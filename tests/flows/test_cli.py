@@ -65,6 +65,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             ["run", "search.limits.energy_mj=2", "refine.candidates=8"],
             "refine.candidates=8 with search.limits, which it does not know; allowed: 1",
         ),
+        (["run", "search=exact", "search.accuracy=measured"], "is for search=genetic, not for exact"),
         (["run", "search.limits.energy=2"], "did you mean 'search.limits.energy_mj'?"),
         (
             ["run", "search.device_budgets_ms={pi:[1]}"],
