@@ -21,8 +21,9 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
+from tasks.search.feasible import LATENCY, Cost
 from tasks.search.problem import Problem
-from tasks.search.stage import describe
+from tasks.search.results import rows_of
 
 Row = dict[str, Any]
 Config = RunConfig | AdaptConfig
@@ -135,7 +136,7 @@ def _described(searched: Searched, device: str, configs: Sequence[Mapping[str, A
     latency = LatencyPredictor.load(searched.latency[device].folder / LATENCY_FILE)
     accuracy = AccuracyPredictor.load(searched.accuracy.folder / SENSITIVITIES_FILE)
     codes = net.space.canonical_codes(net.space.encode(configs))
-    return describe(net, codes, Problem(net.space, latency, accuracy))
+    return rows_of(net, Problem(net.space, latency, accuracy), [Cost(LATENCY, device, latency)], codes)
 
 
 def _known(found: Row, searched: Searched, device: str) -> list[Row]:

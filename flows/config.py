@@ -250,11 +250,15 @@ class CommonConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _budgets_are_of_devices(self) -> Self:
+    def _budgets_and_limits_are_of_devices(self) -> Self:
         search = self.search
-        for name in search.device_budgets_ms or {}:
-            if name not in self.device:
-                raise ValueError(f"search.device_budgets_ms.{name}: no such device; allowed: {', '.join(self.device)}")
+        for field, of_devices in (
+            ("device_budgets_ms", search.device_budgets_ms or {}),
+            ("device_limits", search.device_limits or {}),
+        ):
+            for name in of_devices:
+                if name not in self.device:
+                    raise ValueError(f"search.{field}.{name}: no such device; allowed: {', '.join(self.device)}")
         counts = {name: len(search.budgets_of(name) or ()) for name in self.device}
         if search.together and len(set(counts.values())) > 1:
             got = ", ".join(f"{count} for {name}" for name, count in counts.items())
@@ -264,11 +268,10 @@ class CommonConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _refinement_knows_latency_alone(self) -> Self:
-        bounded = "search.together" if self.search.together else "search.limits" if self.search.limits.given else None
-        if bounded and self.refine.candidates > 1:
+    def _refinement_is_of_one_device(self) -> Self:
+        if self.search.together and self.refine.candidates > 1:
             raise ValueError(
-                f"refine.candidates={self.refine.candidates} with {bounded}, which it does not know; allowed: 1"
+                f"refine.candidates={self.refine.candidates} with search.together: it is of one device; allowed: 1"
             )
         return self
 

@@ -70,7 +70,9 @@ def tailor(
     chosen = _on_devices(
         run,
         config,
-        lambda name: stages.refine.submit(run, config, name, trained, accuracy, latency[name], found[name]),
+        lambda name: stages.refine.submit(
+            run, config, name, trained, accuracy, latency[name], needs[name], found[name]
+        ),
     )
     exported = _on_devices(
         run,

@@ -27,6 +27,23 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.progress import Progress
 
 
+class _Given:
+    """What a device is searched with: files, of which the energies' only where these have a limit, and rules for memory."""
+
+    def __init__(self, config: CommonConfig, device: str, latency: Output, needs: Output) -> None:
+        limits = config.search.limits_of(device)
+        self.device, self.rules = device, config.resources_of(device).rules
+        self.files = [latency.folder / tasks.predict.validate.LATENCY_FILE]
+        if limits.energy_mj is not None:
+            self.files.append(needs.folder / tasks.predict.resources.ENERGY_FILE)
+        self.settings = {} if limits.memory_mib is None else {device: asdict(self.rules)}
+
+    def target(self) -> tasks.search.Target:
+        """From the files."""
+        latency, energy = LatencyPredictor.load(self.files[0]), [EnergyPredictor.load(file) for file in self.files[1:]]
+        return tasks.search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
+
+
 @stage_task("search")
 def search(
     run: Run,
@@ -39,21 +56,19 @@ def search(
 ) -> dict[str, Output]:
     """For every latency budget the best SubNet: of one device, or one for several devices together."""
     accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    latency_files = [latency[name].folder / tasks.predict.validate.LATENCY_FILE for name in devices]
-    limits, front = config.search.limits, tasks.search.FRONT_FILE
-    limited = [] if limits.energy_mj is None else devices
-    energy_files = [needs[name].folder / tasks.predict.resources.ENERGY_FILE for name in limited]
-    rules = [config.resources_of(name).rules for name in devices]
-    settings = config.search.model_dump(mode="json") | {"device_budgets_ms": config.search.budgets_by(devices)}
-    if limits.memory_mib is not None:
-        settings["rules"] = [asdict(one) for one in rules]
+    front = tasks.search.FRONT_FILE
+    given = [_Given(config, name, latency[name], needs[name]) for name in devices]
+    settings = config.search.of_devices(devices).model_dump(mode="json")
+    rules = {name: own for one in given for name, own in one.settings.items()}
+    if rules:
+        settings["rules"] = rules
     if len(devices) > 1:
         settings["devices"] = list(devices)
     evaluated = config.search.accuracy == "measured"
     if evaluated:
         settings["predict"] = config.predict.model_dump(mode="json", include=OF_IMAGES)
     fronts = [f"{name}/{front}" for name in devices] if len(devices) > 1 else [front]
-    whole = [tasks.search.WHOLE_FRONT_FILE] if config.search.lists_whole_front(len(devices)) else []
+    whole = [tasks.search.WHOLE_FRONT_FILE] if config.search.lists_whole_front(devices) else []
     stage = Stage(
         name=f"search/{devices[0] if len(devices) == 1 else 'together'}",
         modules=("tasks.search",),
@@ -61,23 +76,16 @@ def search(
         inputs=(
             supernet,
             accuracy_file,
-            *latency_files,
-            *energy_files,
+            *(file for one in given for file in one.files),
             *([data_key(config.data)] if evaluated else []),
         ),
         artifacts=(*fronts, *whole),
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
-        energies: list[EnergyPredictor | None] = [None] * len(devices)
-        if energy_files:
-            energies = [EnergyPredictor.load(file) for file in energy_files]
-        targets = [
-            tasks.search.Target(name=name, latency=LatencyPredictor.load(file), energy=energy, rules=own)
-            for name, file, energy, own in zip(devices, latency_files, energies, rules, strict=True)
-        ]
         predictor = AccuracyPredictor.load(accuracy_file)
         images = tasks.predict.sensitivity.images_of(config.predict, config.data) if evaluated else None
+        targets = [one.target() for one in given]
         found = tasks.search.run(supernet, targets, predictor, config.search, out, progress, images)
         return found if len(devices) > 1 else found[devices[0]]
 
@@ -96,19 +104,27 @@ def search(
 
 @stage_task("refine", agent=True)
 def refine(
-    run: Run, config: CommonConfig, device: str, supernet: Path, accuracy: Output, predictor: Output, found: Output
+    run: Run,
+    config: CommonConfig,
+    device: str,
+    supernet: Path,
+    accuracy: Output,
+    predictor: Output,
+    needs: Output,
+    found: Output,
 ) -> Output:
     """The winners of one device by measurement; with one candidate for each budget, those of the search as they are."""
     if config.refine.candidates == 1:
         return found
     accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    latency_file = predictor.folder / tasks.predict.validate.LATENCY_FILE
+    given = _Given(config, device, predictor, needs)
     batch = config.device[device].batch
     stage = Stage(
         name=f"refine/{device}",
         modules=("tasks.refine",),
         settings={
             **config.refine.model_dump(mode="json"),
+            "rules": given.settings,
             "predict": config.predict.model_dump(mode="json", include=OF_IMAGES | OF_TIMING),
         },
         inputs=(
@@ -116,20 +132,20 @@ def refine(
             data_key(config.data),
             supernet,
             accuracy_file,
-            latency_file,
+            *given.files,
             found.folder / tasks.search.FRONT_FILE,
         ),
         artifacts=(tasks.search.FRONT_FILE, tasks.refine.MEASURED_FILE),
     )
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
-        predictors = LatencyPredictor.load(latency_file), AccuracyPredictor.load(accuracy_file)
+        target, predicted = given.target(), AccuracyPredictor.load(accuracy_file)
         with run.devices.exclusive(device) as client:
             tasks.refine.measure(
-                config.refine, config.predict, supernet, found.folder, predictors, client, out, progress, batch
+                config.refine, config.predict, supernet, found.folder, target, predicted, client, out, progress, batch
             )
         images = tasks.predict.sensitivity.images_of(config.predict, config.data)
-        return tasks.refine.choose(config.refine, supernet, found.folder, predictors[1], images, out, progress)
+        return tasks.refine.choose(config.refine, supernet, found.folder, predicted, images, out, progress)
 
     output = run.execute(stage, body)
     publish_winners(device, output.result["winners"])

@@ -1,16 +1,13 @@
 """The best SubNets by prediction around the winners of a search."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailor_ir import Space
-from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
-from tasks.search.problem import Codes, neighbours, row_keys
+from tasks.search.problem import Codes, Problem, Values, neighbours, row_keys
 
 AT_ONCE = 1 << 16
 """Codes that are made and predicted together, about."""
@@ -18,43 +15,49 @@ AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What lies around the winners (n, V) of a search: one modification from any of them, two from a center."""
+    """What lies around the winners (n, V) of a search: one modification from any of them, two from a center.
 
-    space: Space
-    latency: LatencyPredictor
-    accuracy: AccuracyPredictor
+    limits: of the problem's costs (K,), the latency's not counted.
+    """
+
+    problem: Problem
+    limits: Values
     winners: Codes
 
-    def best(
-        self, center: Codes, limit_ms: float, count: int, known: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[Codes, float]]:
+    def best(self, center: Codes, limit_ms: float, count: int, known: Codes) -> list[tuple[Codes, float]]:
         """The (at most) `count` codes (V,) with the best predicted score within a predicted latency, and theirs [ms].
 
-        center: the code (V,) that is modified twice. known: configs that are not wanted again.
+        center: the code (V,) that is modified twice. known: canonical codes (m, V) that are not wanted again.
         """
         if not count:
             return []
-        taken = set(row_keys(self.space.canonical_codes(self.space.encode(known))))
+        taken = set(row_keys(known))
         best, scores = self.winners[:0], np.zeros(0)
         for codes in self._near(center):
             fits = codes[self._predicted_ms(codes) <= limit_ms]
-            both, both_scores = np.concatenate([best, fits]), np.concatenate([scores, self.accuracy.score(fits)])
+            both, both_scores = (
+                np.concatenate([best, fits]),
+                np.concatenate([scores, self.problem.accuracy.score(fits)]),
+            )
             rows = _first(both, np.lexsort((self._predicted_ms(both), -both_scores)), count, taken)
             best, scores = both[rows], both_scores[rows]
         return list(zip(best, self._predicted_ms(best).tolist(), strict=True))
 
     def _near(self, center: Codes) -> Iterator[Codes]:
-        singles = neighbours(self.space, center[None]).codes
-        yield np.concatenate([self.winners, neighbours(self.space, self.winners).codes, center[None], singles])
+        singles = neighbours(self.problem.space, center[None]).codes
+        yield np.concatenate([self.winners, neighbours(self.problem.space, self.winners).codes, center[None], singles])
         step = max(1, AT_ONCE // max(1, len(singles)))
         for start in range(0, len(singles), step):
-            yield neighbours(self.space, singles[start : start + step]).codes
+            yield neighbours(self.problem.space, singles[start : start + step]).codes
 
-    def _predicted_ms(self, codes: Codes) -> NDArray[np.float64]:
-        """Infinite where an operator has no latency."""
-        unknown = self.latency.unknown.predict(codes) > 0
+    def _predicted_ms(self, codes: Codes) -> Values:
+        """Infinite where an operator has no latency, and beyond the limits."""
+        latency = self.problem.latency
+        assert isinstance(latency, LatencyPredictor)
+        known = np.flatnonzero(latency.unknown.predict(codes) == 0)
+        costs = self.problem.predict_costs(codes[known])
         found = np.full(len(codes), np.inf)
-        found[~unknown] = self.latency.predict(codes[~unknown])
+        found[known] = np.where((costs[:, 1:] <= self.limits[1:]).all(axis=1), costs[:, 0], np.inf)
         return found
 
 

@@ -24,7 +24,6 @@ from tasks.convert import Limits
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, validate
-from tasks.predict.latency import LatencyPredictor
 from tasks.predict.measure import SubNetMeter
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.validate import errors
@@ -35,8 +34,9 @@ from tasks.search import FRONT_FILE
 from tasks.search.front import pareto_mask
 from tasks.search.methods import Method
 from tasks.search.problem import Codes, Problem
+from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
-from tasks.search.stage import describe, method_of
+from tasks.search.stage import Target, costs_of, method_of
 
 CANDIDATES_FILE = "candidates.jsonl"
 TIMED_FILE = "timed.jsonl"
@@ -67,18 +67,21 @@ class _Budget:
 
 
 class _Pool:
-    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for."""
+    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits."""
 
-    def __init__(self, net: SuperNet, predictors: tuple[LatencyPredictor, AccuracyPredictor], front: Row) -> None:
+    def __init__(self, net: SuperNet, target: Target, accuracy: AccuracyPredictor, front: Row) -> None:
         self.winners: list[Row] = front["winners"]
         self.configs = {row["digest"]: row["config"] for row in self.winners}
-        self.around = Around(net.space, *predictors, self._codes(net))
         self._net = net
-        self._problem = Problem(net.space, *predictors)
         self._settings = SearchSettings.model_validate(front["settings"])
+        self._costs = costs_of(net, [target], self._settings)
+        others = tuple(cost.model for cost in self._costs[1:])
+        self._problem = Problem(net.space, target.latency, accuracy, others)
+        self._limits = np.array([cost.limit for cost in self._costs])
+        self.around = Around(self._problem, self._limits, self._codes([row["config"] for row in self.winners]))
 
-    def _codes(self, net: SuperNet) -> Codes:
-        codes: Codes = net.space.canonical_codes(net.space.encode([row["config"] for row in self.winners]))
+    def _codes(self, configs: Sequence[Row]) -> Codes:
+        codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
         return codes
 
     def more(self, budget: _Budget, limit_ms: float, count: int) -> list[Row]:
@@ -86,7 +89,7 @@ class _Pool:
         center = self._center(budget, limit_ms) if count else None
         if center is None:
             return []
-        found = self.around.best(center, limit_ms, count, list(self.configs.values()))
+        found = self.around.best(center, limit_ms, count, self._codes(list(self.configs.values())))
         return [{"config": self._net.space.decode(code), "predicted_ms": predicted_ms} for code, predicted_ms in found]
 
     def add(self, budget: _Budget, rows: Sequence[Row]) -> None:
@@ -102,16 +105,15 @@ class _Pool:
             return budget.winner
         if limit_ms < self._problem.evaluate(self._method.quickest()[None]).latency_ms[0]:
             return None
-        return self._method.winner(np.array([limit_ms])).code
+        return self._method.winner(np.array([limit_ms, *self._limits[1:]])).code
 
     @cached_property
     def _method(self) -> Method:
-        return method_of(self._problem, self._net.space, self._settings)
+        return method_of(self._problem, self._net.space, self._settings, self._limits)
 
     def rows(self) -> list[Row]:
         """Digest, config, predictions and size of each."""
-        codes = self._net.space.canonical_codes(self._net.space.encode(list(self.configs.values())))
-        return describe(self._net, codes, self._problem)
+        return rows_of(self._net, self._problem, self._costs, self._codes(list(self.configs.values())))
 
 
 def measure(
@@ -119,7 +121,8 @@ def measure(
     predict: PredictSettings,
     supernet: Path,
     search: Path,
-    predictors: tuple[LatencyPredictor, AccuracyPredictor],
+    target: Target,
+    accuracy: AccuracyPredictor,
     client: AgentClient,
     out: Path,
     progress: Progress,
@@ -127,12 +130,13 @@ def measure(
 ) -> None:
     """Time the candidates of every budget on the device, whose lease the caller holds; writes `measured.json`.
 
+    target: as it was searched for.
     A second call in the same folder goes on.
     """
     net = tailor_ir.load(supernet, batch=batch)
     limits = Limits(wall_s=predict.conversion_wall_s, memory_mib=predict.conversion_memory_mib)
     meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
-    pool = _Pool(net, predictors, read_json(search / FRONT_FILE))
+    pool = _Pool(tailor_ir.load(supernet), target, accuracy, read_json(search / FRONT_FILE))
     budgets = [
         _Budget(row["budget_ms"], (1 - settings.margin) * row["budget_ms"], code, {row["digest"]: row["predicted_ms"]})
         for row, code in zip(pool.winners, pool.around.winners, strict=True)

@@ -53,6 +53,9 @@ class Settings(BaseModel):
         False, description="SubNets that meet the budgets of all devices, instead of one search each"
     )
     limits: Limits = Limits()
+    device_limits: dict[str, Limits] = Field(
+        {}, description="limits of single devices, in the place of the same in `limits`"
+    )
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
     mutation_share: float = Field(0.5, ge=0, le=1, description="children made by mutation; the rest by crossover")
@@ -74,14 +77,21 @@ class Settings(BaseModel):
             raise ValueError(f"search.accuracy=measured is for search=genetic, not for {self.method}")
         return self
 
-    def lists_whole_front(self, devices: int) -> bool:
+    def limits_of(self, device: str) -> Limits:
+        """What winners of one device keep."""
+        own = (self.device_limits or {}).get(device, Limits()).given
+        return Limits.model_validate(self.limits.given | own)
+
+    def lists_whole_front(self, devices: Sequence[str]) -> bool:
         """Whether every SubNet that is optimal for some budget is listed, besides the winners."""
-        return self.method == "exact" and devices == 1 and not self.limits.given
+        return self.method == "exact" and len(devices) == 1 and not self.limits_of(devices[0]).given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
         """Latency budgets of one device [ms]; None: by itself."""
         return (self.device_budgets_ms or {}).get(device, self.budgets_ms)
 
-    def budgets_by(self, devices: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """Those of `device_budgets_ms` that are of some devices."""
-        return {name: budgets for name, budgets in (self.device_budgets_ms or {}).items() if name in devices}
+    def of_devices(self, devices: Sequence[str]) -> Self:
+        """The same without what is of other devices alone."""
+        budgets = {name: own for name, own in (self.device_budgets_ms or {}).items() if name in devices}
+        limits = {name: own for name, own in (self.device_limits or {}).items() if name in devices}
+        return self.model_copy(update={"device_budgets_ms": budgets or None, "device_limits": limits or None})

@@ -62,14 +62,18 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "search.budgets_ms=[nan]"], "search.budgets_ms.0: got nan; allowed: "),
         (["run", "search.limits.energy_mj=0"], "search.limits.energy_mj: got 0; allowed: greater than 0"),
         (
-            ["run", "search.limits.energy_mj=2", "refine.candidates=8"],
-            "refine.candidates=8 with search.limits, which it does not know; allowed: 1",
+            ["run", "search.together=true", "refine.candidates=8"],
+            "refine.candidates=8 with search.together: it is of one device; allowed: 1",
         ),
         (["run", "search=exact", "search.accuracy=measured"], "is for search=genetic, not for exact"),
         (["run", "search.limits.energy=2"], "did you mean 'search.limits.energy_mj'?"),
         (
             ["run", "search.device_budgets_ms={pi:[1]}"],
             "search.device_budgets_ms.pi: no such device; allowed: ncnn, onnxruntime",
+        ),
+        (
+            ["run", "search.device_limits={pi:{macs:1e6}}"],
+            "search.device_limits.pi: no such device; allowed: ncnn, onnxruntime",
         ),
         (
             ["run", "search.together=true", "search.device_budgets_ms={ncnn:[1,2],onnxruntime:[1]}"],

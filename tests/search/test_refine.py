@@ -24,10 +24,12 @@ from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitiviti
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.measure import SubNetMeter
+from tasks.predict.memory import MemoryPredictor
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
 from tasks.refine.candidates import Around
+from tasks.search.problem import Problem
 
 MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure=MEASURE)
@@ -74,8 +76,8 @@ def case(device: AgentClient, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(folder / "supernet", (latency, AccuracyPredictor(table)), largest_ms, images)
 
 
-def found_in(case: Case, budgets_ms: tuple[float, ...], folder: Path) -> Path:
-    settings = search.Settings(method="exact", budgets_ms=budgets_ms)
+def found_in(case: Case, budgets_ms: tuple[float, ...], folder: Path, **limits: float) -> Path:
+    settings = search.Settings.model_validate({"method": "exact", "budgets_ms": budgets_ms, "limits": limits})
     out = folder / "search"
     out.mkdir()
     latency, accuracy = case.predictors
@@ -90,8 +92,10 @@ def searched(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refined(case: Case, found: Path, device: AgentClient, out: Path) -> dict[str, Any]:
-    refine.measure(SETTINGS, PREDICT, case.supernet, found, case.predictors, device, out, Silent())
-    return refine.choose(SETTINGS, case.supernet, found, case.predictors[1], case.images, out, Silent())
+    latency, accuracy = case.predictors
+    target = search.Target(name="here", latency=latency)
+    refine.measure(SETTINGS, PREDICT, case.supernet, found, target, accuracy, device, out, Silent())
+    return refine.choose(SETTINGS, case.supernet, found, accuracy, case.images, out, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +173,23 @@ def test_a_budget_that_no_subnet_keeps_is_flagged(case: Case, device: AgentClien
     assert front["refinement"]["missed_ms"] == [1.01 * fastest]
 
 
+def test_every_candidate_keeps_the_limits_of_the_search(case: Case, device: AgentClient, tmp_path: Path) -> None:
+    memory = MemoryPredictor.compile(case.net)
+    largest_mib = memory.predict(case.net.space.encode([case.net.max_config]))[0]
+    most = {"parameters": case.net.parameters(case.net.max_config) / 2, "memory_mib": 0.6 * largest_mib}
+    out = tmp_path / "out"
+    out.mkdir()
+    front = refined(case, found_in(case, (0.5 * case.largest_ms, case.largest_ms), tmp_path, **most), device, out)
+    candidates = read_json(out / refine.MEASURED_FILE)["candidates"]
+    assert len(candidates) > SETTINGS.candidates
+    for row in (*candidates, *front["winners"]):
+        assert row["parameters"] == case.net.parameters(row["config"]) <= most["parameters"]
+        (needed_mib,) = memory.predict(case.net.space.encode([row["config"]]))
+        assert row["predicted_memory_mib"] == pytest.approx(needed_mib)
+        assert needed_mib <= most["memory_mib"]
+    assert all(row["within_budget"] for row in front["winners"])
+
+
 def test_candidates_are_the_best_of_all_within_two_modifications(case: Case) -> None:
     space, (latency, accuracy) = case.net.space, case.predictors
     every = np.array(list(product(*map(range, space.cardinalities))))
@@ -179,9 +200,10 @@ def test_candidates_are_the_best_of_all_within_two_modifications(case: Case) -> 
     winner = fits[np.argmax(accuracy.score(fits))]
     near = fits[(fits != winner).sum(axis=1) <= 2]
     wanted = np.sort(accuracy.score(near))[::-1][1:9]
-    around = Around(space, latency, accuracy, winner[None])
-    found = around.best(winner, limit_ms, 8, [space.decode(winner)])
+    problem = Problem(space, latency, accuracy)
+    around = Around(problem, problem.unlimited, winner[None])
+    found = around.best(winner, limit_ms, 8, winner[None])
     assert [accuracy.score(code[None])[0] for code, _ in found] == pytest.approx(wanted)
     assert all(ms == latency.predict(code[None])[0] <= limit_ms for code, ms in found)
     assert len({code.tobytes() for code, _ in found} - {winner.tobytes()}) == 8
-    assert around.best(winner, 1e-9, 8, []) == []
+    assert around.best(winner, 1e-9, 8, winner[None]) == []

@@ -291,3 +291,62 @@ def test_together_the_automatic_budgets_can_all_be_kept(method: str, folder: Pat
         scores = [row["predicted_score"] for row in front["winners"]]
         assert method == "genetic" or scores == sorted(scores)
         assert front["front"]
+
+
+@some
+@given(seeds, st.sampled_from(SMALL), st.floats(0.2, 0.9))
+def test_together_the_limits_of_all_devices_are_kept_and_none_is_better(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, name: str, share: float
+) -> None:
+    net = network(name)
+    targets, accuracy = on_two_devices(net, seed)
+    rng = np.random.default_rng(seed)
+    codes = np.unique(net.space.canonical_codes(all_codes(net)), axis=0)
+    energy_mj = targets[1].energy.predict(codes)
+    memory_mib = MemoryPredictor.compile(net, ONNXRUNTIME).predict(codes)
+    parameters = parameter_sums(net).predict(codes)
+    latency_ms = np.stack([target.latency.predict(codes) for target in targets])
+    budgets = [float(np.quantile(row, share)) for row in latency_ms]
+    most = [float(np.quantile(row, rng.uniform(share, 1))) for row in (energy_mj, memory_mib, parameters)]
+    asked = Settings.model_validate(
+        {"method": "exact", "together": True, "tolerance": 0}
+        | {"device_budgets_ms": {"a": [budgets[0]], "b": [budgets[1]]}}
+        | {"limits": {"parameters": 2 * most[2]}}
+        | {"device_limits": {"a": {"memory_mib": most[1], "parameters": most[2]}, "b": {"energy_mj": most[0]}}}
+    )
+    feasible = (latency_ms <= np.array(budgets)[:, None]).all(axis=0)
+    feasible &= (energy_mj <= most[0]) & (memory_mib <= most[1]) & (parameters <= most[2])
+    folder, out = supernet(name, tmp_path_factory.getbasetemp()), tmp_path_factory.mktemp("found")
+    if not feasible.any():
+        with pytest.raises(UserError, match=r"^search\."):
+            run(folder, targets, accuracy, asked, out, Silent())
+        return
+    found = run(folder, targets, accuracy, asked, out, Silent())
+    (first,), (second,) = (found[device]["winners"] for device in "ab")
+    code = net.space.encode([first["config"]])
+    (row,) = np.flatnonzero((codes == net.space.canonical_codes(code)).all(axis=1))
+    assert feasible[row]
+    assert second["digest"] == first["digest"]
+    assert first["predicted_memory_mib"] == pytest.approx(memory_mib[row])
+    assert second["predicted_energy_mj"] == pytest.approx(energy_mj[row])
+    best = accuracy.score(codes)[feasible].max()
+    assert first["stopped"] != "optimal" or first["predicted_score"] == pytest.approx(best, abs=1e-9)
+    assert first["predicted_score"] <= best + 1e-9
+
+
+def test_a_device_without_a_limit_of_its_own_has_that_of_all(folder: Path, tmp_path: Path) -> None:
+    targets, accuracy = on_two_devices(network(SMALL[0]), 5)
+    net = network(SMALL[0])
+    middle = float(np.median(parameter_sums(net).predict(all_codes(net))))
+    largest = {}
+    for target in targets:
+        asked = {
+            "method": "exact",
+            "limits": {"parameters": middle},
+            "device_limits": {"b": {"parameters": 1.2 * middle}},
+        }
+        out = tmp_path / target.name
+        out.mkdir()
+        found = run(folder, [target], accuracy, Settings.model_validate(asked), out, Silent())[target.name]
+        largest[target.name] = max(row["parameters"] for row in found["winners"])
+    assert largest["a"] <= middle < largest["b"] <= 1.2 * middle
