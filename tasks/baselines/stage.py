@@ -28,6 +28,7 @@ from tasks.predict.measure import Subject, SubNetMeter
 from tasks.predict.sensitivity import images_of
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Progress
+from tasks.search import read_front
 from tasks.search.problem import Codes
 from tasks.search.settings import Settings as SearchSettings
 
@@ -65,7 +66,7 @@ def choose(
     splits = load_splits(data)
     validation = images_of(predict, data)
     images = {KNOWN: validation, TRUE: validation.of(splits["test"], limited=False)}
-    winners: dict[str, list[Row]] = {device: read_json(front)["winners"] for device, front in fronts.items()}
+    winners: dict[str, list[Row]] = {device: read_front(front)["winners"] for device, front in fronts.items()}
     count = max(map(len, winners.values()))
     codes = _codes(net, settings, accuracy, search, count, progress)
     configs = {name: [net.space.decode(code) for code in rows] for name, rows in codes.items()}

@@ -19,10 +19,9 @@ import tailor_ir
 from profiling_agents.client import AgentClient, AgentError
 from profiling_agents.messages import Measurement
 from tailor_ir import SuperNet
-from tasks.artifacts import append_line, read_json, read_lines, write_bytes, write_json
+from tasks.artifacts import append_line, read_lines, write_bytes, write_json
 from tasks.baseline import measure_baseline
 from tasks.convert import ConversionError
-from tasks.errors import UserError
 from tasks.evaluate import EvaluationData, count_correct, statistics_of
 from tasks.export.card import UNKNOWN_PROVENANCE, Provenance, architecture, device_row, markdown
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
@@ -30,7 +29,7 @@ from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
 from tasks.predict.measure import SubNetMeter
 from tasks.progress import Progress
-from tasks.search import FRONT_FILE
+from tasks.search import FRONT_FILE, read_front
 
 EXPORTS_FILE = "exports.json"
 DONE_FILE = "exports.jsonl"
@@ -57,11 +56,7 @@ def run(
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
     earlier call finished is not done again.
     """
-    front = read_json(search / FRONT_FILE)
-    if not front["winners"]:
-        raise UserError(
-            f"front '{search / FRONT_FILE}'", "has no winner", next_step="search again: autotailor search …"
-        )
+    front = read_front(search / FRONT_FILE)
     winners = {row["digest"]: row["config"] for row in front["winners"]}
     net = tailor_ir.load(supernet, batch=batch)
     meter = SubNetMeter(net, client, settings.measure, settings.limits)

@@ -30,7 +30,7 @@ from tasks.predict.validate import errors
 from tasks.progress import Progress
 from tasks.refine.candidates import Around
 from tasks.refine.settings import Settings
-from tasks.search import FRONT_FILE
+from tasks.search import FRONT_FILE, read_front
 from tasks.search.front import pareto_mask
 from tasks.search.methods import Method
 from tasks.search.problem import Codes, Problem
@@ -136,7 +136,7 @@ def measure(
     net = tailor_ir.load(supernet, batch=batch)
     limits = Limits(wall_s=predict.conversion_wall_s, memory_mib=predict.conversion_memory_mib)
     meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
-    pool = _Pool(tailor_ir.load(supernet), target, accuracy, read_json(search / FRONT_FILE))
+    pool = _Pool(tailor_ir.load(supernet), target, accuracy, read_front(search / FRONT_FILE))
     budgets = [
         _Budget(row["budget_ms"], (1 - settings.margin) * row["budget_ms"], code, {row["digest"]: row["predicted_ms"]})
         for row, code in zip(pool.winners, pool.around.winners, strict=True)
@@ -195,7 +195,7 @@ def choose(
     """
     net = tailor_ir.load(supernet)
     net.elastic.to(images.device)
-    front, measured = read_json(search / FRONT_FILE), read_json(out / MEASURED_FILE)
+    front, measured = read_front(search / FRONT_FILE), read_json(out / MEASURED_FILE)
     timed = {row["digest"]: row for row in measured["candidates"] if row["latency"]["p50_ms"] is not None}
     if not timed:
         reason = measured["candidates"][0]["latency"]["reason"]

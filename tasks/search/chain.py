@@ -44,7 +44,13 @@ class Chain:
     """Steps for a gain and K costs, each a sum of tables over choice indices of V variables."""
 
     def __init__(self, cardinalities: Sequence[int], gain: Sequence[Table], costs: Sequence[Sequence[Table]]) -> None:
-        """UserError when the variables hang together so much that no order has small tables."""
+        """UserError when a table has no number, or the variables hang together so much that no order has small tables."""
+        if any(np.isnan(values).any() for tables in (gain, *costs) for _, values in tables):
+            raise UserError(
+                "search.method=exact",
+                "a predictor gives no number (NaN) for some SubNets",
+                next_step="run the predict stage again: autotailor predict …",
+            )
         self.cardinalities = tuple(map(int, cardinalities))
         self.constraints = len(costs)
         scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from tailor_ir import Space, SuperNet
+from tasks.artifacts import read_json
+from tasks.errors import UserError
 from tasks.search.baseline import uniform_codes
 from tasks.search.feasible import LATENCY, Cost
 from tasks.search.front import hypervolume, pareto_mask
@@ -19,6 +21,16 @@ from tasks.search.genetic import Winner
 from tasks.search.measured import Measured
 from tasks.search.problem import Codes, Problem, Values
 from tasks.search.whole import Points
+
+FRONT_FILE = "front.json"
+
+
+def read_front(file: Path) -> dict[str, Any]:
+    """What a search, or a refinement, wrote. UserError when there is no winner."""
+    front: dict[str, Any] = read_json(file)
+    if not front["winners"]:
+        raise UserError(f"front '{file}'", "has no winner", next_step="search again: autotailor search …")
+    return front
 
 
 @dataclass(frozen=True, slots=True)

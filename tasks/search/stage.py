@@ -22,11 +22,10 @@ from tasks.search.genetic import Winner
 from tasks.search.measured import measured_winners
 from tasks.search.methods import Exact, Genetic, Method, Nsga2
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values
-from tasks.search.results import Found, front_of, whole_front_of, write_table
+from tasks.search.results import FRONT_FILE, Found, front_of, whole_front_of, write_table
 from tasks.search.settings import Limits, Settings
 from tasks.search.terms import additive, chain_of
 
-FRONT_FILE = "front.json"
 WHOLE_FRONT_FILE = "whole_front.parquet"
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 

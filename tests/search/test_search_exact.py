@@ -210,3 +210,11 @@ def test_no_random_subnet_is_better_than_the_optimum_of_a_supernet(name: str) ->
         canonical = net.space.canonical_codes(found.code[None])
         assert latency.predict(canonical)[0] <= budget_ms * (1 + 1e-9)
         assert accuracy.score(canonical)[0] >= score[latency_ms <= budget_ms].max() - 1e-9
+
+
+@pytest.mark.parametrize("where", ["gain", "cost"])
+def test_a_table_without_a_number_is_refused(where: str) -> None:
+    tables: list[Table] = [((0,), np.array([1.0, 2.0])), ((1,), np.array([1.0, np.nan]))]
+    sums = {"gain": tables[:1], "cost": tables[:1], where: tables}
+    with pytest.raises(UserError, match=r"^search\.method=exact: a predictor gives no number \(NaN\).*predict stage"):
+        Chain([2, 2], sums["gain"], [sums["cost"]])

@@ -167,3 +167,27 @@ def test_with_limits_or_by_another_method_there_is_no_whole_front(
         found = search(supernet, latency, accuracy, settings, tmp_path)
         assert found["whole_front"] is None
         assert not (tmp_path / WHOLE_FRONT_FILE).exists()
+
+
+def test_no_subnet_with_an_operator_without_a_latency_is_found(
+    supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
+) -> None:
+    net = tailor_ir.load(supernet)
+    known = random_ms(net)
+    codes = all_codes(net)
+    features = net.unique_operators()
+    counts = [Sums.compile(net, {f: float(f is feature) for f in features}).predict(codes) > 0 for feature in features]
+    failed = next(f for f, has in zip(features, counts, strict=True) if has[-1] and 0 < has.sum() < len(codes) / 2)
+    unknown = Sums.compile(net, {f: float(f is failed) for f in features})
+    latency = LatencyPredictor(known.sums, known.correction, unknown)
+    found = search(supernet, latency, accuracy, Settings(method="exact", tolerance=0.0), tmp_path)
+    whole = codes[unknown.predict(codes) == 0]
+    assert len(whole) < len(codes)
+    best = accuracy.score(whole).max()
+    assert found["winners"][-1]["predicted_score"] == pytest.approx(best)
+    assert best < accuracy.score(codes).max()
+    for row in (*found["winners"], found["fastest"]):
+        assert unknown.predict(net.space.encode([row["config"]]))[0] == 0
+    front = whole[pareto_mask(latency.predict(whole), accuracy.score(whole))]
+    table = parquet.read_table(tmp_path / WHOLE_FRONT_FILE).to_pylist()
+    assert {row["digest"] for row in table} == {net.space.digest(net.space.decode(code)) for code in front}

@@ -24,6 +24,7 @@ from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.switching import write_bundle
 from tasks.predict.measure import onnx_of
 from tasks.progress import Silent
+from tests.ir.networks import perturb
 
 FORMATS = ("onnx", "ncnn", "ncnn_fp16", "torch")
 SETTINGS = export.Settings(
@@ -101,6 +102,38 @@ def test_exports_reproduce_torch_where_there_is_neither_torch_nor_this_project(e
         assert half < 0.6 * full
         assert differences.pop(f"bundle/{digest}.onnx") <= 1e-4
     assert not differences
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "test_vit", "test_convnext"])
+def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
+    name: str, images: EvaluationData, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    network = perturb(timm.create_model(name, num_classes=10, **({"img_size": 32} if "vit" in name else {})).eval())
+    net = tailor_ir.compile(network, torch.zeros(1, 3, 32, 32))
+    net.save(tmp_path / "supernet")
+    config = net.space.sample(np.random.default_rng(1))
+    row = {"digest": net.space.digest(config), "config": config, "budget_ms": 1e6, "predicted_ms": 1.0}
+    row["predicted_accuracy"] = 0.5
+    search, out = tmp_path / "search", tmp_path / "out"
+    search.mkdir()
+    out.mkdir()
+    (search / "front.json").write_text(json.dumps({"winners": [row], "baseline": []}))
+    settings = SETTINGS.model_copy(
+        update={"formats": ("onnx", "ncnn", "ncnn_fp16"), "dynamic_batch": False, "bundle": False}
+    )
+    with local_agent("onnxruntime") as client, client.lease():
+        supernet = tmp_path / "supernet"
+        result = export.run(settings, supernet, search, {"test": images}, client, out, Silent(), provenance=PROVENANCE)
+    write_references(net, config, images, out)
+    (card,) = result["subnets"]
+    assert {name: file["state"] for name, file in card["files"].items()} == dict.fromkeys(settings.formats, "ok")
+    differences = run_elsewhere(out)
+    digest = card["digest"]
+    assert differences[f"{digest}.onnx"] <= 1e-4
+    assert differences[f"{digest}.ncnn.param"] <= 1e-4
+    assert differences[f"{digest}.fp16.ncnn.param"] <= 2e-2
+    assert len(differences) == 3
 
 
 def test_torch_archives_reproduce_torch_without_this_project(exported: tuple[Path, dict], tmp_path: Path) -> None:
