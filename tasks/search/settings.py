@@ -53,8 +53,8 @@ class Settings(BaseModel):
         False, description="SubNets that meet the budgets of all devices, instead of one search each"
     )
     limits: Limits = Limits()
-    device_limits: dict[str, Limits] = Field(
-        {}, description="limits of single devices, in the place of the same in `limits`"
+    device_limits: dict[str, Limits] | None = Field(
+        None, description="limits of single devices, in the place of the same in `limits`"
     )
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
