@@ -8,9 +8,7 @@ wrong by on the first half, since near a winner that is one factor. A budget tha
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ import numpy as np
 import tailor_ir
 from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
-from tailor_ir import SuperNet
 from tasks.artifacts import append_line, read_json, read_lines, write_json
 from tasks.convert import Limits
 from tasks.errors import UserError
@@ -28,92 +25,19 @@ from tasks.predict.measure import SubNetMeter
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.validate import errors
 from tasks.progress import Progress
-from tasks.refine.candidates import Around
+from tasks.refine.pool import Budget, Pool
 from tasks.refine.settings import Settings
 from tasks.search import FRONT_FILE, read_front
 from tasks.search.front import pareto_mask
-from tasks.search.methods import Method
-from tasks.search.problem import Codes, Problem
-from tasks.search.results import rows_of
-from tasks.search.settings import Settings as SearchSettings
-from tasks.search.stage import Target, costs_of, method_of
+from tasks.search.stage import Target
 
 CANDIDATES_FILE = "candidates.jsonl"
 TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"
 MEASURED_FILE = "measured.json"
 MOST_ROUNDS = 5
-NEAR = 0.02
-"""Limits of latency that differ by less, relative, are searched once."""
 
 Row = dict[str, Any]
-
-
-@dataclass(slots=True)
-class _Budget:
-    """A budget, the code (V,) of its winner, and the SubNets that were taken for it: digest -> predicted latency [ms]."""
-
-    budget_ms: float
-    limit_ms: float
-    winner: Codes
-    own: dict[str, float]
-
-    def predicted_limit_ms(self, turn: int, timed_ms: Mapping[str, float]) -> float:
-        """The predicted latency that its next candidates may have; the later the more careful."""
-        ratios = [timed_ms[digest] / own for digest, own in self.own.items() if digest in timed_ms]
-        if not ratios:
-            return self.budget_ms
-        return self.limit_ms / (median(ratios) if turn == 1 else max(ratios))
-
-
-class _Pool:
-    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits."""
-
-    def __init__(self, net: SuperNet, target: Target, accuracy: AccuracyPredictor, front: Row) -> None:
-        self.winners: list[Row] = front["winners"]
-        self.configs = {row["digest"]: row["config"] for row in self.winners}
-        self._net = net
-        self._settings = SearchSettings.model_validate(front["settings"])
-        self._costs = costs_of(net, [target], self._settings)
-        others = tuple(cost.model for cost in self._costs[1:])
-        self._problem = Problem(net.space, target.latency, accuracy, others)
-        self._limits = np.array([cost.limit for cost in self._costs])
-        self.around = Around(self._problem, self._limits, self._codes([row["config"] for row in self.winners]))
-
-    def _codes(self, configs: Sequence[Row]) -> Codes:
-        codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
-        return codes
-
-    def more(self, budget: _Budget, limit_ms: float, count: int) -> list[Row]:
-        """Further candidates of a budget within a predicted latency, none of which another budget has."""
-        center = self._center(budget, limit_ms) if count else None
-        if center is None:
-            return []
-        found = self.around.best(center, limit_ms, count, self._codes(list(self.configs.values())))
-        return [{"config": self._net.space.decode(code), "predicted_ms": predicted_ms} for code, predicted_ms in found]
-
-    def add(self, budget: _Budget, rows: Sequence[Row]) -> None:
-        """Take candidates in."""
-        for row in rows:
-            digest = self._net.space.digest(row["config"])
-            self.configs[digest] = row["config"]
-            budget.own[digest] = row["predicted_ms"]
-
-    def _center(self, budget: _Budget, limit_ms: float) -> Codes | None:
-        """What the search finds within a latency; the winner where that is about the budget, None if nothing is as fast."""
-        if abs(limit_ms / budget.budget_ms - 1) <= NEAR:
-            return budget.winner
-        if limit_ms < self._problem.evaluate(self._method.quickest()[None]).latency_ms[0]:
-            return None
-        return self._method.winner(np.array([limit_ms, *self._limits[1:]])).code
-
-    @cached_property
-    def _method(self) -> Method:
-        return method_of(self._problem, self._net.space, self._settings, self._limits)
-
-    def rows(self) -> list[Row]:
-        """Digest, config, predictions and size of each."""
-        return rows_of(self._net, self._problem, self._costs, self._codes(list(self.configs.values())))
 
 
 def measure(
@@ -136,9 +60,9 @@ def measure(
     net = tailor_ir.load(supernet, batch=batch)
     limits = Limits(wall_s=predict.conversion_wall_s, memory_mib=predict.conversion_memory_mib)
     meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
-    pool = _Pool(tailor_ir.load(supernet), target, accuracy, read_front(search / FRONT_FILE))
+    pool = Pool(tailor_ir.load(supernet), target, accuracy, read_front(search / FRONT_FILE))
     budgets = [
-        _Budget(row["budget_ms"], (1 - settings.margin) * row["budget_ms"], code, {row["digest"]: row["predicted_ms"]})
+        Budget(row["budget_ms"], (1 - settings.margin) * row["budget_ms"], code, {row["digest"]: row["predicted_ms"]})
         for row, code in zip(pool.winners, pool.around.winners, strict=True)
     ]
     chosen = {(line["round"], line["budget"]): line["own"] for line in read_lines(out / CANDIDATES_FILE)}

@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from test_report_page import Page
 
 from profiling_agents.client import local_agent
-from tasks import export, refine, report
+from tasks import export, refine, report, search
 from tasks.artifacts import read_json
 from tasks.data import DataSettings, load_splits
 from tasks.evaluate import EvaluationData
@@ -39,9 +39,10 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
     images = {"test": EvaluationData(splits["test"], splits["train"], limit=50, recalibration_images=64)}
     formats = export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True)
     with local_agent(backend="onnxruntime") as client, client.lease():
-        predictors = latency, accuracy
-        refine.measure(settings, PREDICT, sources.supernet, device.search, predictors, client, refined, Silent())
+        here = search.Target(name="here", latency=latency)
         validation = sensitivity.images_of(PREDICT, data)
+        given = (sources.supernet, device.search, here, accuracy)
+        refine.measure(settings, PREDICT, *given, client, refined, Silent())
         refine.choose(settings, sources.supernet, device.search, accuracy, validation, refined, Silent())
         export.run(formats, sources.supernet, refined, images, client, exported, Silent())
     return dataclasses.replace(device, search=refined, export=exported)

@@ -1,0 +1,90 @@
+"""The candidates of a refinement: a budget's own, and where further ones are sought."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tailor_ir import SuperNet
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.refine.candidates import Around
+from tasks.search.methods import Method
+from tasks.search.problem import Codes, Problem
+from tasks.search.results import rows_of
+from tasks.search.settings import Settings as SearchSettings
+from tasks.search.stage import Target, costs_of, method_of
+
+NEAR = 0.02
+"""Limits of latency that differ by less, relative, are searched once."""
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Budget:
+    """A budget, the code (V,) of its winner, and the SubNets that were taken for it: digest -> predicted latency [ms]."""
+
+    budget_ms: float
+    limit_ms: float
+    winner: Codes
+    own: dict[str, float]
+
+    def predicted_limit_ms(self, turn: int, timed_ms: Mapping[str, float]) -> float:
+        """The predicted latency that its next candidates may have; the later the more careful."""
+        ratios = [timed_ms[digest] / own for digest, own in self.own.items() if digest in timed_ms]
+        if not ratios:
+            return self.budget_ms
+        return self.limit_ms / (median(ratios) if turn == 1 else max(ratios))
+
+
+class Pool:
+    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits."""
+
+    def __init__(self, net: SuperNet, target: Target, accuracy: AccuracyPredictor, front: Row) -> None:
+        self.winners: list[Row] = front["winners"]
+        self.configs = {row["digest"]: row["config"] for row in self.winners}
+        self._net = net
+        self._settings = SearchSettings.model_validate(front["settings"])
+        self._costs = costs_of(net, [target], self._settings)
+        others = tuple(cost.model for cost in self._costs[1:])
+        self._problem = Problem(net.space, target.latency, accuracy, others)
+        self._limits = np.array([cost.limit for cost in self._costs])
+        self.around = Around(self._problem, self._limits, self._codes([row["config"] for row in self.winners]))
+
+    def _codes(self, configs: Sequence[Row]) -> Codes:
+        codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
+        return codes
+
+    def more(self, budget: Budget, limit_ms: float, count: int) -> list[Row]:
+        """Further candidates of a budget within a predicted latency, none of which another budget has."""
+        center = self._center(budget, limit_ms) if count else None
+        if center is None:
+            return []
+        found = self.around.best(center, limit_ms, count, self._codes(list(self.configs.values())))
+        return [{"config": self._net.space.decode(code), "predicted_ms": predicted_ms} for code, predicted_ms in found]
+
+    def add(self, budget: Budget, rows: Sequence[Row]) -> None:
+        """Take candidates in."""
+        for row in rows:
+            digest = self._net.space.digest(row["config"])
+            self.configs[digest] = row["config"]
+            budget.own[digest] = row["predicted_ms"]
+
+    def _center(self, budget: Budget, limit_ms: float) -> Codes | None:
+        """What the search finds within a latency; the winner where that is about the budget, None if nothing is as fast."""
+        if abs(limit_ms / budget.budget_ms - 1) <= NEAR:
+            return budget.winner
+        if limit_ms < self._problem.evaluate(self._method.quickest()[None]).latency_ms[0]:
+            return None
+        return self._method.winner(np.array([limit_ms, *self._limits[1:]])).code
+
+    @cached_property
+    def _method(self) -> Method:
+        return method_of(self._problem, self._net.space, self._settings, self._limits)
+
+    def rows(self) -> list[Row]:
+        """Digest, config, predictions and size of each."""
+        return rows_of(self._net, self._problem, self._costs, self._codes(list(self.configs.values())))
