@@ -1,12 +1,11 @@
 """Is the measured front above every baseline? The whole product on a trained SuperNet and two devices.
 
-    python -m benchmarks.fronts --work DIR [--budgets 40] [--candidates 4] [--ratios 0.35 0.6 0.8] [--json FILE] [OVERRIDE …]
+    python -m benchmarks.fronts --work DIR [--budgets 40] [--candidates 8] [--ratios 0.35 0.6 0.8] [--json FILE] [OVERRIDE …]
 
-A slim ResNet-26 learns 36 classes of glyphs and becomes a SuperNet, as in `benchmarks.ranking`. `autotailor run` then searches
-each budget of each device exactly, measures candidates, and holds the winners against every baseline of `baselines=all`,
-smaller ResNets trained for as many epochs, and the base network pruned layer by layer with Torch-Pruning and fine-tuned for as
-many epochs as the SuperNet (`benchmarks.pruned`; `pip install torch-pruning`, or --ratios without any). OVERRIDEs go to every
-command.
+A slim ResNet-26t learns 100 classes of glyphs and becomes a SuperNet. `autotailor run` then searches each budget of each device
+exactly, measures candidates, and holds the winners against every baseline of `baselines=all`, smaller networks of its family
+trained for as many epochs, and the base network pruned layer by layer with Torch-Pruning and fine-tuned for as many epochs as
+the SuperNet (`benchmarks.pruned`; `pip install torch-pruning`, or --ratios without any). OVERRIDEs go to every command.
 
 Bars: above every baseline at 92 % of the budgets (the share that AutoTailor's paper states), winners within their budget by
 measurement at 95 %. Of each side a budget takes the network with the best validation accuracy; test accuracies are compared.
@@ -33,17 +32,30 @@ from flows.validate import validate
 from tasks.report.baselines import SHOWN, cells, title
 
 ABOVE, WITHIN = 0.92, 0.95
-SLIM = "channels: [16, 32, 64, 128]"
-THIN = "channels: [8, 16, 32, 64]"
+SLIM = "channels: [32, 64, 128, 256], stem_width: 16"
+THIN = "channels: [16, 32, 64, 128], stem_width: 16"
 SIBLINGS = ", ".join(
     f"{{name: {name}, options: {{{channels}}}}}"
     for name, channels in (("resnet14t", SLIM), ("resnet10t", SLIM), ("resnet10t", THIN))
+)
+NETWORK = (
+    *COMMON,
+    *NETWORKS["resnet"],
+    "model.name=resnet26t",
+    f"model.options={{{SLIM}}}",
+    "data.classes=100",
+    "data.images=32000",
+    "data.validation_share=0.15",
+    "data.test_share=0.25",
+    "base.epochs=12",
+    "finetune.epochs=16",
 )
 SETTINGS = (
     "device=[onnxruntime,ncnn]",
     "search=exact",
     "refine.margin=0.02",
     "predict.rounds=2",
+    "predict.interactions=24",
     "predict.measure.time_cap_ms=80",
     "export.formats=[onnx]",
     "baselines=all",
@@ -54,12 +66,12 @@ SETTINGS = (
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
     """For training."""
-    return [*COMMON, *NETWORKS["resnet"], *options.overrides]
+    return [*NETWORK, *options.overrides]
 
 
 def run(options: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     """The report of the whole pipeline."""
-    words = [*COMMON, *NETWORKS["resnet"], *SETTINGS, f"search.budget_count={options.budgets}"]
+    words = [*NETWORK, *SETTINGS, f"search.budget_count={options.budgets}"]
     words += [f"refine.candidates={options.candidates}", f"output_dir={options.work.resolve()}"]
     if files:
         words.append(f"baselines.files={{torch-pruning: [{', '.join(str(file.resolve()) for file in files)}]}}")
@@ -114,7 +126,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="a second run goes on from there")
     parser.add_argument("--budgets", type=int, default=40, help="of each device")
-    parser.add_argument("--candidates", type=int, default=4, help="SubNets that are measured for each budget")
+    parser.add_argument("--candidates", type=int, default=8, help="SubNets that are measured for each budget")
     parser.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="of channels that Torch-Pruning prunes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
