@@ -5,12 +5,12 @@
 Without names, the seven presets of AutoTailor's Table 3. Latencies of operators are random positive numbers around their MACs
 (a factor of e to the power of a normal number, and an overhead); sensitivities fall with the MACs that a modification saves,
 by random factors, and are those of a validation split of 10,000 images. Budgets: at equal ratios from the fastest SubNet to
-the best one. Seconds are for all budgets, from the compiled predictors on, on one core; then those of the whole front, and how
-many SubNets it lists. --genetic: the same budgets by the genetic search with its default settings, with so many seeds, with and
-without its beam, and by NSGA-II; the gap is in points of predicted accuracy, and seconds are of processor time. --constraints:
+the best one. Seconds are of processor time, one thread: those of all budgets, from the compiled predictors on; then those of
+the whole front, and how many SubNets it lists. --genetic: the same budgets by the genetic search with its default settings,
+with so many seeds, with and without its beam, and by NSGA-II; the gap is in points of predicted accuracy. --constraints:
 instead, several costs at once, each half way between that of the fastest and that of the best SubNet (geometric mean):
-parameters and MACs; memory; energy; the latency of a second such device, whose budgets rise with the first one's; processor
-seconds. --json: presets that the file has are not measured again, so that a run that was ended goes on.
+parameters and MACs; memory; energy; the latency of a second such device, whose budgets rise with the first one's. --json:
+presets that the file has are not measured again, so that a run that was ended goes on.
 """
 
 import argparse
@@ -72,15 +72,15 @@ def measure(preset: str, options: argparse.Namespace) -> dict[str, Any]:
     net = compiled(preset)
     latency, accuracy = predictors(net, 0)
     problem = Problem(net.space, latency, accuracy)
-    start = time.perf_counter()
+    start = time.process_time()
     method = Exact(problem, chain_of(net.space, accuracy, cost_tables(latency)), Settings())
     ends = problem.evaluate(np.stack([method.quickest(), method.best()]))
     budgets_ms = np.geomspace(*ends.latency_ms.tolist(), options.budgets).tolist()
     winners = [method.winner(np.array([budget_ms])) for budget_ms in budgets_ms]
-    seconds = time.perf_counter() - start
-    start = time.perf_counter()
+    seconds = time.process_time() - start
+    start = time.process_time()
     whole = method.whole_front(Terminal(), preset)
-    whole_seconds = time.perf_counter() - start
+    whole_seconds = time.process_time() - start
     scores = problem.evaluate(np.stack([winner.code for winner in winners]))
     assert (scores.latency_ms <= np.array(budgets_ms) * (1 + 1e-9)).all()
     row: dict[str, Any] = {
