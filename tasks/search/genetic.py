@@ -116,7 +116,7 @@ class _Search:
         if self.settings.rebalance:
             ends = problem.space.canonical_codes(np.stack([problem.largest, fastest]))
             starts = np.concatenate([starts, *(self._around(end) for end in ends)])
-        fits = starts[(problem.predict_costs(starts) <= self.budgets).all(axis=1)]
+        fits = starts[problem.within(starts, self.budgets)]
         kept = _ranked(problem, np.concatenate([fits, fastest[None]]))[0][: self.settings.population // 2]
         drawn = problem.space.random_codes(self.settings.population - len(kept), self.rng)
         return _ranked(problem, np.concatenate([kept, self._repaired(drawn)]))[0]
@@ -152,7 +152,7 @@ def repair(problem: Problem, codes: Codes, budgets: float | Values, fastest: Cod
     the budgets to within them: the first one, where costs only fall along the path.
     """
     codes = codes.copy()
-    beyond = np.flatnonzero(~(problem.predict_costs(codes) <= budgets).all(axis=1))
+    beyond = np.flatnonzero(~problem.within(codes, budgets))
     if len(beyond):
         paths = _Paths(problem, codes[beyond], fastest, rng)
         low, high = np.zeros(len(beyond), np.int64), paths.lengths.copy()

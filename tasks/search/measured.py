@@ -114,7 +114,9 @@ def measured_winners(
     found: list[Winner] = []
     with progress.bar("search by measured accuracy", len(budgets)) as bar:
         accuracy = MeasuredAccuracy(net, images, out / EVALUATED_FILE, bar)
-        problem = Problem(predicted.space, predicted.latency, accuracy, predicted.others, predicted.timed)
+        problem = Problem(
+            predicted.space, predicted.latency, accuracy, predicted.others, predicted.timed, measured=True
+        )
         genetic = Genetic(problem, own, np.random.default_rng(settings.seed), starts=starts)
         genetic.knows(fastest)
         for row, winner in zip(budgets, winners, strict=True):

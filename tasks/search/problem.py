@@ -71,7 +71,8 @@ class Scores(NamedTuple):
 class Problem:
     """A space with its predictors; every different code is predicted once and remembered.
 
-    others: costs besides the latency. timed: how many costs are latencies, each of a device; they come first.
+    others: costs besides the latency. timed: how many costs are latencies, each of a device; they come first. measured: the
+    accuracy takes long, and is asked for SubNets alone that keep their budgets.
     """
 
     space: SearchSpace
@@ -79,6 +80,7 @@ class Problem:
     accuracy: AccuracyModel
     others: tuple[CostModel, ...] = ()
     timed: int = 1
+    measured: bool = False
     evaluations: int = 0
     _memo: dict[bytes, tuple[float, ...]] = field(default_factory=dict)
     _idle: dict[bytes, NDArray[np.bool_]] = field(default_factory=dict)
@@ -126,6 +128,13 @@ class Problem:
             self._memo.update(zip(fresh, map(tuple, table.tolist()), strict=True))
         table = np.array([self._memo[key] for key in keys], np.float64).reshape(len(keys), len(self.costs) + 1)
         return Scores(table[:, :-1], table[:, -1])
+
+    def within(self, codes: Codes, budgets: float | Values) -> NDArray[np.bool_]:
+        """Which of canonical codes (n, V) keep all budgets (K,), or the one of latency alone; (n,)."""
+        if not self.measured:
+            return self.evaluate(codes).within(budgets)
+        kept: NDArray[np.bool_] = np.all(self.predict_costs(codes) <= budgets, axis=1)
+        return kept
 
     def predict(self, codes: Codes) -> Scores:
         """Scores of canonical codes (n, V), which are not remembered. UserError when a predictor gives no number."""
