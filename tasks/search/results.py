@@ -23,6 +23,7 @@ from tasks.search.problem import Codes, Problem, Values
 from tasks.search.whole import Points
 
 FRONT_FILE = "front.json"
+WHOLE_FRONT_FILE = "whole_front.parquet"
 
 
 def read_front(file: Path) -> dict[str, Any]:
@@ -143,10 +144,13 @@ def whole_front_of(problem: Problem, whole: Points) -> dict[str, Any]:
     }
 
 
-def write_table(space: Space, problem: Problem, whole: Points, file: Path) -> None:
-    """A row for each SubNet of the whole front: digest, predictions, and each variable's choice, null in skipped blocks."""
-    configs = [space.decode(code) for code in whole.codes]
+def write_table(space: Space, codes: Codes, whole: dict[str, Any], file: Path) -> None:
+    """A row for each SubNet of the whole front: digest, predictions, and each variable's choice, null in skipped blocks.
+
+    codes: (n, V). whole: what `whole_front_of` says of them.
+    """
+    configs = [space.decode(code) for code in codes]
     columns: dict[str, Any] = {"digest": [space.digest(config) for config in configs]}
-    columns |= {name: values for name, values in whole_front_of(problem, whole).items() if name != "error"}
+    columns |= {name: values for name, values in whole.items() if name != "error"}
     columns |= {variable.name: [config.get(variable.name) for config in configs] for variable in space.variables}
     parquet.write_table(pa.table(columns), file)

@@ -22,11 +22,10 @@ from tasks.search.genetic import Winner
 from tasks.search.measured import measured_winners
 from tasks.search.methods import Exact, Genetic, Method, Nsga2
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values
-from tasks.search.results import FRONT_FILE, Found, front_of, whole_front_of, write_table
+from tasks.search.results import FRONT_FILE, WHOLE_FRONT_FILE, Found, front_of, whole_front_of, write_table
 from tasks.search.settings import Limits, Settings
 from tasks.search.terms import additive, chain_of
 
-WHOLE_FRONT_FILE = "whole_front.parquet"
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 
 
@@ -65,19 +64,20 @@ def run(
     measured = None
     if settings.accuracy == "measured":
         assert images is not None, "measured accuracy comes with images"
-        rows = [np.array([*row, *limits[len(targets) :]]) for row in budgets]
+        rows = [_bounds(row, costs) for row in budgets]
         measured = measured_winners(net, problem, rows, winners, method.quickest(), settings, images, out, progress)
         winners = measured.winners
     found = Found(budgets, winners, method.quickest(), measured)
     whole = None
     if settings.lists_whole_front([target.name for target in targets]):
         assert isinstance(method, Exact)
-        whole = method.whole_front(progress, targets[0].name)
-        write_table(net.space, problem, whole, out / WHOLE_FRONT_FILE)
+        points = method.whole_front(progress, targets[0].name)
+        whole = whole_front_of(problem, points)
+        write_table(net.space, points.codes, whole, out / WHOLE_FRONT_FILE)
     fronts = {
         target.name: {
             **front_of(net, problem, costs, found, column),
-            "whole_front": None if whole is None else whole_front_of(problem, whole),
+            "whole_front": whole,
             "settings": settings.model_dump(mode="json"),
         }
         for column, target in enumerate(targets)
@@ -112,6 +112,11 @@ def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> li
     return costs
 
 
+def _bounds(budgets_ms: Sequence[float], costs: Sequence[Cost]) -> Values:
+    """Of all costs (K,): latency budgets, one for each device, then the limits."""
+    return np.array([*budgets_ms, *(cost.limit for cost in costs[len(budgets_ms) :])])
+
+
 def find_winners(
     problem: Problem, method: Method, settings: Settings, progress: Progress, costs: Sequence[Cost]
 ) -> tuple[list[tuple[float, ...]], list[Winner]]:
@@ -130,14 +135,14 @@ def find_winners(
     if given:
         rows = sorted(set(zip(*given, strict=True)))
         for row in rows:
-            _refuse_infeasible(problem, method, costs, np.array([*row, *limits[len(timed) :]]), rng)
+            _refuse_infeasible(problem, method, costs, _bounds(row, costs), rng)
     else:
         rows = _ladder(problem, method, settings.budget_count, limited=bool(np.isfinite(limits).any()))
     winners: list[Winner] = []
     name = " and ".join(cost.device for cost in timed)
     with progress.bar(f"search {name}", len(rows)) as bar:
         for row in rows:
-            winners.append(method.winner(np.array([*row, *limits[len(timed) :]])))
+            winners.append(method.winner(_bounds(row, costs)))
             bar.note(f"{', '.join(f'{budget_ms:g}' for budget_ms in row)} ms, {winners[-1].stopped}")
             bar.advance()
     return rows, winners
