@@ -9,8 +9,9 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -141,10 +142,11 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent.resolve()
-    for node in model.graph.node:
-        if any(attribute.t.data_location == onnx.TensorProto.EXTERNAL for attribute in node.attribute):
+    functions = (found for function in model.functions for found in _tensors_of_nodes(function.node))
+    for where, tensor in chain(_tensors_of(model.graph), functions):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ImportFailed(
-                f"operator '{node.op_type}' at '{node.name or node.output[0]}': its tensor is stored in another file; "
+                f"{where}: its tensor is stored in another file; "
                 "allowed: external data of initializers; save the model as one file"
             )
     _refuse_too_large(f"network '{path}'", sum(map(_stored_bytes, model.graph.initializer)))
@@ -161,6 +163,24 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """All tensors of a graph and of those inside its nodes but for the graph's own initializers, each with who holds it."""
+    yield from (("the graph", part) for one in graph.sparse_initializer for part in (one.values, one.indices))
+    yield from _tensors_of_nodes(graph.node)
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for node in nodes:
+        where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
+        for attribute in node.attribute:
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            parts = (part for one in sparse for part in (one.values, one.indices))
+            inside = (attribute.g, *attribute.graphs)
+            own = (tensor for graph in inside for tensor in graph.initializer)
+            yield from ((where, tensor) for tensor in (attribute.t, *attribute.tensors, *parts, *own))
+            yield from ((where, tensor) for graph in inside for _, tensor in _tensors_of(graph))
 
 
 def _stored_bytes(tensor: onnx.TensorProto) -> int:

@@ -85,6 +85,45 @@ def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None
         tailor_ir.compile(path)
 
 
+@pytest.mark.parametrize("place", ["constant", "branch", "constant in a branch", "function", "sparse"])
+def test_external_data_is_for_initializers_of_the_network_alone(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where some readers would look for it
+    (tmp_path / "secret.bin").write_bytes(bytes(48))
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 3, 1, 1], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="secret.bin")
+    constant = helper.make_node("Constant", [], ["w"], "held", value=tensor)
+    conv = helper.make_node("Conv", ["x", "w"], ["b"], "conv")
+    result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [None] * 4)
+    chosen = numpy_helper.from_array(np.asarray(True), "c")
+
+    def choice(branch: onnx.GraphProto) -> onnx.ModelProto:
+        node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch)
+        return model_of([node], [chosen])
+
+    if place == "constant":
+        model = model_of([constant, helper.make_node("Conv", ["x", "w"], ["y"], "conv")])
+    elif place == "branch":
+        model = choice(helper.make_graph([conv], "then", [], [result], [tensor]))
+    elif place == "constant in a branch":
+        model = choice(helper.make_graph([constant, conv], "then", [], [result]))
+    elif place == "function":
+        model = model_of([helper.make_node("own", ["x"], ["y"], domain="here")])
+        opset = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("here", "own", ["x"], ["b"], [constant, conv], opset))
+    else:
+        model = model_of([helper.make_node("Relu", ["x"], ["y"])])
+        indices = helper.make_tensor("indices", TensorProto.INT64, [1], [0])
+        model.graph.sparse_initializer.append(helper.make_sparse_tensor(tensor, indices, [4, 3, 1, 1]))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "n.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(
+        tailor_ir.ImportFailed, match=r"its tensor is stored in another file; allowed: external data of"
+    ):
+        tailor_ir.compile(tmp_path / "inner" / "n.onnx")
+
+
 def test_control_flow_in_a_module_or_file(tmp_path: Path) -> None:
     def branch(op: str) -> onnx.GraphProto:
         result = helper.make_tensor_value_info(op, TensorProto.FLOAT, [None] * 4)
