@@ -3,6 +3,20 @@
 import torch
 
 from tasks.errors import UserError
+from tasks.finetune.settings import TrainSettings
+
+
+def gpus(wanted: str) -> int:
+    """How many GPUs ranks compute on; 0: they compute on processors."""
+    return 0 if pick_device(wanted).type == "cpu" else torch.cuda.device_count()
+
+
+def fitting_processes(settings: TrainSettings, gpus: int) -> int:
+    """As many processes as wanted, or as have a GPU each and still split the batch. Several nodes would have to agree on it."""
+    wanted = settings.processes
+    if not 0 < gpus < wanted or settings.nodes > 1:
+        return wanted
+    return next(count for count in range(gpus, 0, -1) if settings.batch_size % (settings.micro_batch * count) == 0)
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:

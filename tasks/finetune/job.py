@@ -39,10 +39,10 @@ class Job(BaseModel):
         assert settings is not None
         return settings
 
-    def with_micro_batch(self, images: int) -> Self:
-        """The same job with other micro-batches."""
+    def with_settings(self, **changes: int) -> Self:
+        """The same job with a few settings changed."""
         field = "finetune" if self.finetune is not None else "train"
-        return self.model_copy(update={field: self.settings.model_copy(update={"micro_batch": images})})
+        return self.model_copy(update={field: self.settings.model_copy(update=changes)})
 
     @property
     def checkpoint(self) -> Path:

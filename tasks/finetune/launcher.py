@@ -20,6 +20,7 @@ import psutil
 from tasks.artifacts import digest_of, write_bytes
 from tasks.errors import UserError
 from tasks.finetune import checkpoint
+from tasks.finetune.device import fitting_processes, gpus
 from tasks.finetune.history import Tail, rewind
 from tasks.finetune.job import JOB_FILE, LOG_FILE, Job
 from tasks.finetune.settings import TrainSettings
@@ -45,6 +46,12 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
     job.folder.chmod(0o700)
     if job.settings.nodes == 1 and _is_finished(job):  # another node may still need what this one has
         return job
+    fewer = fitting_processes(job.settings, gpus(job.settings.device))
+    if fewer != job.settings.processes:
+        progress.say(
+            f"{name}: each process has a GPU of its own: {fewer} instead of {job.settings.processes}, with the same losses"
+        )
+        job = job.with_settings(processes=fewer)
     while True:
         code = _run(job, name, progress)
         if _is_finished(job):
@@ -54,7 +61,7 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
         smaller = _smaller_micro_batch(job, errors)
         if smaller is None:
             raise _failure(job, name, code, errors)
-        job = job.with_micro_batch(smaller)
+        job = job.with_settings(micro_batch=smaller)
         progress.say(
             f"{name}: out of memory with micro-batches of {micro_batch} images; goes on with {smaller}, whose "
             f"BatchNorm statistics are noisier (micro_batch={smaller} says so from the start)"

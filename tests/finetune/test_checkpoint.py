@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from tasks.finetune import checkpoint
+from tasks.finetune.device import fitting_processes
 from tasks.finetune.loop import learning_rate, make_optimiser
 from tasks.finetune.settings import Settings, TrainSettings
 
@@ -119,6 +120,23 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 def test_batch_that_does_not_split_says_what_would() -> None:
     with pytest.raises(ValidationError, match=r"3 processes in micro-batches of 32; allowed: multiples of 96"):
         TrainSettings(batch_size=64, micro_batch=32, processes=3)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "processes"),
+    [
+        (0, {"processes": 4}, 4),
+        (1, {"processes": 2}, 1),
+        (8, {"processes": 4}, 4),
+        (3, {"processes": 4}, 2),
+        (1, {"processes": 2, "nodes": 2, "rendezvous": "host:1"}, 2),
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object], processes: int) -> None:
+    settings = TrainSettings.model_validate({"batch_size": 128, "micro_batch": 32, **changes})
+    assert fitting_processes(settings, gpus) == processes
+    if settings.nodes == 1:
+        TrainSettings.model_validate({**settings.model_dump(), "processes": processes})
 
 
 @pytest.mark.parametrize(
