@@ -1,6 +1,6 @@
 """Is the measured front above every baseline? The whole product on a trained SuperNet and two devices.
 
-    python -m benchmarks.fronts --work DIR [--budgets 40] [--candidates 8] [--ratios 0.35 0.6 0.8] [--json FILE] [OVERRIDE …]
+    python -m benchmarks.fronts --work DIR [--budgets 40] [--candidates 12] [--ratios 0.35 0.6 0.8] [--json FILE] [OVERRIDE …]
 
 A slim ResNet-26t learns 100 classes of glyphs and becomes a SuperNet. `autotailor run` then searches each budget of each device
 exactly, measures candidates, and holds the winners against every baseline of `baselines=all`, smaller networks of its family
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="a second run goes on from there")
     parser.add_argument("--budgets", type=int, default=40, help="of each device")
-    parser.add_argument("--candidates", type=int, default=8, help="SubNets that are measured for each budget")
+    parser.add_argument("--candidates", type=int, default=12, help="SubNets that are measured for each budget")
     parser.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="of channels that Torch-Pruning prunes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

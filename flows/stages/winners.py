@@ -140,11 +140,10 @@ def refine(
 
     def body(out: Path, progress: Progress) -> dict[str, Any]:
         target, predicted = given.target(), AccuracyPredictor.load(accuracy_file)
-        with run.devices.exclusive(device) as client:
-            tasks.refine.measure(
-                config.refine, config.predict, supernet, found.folder, target, predicted, client, out, progress, batch
-            )
         images = tasks.predict.sensitivity.images_of(config.predict, config.data)
+        given_all = (supernet, found.folder, target, predicted, images)
+        with run.devices.exclusive(device, alone=True) as client:
+            tasks.refine.measure(config.refine, config.predict, *given_all, client, out, progress, batch)
         return tasks.refine.choose(config.refine, supernet, found.folder, predicted, images, out, progress)
 
     output = run.execute(stage, body)

@@ -115,21 +115,21 @@ class AccuracyPredictor:
 
     def __init__(self, table: Sensitivities) -> None:
         self.table = table
-        self._pairs = [_pair(table, each) for each in table.interactions]
+        self.pairs = [_pair(table, each) for each in table.interactions]
         accuracy, loss = _effects(table, "accuracy"), _effects(table, "loss")
-        self.residuals, lost = _residuals(table, self._pairs, accuracy, loss)
+        self.residuals, lost = _residuals(table, self.pairs, accuracy, loss)
         errors = (each.standard_error for each in table.interactions)
         self.kept = np.array([kept(found, error) for found, error in zip(self.residuals, errors, strict=True)])
-        self._weights = [share * pair.shares(accuracy) for pair, share in zip(self._pairs, self.kept, strict=True)]
+        self._weights = [share * pair.shares(accuracy) for pair, share in zip(self.pairs, self.kept, strict=True)]
         of_pairs = [found * weight for found, weight in zip(self.residuals, self._weights, strict=True)]
-        lost_by_pairs = [found * pair.shares(loss) for pair, found in zip(self._pairs, lost, strict=True)]
+        lost_by_pairs = [found * pair.shares(loss) for pair, found in zip(self.pairs, lost, strict=True)]
         self._accuracy, self._loss = self._sums(accuracy, of_pairs), self._sums(loss, lost_by_pairs)
         spread = sum(float(np.ptp(values)) for _, values in self._loss.tables)
         self._tie_weight = 0.25 / table.samples / spread if spread > 0 else 0.0
 
     def _sums(self, effects: Sequence[Values], of_pairs: Sequence[Values]) -> Sums:
         singles: list[Table] = [((column,), values) for column, values in enumerate(effects)]
-        pairs = [(pair.columns, values) for pair, values in zip(self._pairs, of_pairs, strict=True)]
+        pairs = [(pair.columns, values) for pair, values in zip(self.pairs, of_pairs, strict=True)]
         return Sums([len(row.choices) for row in self.table.variables], [*singles, *pairs])
 
     def predict(self, codes: Codes) -> Values:
@@ -171,7 +171,7 @@ class AccuracyPredictor:
             of_modifications[rows, column, codes[:, column]] = codes[:, column] < len(row.choices) - 1
         modified = of_modifications.sum(axis=(1, 2))
         variance, of_pairs = np.zeros(len(codes)), np.zeros(len(codes))
-        for pair, weights, each in zip(self._pairs, self._weights, self.table.interactions, strict=True):
+        for pair, weights, each in zip(self.pairs, self._weights, self.table.interactions, strict=True):
             weight = weights[tuple(codes[:, pair.columns].T)]
             for column, choice in zip(*pair, strict=True):
                 of_modifications[:, column, choice] -= weight

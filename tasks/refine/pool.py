@@ -1,7 +1,7 @@
 """The candidates of a refinement: a budget's own, and where further ones are sought."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from tailor_ir import SuperNet
+from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.refine.candidates import Around
+from tasks.refine.learned import LearnedAccuracy
 from tasks.search.methods import Method
 from tasks.search.problem import Codes, Problem
 from tasks.search.results import rows_of
@@ -32,12 +34,14 @@ class Budget:
     winner: Codes
     own: dict[str, float]
 
-    def predicted_limit_ms(self, turn: int, timed_ms: Mapping[str, float]) -> float:
-        """The predicted latency that its next candidates may have; the later the more careful."""
-        ratios = [timed_ms[digest] / own for digest, own in self.own.items() if digest in timed_ms]
-        if not ratios:
+    def predicted_limit_ms(self, timed_ms: Mapping[str, float]) -> float:
+        """The predicted latency that its next candidates may have; more careful where none of its own keeps the budget."""
+        own = {digest: predicted_ms for digest, predicted_ms in self.own.items() if digest in timed_ms}
+        if not own:
             return self.budget_ms
-        return self.limit_ms / (median(ratios) if turn == 1 else max(ratios))
+        ratios = [timed_ms[digest] / predicted_ms for digest, predicted_ms in own.items()]
+        missed = min(timed_ms[digest] for digest in own) > self.limit_ms
+        return self.limit_ms / (max(ratios) if missed else median(ratios))
 
 
 class Pool:
@@ -46,7 +50,10 @@ class Pool:
     def __init__(self, net: SuperNet, target: Target, accuracy: AccuracyPredictor, front: Row) -> None:
         self.winners: list[Row] = front["winners"]
         self.configs = {row["digest"]: row["config"] for row in self.winners}
-        self._net = net
+        self.likely: dict[str, Row] = {}
+        self.learned: LearnedAccuracy | None = None
+        self._evaluated: Codes
+        self._net, self._accuracy = net, accuracy
         self._settings = SearchSettings.model_validate(front["settings"])
         self._costs = costs_of(net, [target], self._settings)
         others = tuple(cost.model for cost in self._costs[1:])
@@ -58,12 +65,33 @@ class Pool:
         codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
         return codes
 
+    def learn(self, found: Mapping[str, Accuracy]) -> None:
+        """Further candidates are sought with what was measured for these: digest -> accuracy."""
+        codes = self._codes([self.configs[digest] for digest in found])
+        self.learned = LearnedAccuracy.of(self._net.space, self._accuracy, codes, list(found.values()))
+        self._evaluated = codes
+        if self.learned is not None:
+            self.around = replace(self.around, problem=replace(self._problem, accuracy=self.learned))
+
     def more(self, budget: Budget, limit_ms: float, count: int) -> list[Row]:
-        """Further candidates of a budget within a predicted latency, none of which another budget has."""
+        """Further candidates of a budget within a predicted latency, none of which another budget has.
+
+        With `config`, `predicted_ms` and, where the pool has learned, the accuracy that is `likely` and its deviation.
+        """
         center = self._center(budget, limit_ms) if count else None
         if center is None:
             return []
+        if self.learned is not None:
+            center = self.around.top(np.concatenate([center[None], self._evaluated]), limit_ms)
         found = self.around.best(center, limit_ms, count, self._codes(list(self.configs.values())))
+        rows = self._rows(found)
+        if self.learned is not None and rows:
+            likely = self.learned.guess(np.stack([code for code, _ in found]))
+            for row, accuracy, deviation in zip(rows, *(column.tolist() for column in likely), strict=True):
+                row["likely"] = {"accuracy": accuracy, "deviation": deviation}
+        return rows
+
+    def _rows(self, found: Sequence[tuple[Codes, float]]) -> list[Row]:
         return [{"config": self._net.space.decode(code), "predicted_ms": predicted_ms} for code, predicted_ms in found]
 
     def add(self, budget: Budget, rows: Sequence[Row]) -> None:
@@ -72,6 +100,8 @@ class Pool:
             digest = self._net.space.digest(row["config"])
             self.configs[digest] = row["config"]
             budget.own[digest] = row["predicted_ms"]
+            if "likely" in row:
+                self.likely[digest] = row["likely"]
 
     def _center(self, budget: Budget, limit_ms: float) -> Codes | None:
         """What the search finds within a latency; the winner where that is about the budget, None if nothing is as fast."""

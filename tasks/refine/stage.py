@@ -1,13 +1,15 @@
 """The refinement of one device: `measure` times candidates there, `choose` evaluates them and takes the best.
 
 Every SubNet that was measured is a candidate for every budget that it keeps. A budget's own are the best by prediction
-around the search's winner (`candidates`). The second half of them are sought with predicted latencies times what they were
-wrong by on the first half, since near a winner that is one factor. A budget that none keeps gets more of them.
+around the search's winner (`candidates`). They are measured in rounds. From the second on they are sought with what those
+before have taught: predicted latencies times what they were wrong by, since near a winner that is one factor, and accuracies
+that are learned (`learned`). A budget that none keeps gets more of them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tasks.convert import Limits
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, validate
+from tasks.predict.agreement import kendall_tau
 from tasks.predict.measure import SubNetMeter
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.validate import errors
@@ -35,7 +38,8 @@ CANDIDATES_FILE = "candidates.jsonl"
 TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"
 MEASURED_FILE = "measured.json"
-MOST_ROUNDS = 5
+MORE_ROUNDS = 3
+"""For budgets that no candidate keeps."""
 
 Row = dict[str, Any]
 
@@ -47,6 +51,7 @@ def measure(
     search: Path,
     target: Target,
     accuracy: AccuracyPredictor,
+    images: EvaluationData,
     client: AgentClient,
     out: Path,
     progress: Progress,
@@ -54,38 +59,62 @@ def measure(
 ) -> None:
     """Time the candidates of every budget on the device, whose lease the caller holds; writes `measured.json`.
 
-    target: as it was searched for.
+    target: as it was searched for. images: what candidates are evaluated on, for the next round to learn from.
     A second call in the same folder goes on.
     """
     net = tailor_ir.load(supernet, batch=batch)
     limits = Limits(wall_s=predict.conversion_wall_s, memory_mib=predict.conversion_memory_mib)
     meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
-    pool = Pool(tailor_ir.load(supernet), target, accuracy, read_front(search / FRONT_FILE))
+    plain = tailor_ir.load(supernet)
+    plain.elastic.to(images.device)
+    pool = Pool(plain, target, accuracy, read_front(search / FRONT_FILE))
     budgets = [
         Budget(row["budget_ms"], (1 - settings.margin) * row["budget_ms"], code, {row["digest"]: row["predicted_ms"]})
         for row, code in zip(pool.winners, pool.around.winners, strict=True)
     ]
+    budgets_ms = [budget.budget_ms for budget in budgets]
     chosen = {(line["round"], line["budget"]): line["own"] for line in read_lines(out / CANDIDATES_FILE)}
     timed: dict[str, Measurement] = {}
-    first = math.ceil(settings.candidates / 2)
-    for turn in range(MOST_ROUNDS):
-        wanted = (first - 1, settings.candidates - first)[turn] if turn < 2 else first
-        timed_ms = {digest: found.p50_ms for digest, found in timed.items() if found.p50_ms is not None}
-        for number, budget in enumerate(budgets):
-            own = chosen.get((turn, number))
-            if own is None and (turn < 2 or min(timed_ms.values(), default=math.inf) > budget.limit_ms):
-                own = pool.more(budget, budget.predicted_limit_ms(turn, timed_ms), wanted)
-                append_line(out / CANDIDATES_FILE, {"round": turn, "budget": number, "own": own})
-            pool.add(budget, own or ())
+    shares = _shares(settings)
+    for turn in range(len(shares) + MORE_ROUNDS):
+        timed_ms = {digest: one.p50_ms for digest, one in timed.items() if one.p50_ms is not None}
+        wanted = shares[turn] if turn < len(shares) else math.ceil(settings.candidates / 2)
+        fastest_ms = min(timed_ms.values(), default=math.inf)
+        asking = [n for n, budget in enumerate(budgets) if turn < len(shares) or fastest_ms > budget.limit_ms]
+        if turn and any((turn, number) not in chosen for number in asking):
+            worth = _worth(timed_ms, budgets_ms)
+            configs = [pool.configs[digest] for digest in worth]
+            found = accuracies(plain, configs, images, out / EVALUATED_FILE, progress, f"evaluate, round {turn}")
+            pool.learn(dict(zip(worth, found, strict=True)))
+        for number in asking:
+            if (turn, number) not in chosen:
+                limit_ms = budgets[number].predicted_limit_ms(timed_ms)
+                chosen[turn, number] = pool.more(budgets[number], limit_ms, wanted)
+                append_line(out / CANDIDATES_FILE, {"round": turn, "budget": number, "own": chosen[turn, number]})
+            pool.add(budgets[number], chosen[turn, number])
         if len(pool.configs) > len(timed):
             subnets = [net.max_config, *pool.configs.values()]
-            found = meter.measure(subnets, out / TIMED_FILE, progress, f"measure candidates, round {turn + 1}")
-            timed = {one.key: one for one in found[1:]}
+            found_ms = meter.measure(subnets, out / TIMED_FILE, progress, f"measure candidates, round {turn + 1}")
+            timed = {one.key: one for one in found_ms[1:]}
     measured = {
         "candidates": [{**row, "latency": timed[row["digest"]].model_dump(mode="json")} for row in pool.rows()],
         "budgets": [{"budget_ms": budget.budget_ms, "own": list(budget.own)} for budget in budgets],
+        "likely": pool.likely,
     }
     write_json(out / MEASURED_FILE, measured)
+
+
+def _shares(settings: Settings) -> list[int]:
+    """How many candidates each round brings; the winners of the search are in the first."""
+    rounds = min(settings.rounds, settings.candidates)
+    ends = [settings.candidates * turn // rounds for turn in range(rounds + 1)]
+    return [last - first - (first == 0) for first, last in pairwise(ends)]
+
+
+def _worth(timed_ms: Mapping[str, float], budgets_ms: Sequence[float]) -> list[str]:
+    """Digests of what some budget allows, else of the fastest: what is evaluated."""
+    most_ms = max(*budgets_ms, min(timed_ms.values(), default=0.0))
+    return [digest for digest, ms in timed_ms.items() if ms <= most_ms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +153,8 @@ def choose(
     if not timed:
         reason = measured["candidates"][0]["latency"]["reason"]
         raise UserError("refine", f"no SubNet can be measured on the device: {reason}", next_step="refine.candidates=1")
-    budgets_ms = [row["budget_ms"] for row in front["winners"]]
-    most_ms = max(*budgets_ms, min(row["latency"]["p50_ms"] for row in timed.values()))
-    rows = [row for row in timed.values() if row["latency"]["p50_ms"] <= most_ms]
+    timed_ms = {digest: row["latency"]["p50_ms"] for digest, row in timed.items()}
+    rows = [timed[digest] for digest in _worth(timed_ms, [row["budget_ms"] for row in front["winners"]])]
     configs = [row["config"] for row in rows]
     found = accuracies(net, configs, images, out / EVALUATED_FILE, progress, "evaluate candidates")
     known = {
@@ -150,11 +178,28 @@ def choose(
             "missed_ms": [row["budget_ms"] for row in winners if not row["within_budget"]],
             "latency": errors(predicted_ms, measured_ms),
             "accuracy": {name: value for name, value in checked.items() if name != "rows"},
+            "learned": _learned(measured["likely"], {digest: one.accuracy.share for digest, one in known.items()}),
             "settings": settings.model_dump(mode="json"),
         },
     }
     write_json(out / FRONT_FILE, result)
     return result
+
+
+def _learned(likely: Mapping[str, Row], measured: Mapping[str, float]) -> Row | None:
+    """What was said of candidates before they were evaluated, against their accuracies; None without any."""
+    rows = [(likely[digest], accuracy) for digest, accuracy in measured.items() if digest in likely]
+    if not rows:
+        return None
+    said, accuracy = np.array([row["accuracy"] for row, _ in rows]), np.array([found for _, found in rows])
+    points = 100 * np.abs(said - accuracy)
+    return {
+        "n": len(rows),
+        "deviation_points": 100 * float(np.mean([row["deviation"] for row, _ in rows])),
+        "mean_error_points": float(points.mean()),
+        "max_error_points": float(points.max()),
+        "kendall_tau": kendall_tau(said, accuracy),
+    }
 
 
 def _winner(row: Row, timed: Mapping[str, Row], known: Mapping[str, _Candidate], margin: float) -> Row:

@@ -42,7 +42,7 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
         here = search.Target(name="here", latency=latency)
         validation = sensitivity.images_of(PREDICT, data)
         given = (sources.supernet, device.search, here, accuracy)
-        refine.measure(settings, PREDICT, *given, client, refined, Silent())
+        refine.measure(settings, PREDICT, *given, validation, client, refined, Silent())
         refine.choose(settings, sources.supernet, device.search, accuracy, validation, refined, Silent())
         export.run(formats, sources.supernet, refined, images, client, exported, Silent())
     return dataclasses.replace(device, search=refined, export=exported)
@@ -71,6 +71,9 @@ def test_refinement_is_told_with_its_candidates_and_the_predictors_errors(
     assert f"{found['measured']} SubNets were measured to choose the winners" in words
     assert f"latency, median error {percent(found['latency']['median_relative_error'])}" in words
     assert f"accuracy, mean error {found['accuracy']['mean_error_points']:.2f} points" in words
+    learned = found["learned"]
+    assert learned["n"] > 0
+    assert f"on the {learned['n']} of later ones: mean error {learned['mean_error_points']:.2f} points" in words
 
 
 def test_a_replaced_winner_stands_beside_the_new_one_with_the_reason(

@@ -94,7 +94,7 @@ def searched(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refined(case: Case, found: Path, device: AgentClient, out: Path) -> dict[str, Any]:
     latency, accuracy = case.predictors
     target = search.Target(name="here", latency=latency)
-    refine.measure(SETTINGS, PREDICT, case.supernet, found, target, accuracy, device, out, Silent())
+    refine.measure(SETTINGS, PREDICT, case.supernet, found, target, accuracy, case.images, device, out, Silent())
     return refine.choose(SETTINGS, case.supernet, found, accuracy, case.images, out, Silent())
 
 
