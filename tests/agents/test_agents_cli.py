@@ -69,6 +69,15 @@ def test_bad_options_are_one_line(refusal: Refusal, options: tuple[str, ...], me
     assert message in refusal(*options)
 
 
+def test_to_leave_this_machine_takes_a_token_besides_tls(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(processes.VARIABLE)
+    certificate, key = write_certificate(tmp_path)
+    options = (*NCNN, "--host", "0.0.0.0", "--tls-cert", str(certificate), "--tls-key", str(key))
+    assert "not a loopback address; it takes --tls-cert, --tls-key and a token" in refusal(*options)
+
+
 @pytest.mark.parametrize("token", ["short", "with spaces in the token", "ünïcödé-but-long-enough"])
 def test_weak_tokens_are_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv(processes.VARIABLE, token)
@@ -127,7 +136,12 @@ def test_https_with_an_own_certificate(tmp_path: Path) -> None:
             client.capabilities()
 
 
-def test_insecure_bind_says_what_it_does_and_still_asks_for_the_token() -> None:
+def test_insecure_bind_says_what_it_does_and_still_asks_for_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "leave this machine without TLS: the token and the models cross the network unencrypted" in told
+    )
     with processes.started([*NCNN, "--host", "0.0.0.0", "--port", "0", "--insecure-bind"]) as (_, printed):
         url = printed["agent ready"].replace("0.0.0.0", "127.0.0.1")
         with AgentClient(url, "wrong") as client, pytest.raises(AgentError, match="wrong token"):
