@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +19,14 @@ from tasks.ahead import ahead, pieces
 from tasks.artifacts import append_line, read_lines
 from tasks.convert import ConversionError, Limits, convert
 from tasks.jobs import ncnn_job, onnx_job
+from tasks.predict.calm import Calm, Line
 from tasks.progress import Progress
 
 Config = Mapping[str, Any]
 Statistics = dict[str, torch.Tensor]
-Line = Mapping[str, Any]
 ATTEMPTS = 2  # while a measurement is noisy
 MOST_ROUNDS = 3  # while the device is not calm
-SLOW = 1.03  # of the reference's best latency
-BEST_QUANTILE = 0.2
+SLOW = 1.03  # of a latency on a calm device
 STANDARD_ERROR = 0.01  # of a latency, relative; what several rounds aim at
 MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of a median's standard error to that of a mean, for normal errors
 AT_ONCE = 8
@@ -98,11 +97,11 @@ class SubNetMeter:
     ) -> list[Measurement]:
         """Latency of each in order; each is a JSON line of `file` as it comes. A second call goes on.
 
-        The first one is the reference: it runs before and after every few others, and a p50 counts relative to the
-        reference's beside it, times the reference's at its best: heat and what shares the device's memory slow both. Of
-        several rounds the median counts, since a model is loaded anew for each, to other places in memory. A SubNet that
-        was never measured beside a calm reference is measured again, up to `MOST_ROUNDS` times in all; with several
-        `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice `rounds`.
+        The first one is the reference: it runs before and after every few others, and tells what a p50 would be on a calm
+        device (`tasks.predict.calm`). Of several rounds the median counts, since a model is loaded anew for each, to other
+        places in memory. A SubNet that was never measured while the device was calm is measured again, up to `MOST_ROUNDS`
+        times in all; with several `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice
+        `rounds`.
         """
         by_key = {subject.key: subject for subject in subjects}
         made: dict[str, ModelJob | str] = {}
@@ -110,16 +109,16 @@ class SubNetMeter:
         for line in read_lines(file):
             lines.setdefault(line["key"], []).append(line)
         for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
-            best_ms = _best_ms(line for found in lines.values() for line in found)
+            calm = Calm.fit(line for found in lines.values() for line in found)
             left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
-            todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], best_ms, self.rounds)]
+            todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], calm, self.rounds)]
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
                 for line in self._lines(todo, subjects[0], made) if todo else ():
                     lines[line["key"]].append(line)
                     append_line(file, line)
                     bar.advance()
-        best_ms = _best_ms(line for found in lines.values() for line in found)
-        return [_median(lines[subject.key], best_ms) for subject in subjects]
+        calm = Calm.fit(line for found in lines.values() for line in found)
+        return [_median(lines[subject.key], calm) for subject in subjects]
 
     def _lines(
         self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
@@ -186,39 +185,31 @@ class SubNetMeter:
         return job if weights else replace(job, files=job.files[:1])
 
 
-def _best_ms(lines: Iterable[Line]) -> float:
-    """What the reference takes while nothing else disturbs the device; NaN where it could never be measured."""
-    found = [float(ms) for line in lines if (ms := line.get("reference_ms")) is not None]
-    return float(np.quantile(found, BEST_QUANTILE)) if found else math.nan
-
-
-def _settled(lines: Sequence[Line], best_ms: float, rounds: int) -> bool:
+def _settled(lines: Sequence[Line], calm: Calm, rounds: int) -> bool:
     """Whether measuring a SubNet again would tell nothing more."""
-    if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(best_ms)):
+    if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(calm.best_ms)):
         return True
+    slowdowns = calm.slowdowns(lines)
     if rounds == 1:
-        return any((line.get("reference_ms") or math.inf) <= SLOW * best_ms for line in lines)
+        calm_ones = (
+            line.get("reference_ms") is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
+        )
+        return any(calm_ones)
     if len(lines) < rounds:
         return False
-    times_ms = np.array([line["p50_ms"] / _slowdown(line, best_ms) for line in lines])
+    times_ms = np.array([line["p50_ms"] for line in lines]) / slowdowns
     error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
     return error_ms <= STANDARD_ERROR * float(np.median(times_ms))
 
 
-def _slowdown(line: Line, best_ms: float) -> float:
-    """How much slower than at its best the reference was beside this measurement; 1 where nothing tells."""
-    reference_ms = line.get("reference_ms")
-    return 1.0 if reference_ms is None or math.isnan(best_ms) else float(reference_ms) / best_ms
-
-
-def _median(lines: Sequence[Line], best_ms: float) -> Measurement:
+def _median(lines: Sequence[Line], calm: Calm) -> Measurement:
     """The median of a SubNet's latencies as on a calm device; the rest as in the middle one; the last failure without any."""
     found = [line for line in lines if line.get("p50_ms") is not None]
     if not found:
         return _measurement(lines[-1], {})
-    found.sort(key=lambda line: line["p50_ms"] / _slowdown(line, best_ms))
-    middle = found[(len(found) - 1) // 2]
-    median_ms = float(np.median([line["p50_ms"] / _slowdown(line, best_ms) for line in found]))
+    times_ms = np.array([line["p50_ms"] for line in found]) / calm.slowdowns(found)
+    middle = found[np.argsort(times_ms, kind="stable")[(len(found) - 1) // 2]]
+    median_ms = float(np.median(times_ms))
     return _measurement(middle, {"p50_ms": median_ms, "p90_ms": middle["p90_ms"] * median_ms / middle["p50_ms"]})
 
 

@@ -139,9 +139,7 @@ def test_https_with_an_own_certificate(tmp_path: Path) -> None:
 def test_insecure_bind_says_what_it_does_and_still_asks_for_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert (
-        "leave this machine without TLS: the token and the models cross the network unencrypted" in told
-    )
+    assert "leave this machine without TLS: the token and the models cross the network unencrypted" in told
     with processes.started([*NCNN, "--host", "0.0.0.0", "--port", "0", "--insecure-bind"]) as (_, printed):
         url = printed["agent ready"].replace("0.0.0.0", "127.0.0.1")
         with AgentClient(url, "wrong") as client, pytest.raises(AgentError, match="wrong token"):

@@ -16,6 +16,7 @@ from tasks.artifacts import read_lines
 from tasks.convert import Limits
 from tasks.jobs import onnx_job
 from tasks.predict import measure
+from tasks.predict.calm import Calm
 from tasks.predict.measure import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
 from tasks.progress import Silent
 
@@ -30,12 +31,12 @@ def line(p50_ms: float | None, reference_ms: float | None, state: str = "ok") ->
 
 def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
     lines = [line(12.0, 120.0), line(10.4, 100.0), line(None, 100.0, "failed"), line(9.9, 110.0)]
-    found = measure._median(lines, best_ms=100.0)
+    found = measure._median(lines, Calm(100.0))
     assert found.p50_ms == pytest.approx(10.0)  # of 10, 10.4 and 9
     assert found.p90_ms == pytest.approx(20.0)
-    assert measure._median(lines[:2], best_ms=100.0).p50_ms == pytest.approx(10.2)
-    assert measure._median([line(12.0, None)], best_ms=float("nan")).p50_ms == 12.0
-    assert measure._median([line(None, 100.0, "failed")], best_ms=100.0).reason == "crashed"
+    assert measure._median(lines[:2], Calm(100.0)).p50_ms == pytest.approx(10.2)
+    assert measure._median([line(12.0, None)], Calm(float("nan"))).p50_ms == 12.0
+    assert measure._median([line(None, 100.0, "failed")], Calm(100.0)).reason == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,37 @@ def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
 )
 def test_what_is_measured_again(lines: list[dict[str, Any]], once: bool, several: bool) -> None:
     for rounds, settled in ((1, once), (3, several)):
-        assert measure._settled(lines, best_ms=100.0, rounds=rounds) == settled
-        assert measure._settled([line(5.0, None)], best_ms=float("nan"), rounds=rounds)
+        assert measure._settled(lines, Calm(100.0), rounds) == settled
+        assert measure._settled([line(5.0, None)], Calm(float("nan")), rounds)
+
+
+def test_models_share_the_part_of_the_slowdown_that_they_were_seen_to_share() -> None:
+    """Of small ones a tenth, of those as large as the reference all."""
+    random = np.random.default_rng(0)
+    lines = []
+    for number in range(60):
+        alone_ms = float(np.exp(random.uniform(np.log(1.0), np.log(100.0))))
+        share = 0.1 + 0.9 * np.log(alone_ms) / np.log(100.0)
+        for slowdown in random.choice([1.0, 1.0, 1.4, 2.0], 3):
+            noise = np.exp(random.normal(0, 0.02))
+            took = {"p50_ms": alone_ms * slowdown**share * noise, "reference_ms": 100.0 * slowdown}
+            lines.append({"key": str(number), "state": "ok", **took})
+    calm = Calm.fit(lines)
+    assert calm.best_ms == pytest.approx(100.0)
+    assert calm.level == pytest.approx(1.0, abs=0.1)
+    for alone_ms, share in ((1.0, 0.1), (10.0, 0.55), (100.0, 1.0)):
+        one = {"key": "a", "p50_ms": alone_ms, "reference_ms": 100.0}
+        (_, slowed) = calm.slowdowns([one, {"key": "a", "p50_ms": alone_ms * 2**share, "reference_ms": 200.0}])
+        assert slowed == pytest.approx(2**share, rel=0.1)
+
+
+def test_until_it_is_seen_models_are_slowed_as_the_reference_is() -> None:
+    lines = [{"key": "a", "p50_ms": 1.0, "reference_ms": 10.0}, {"key": "b", "p50_ms": 1.0, "reference_ms": None}]
+    calm = Calm.fit(lines)
+    assert (calm.best_ms, calm.level, calm.slope) == (10.0, 1.0, 0.0)
+    assert calm.slowdowns([lines[0], {**lines[0], "reference_ms": 15.0}, lines[1]]) == pytest.approx([1.0, 1.5, 1.0])
+    assert np.isnan(Calm.fit([lines[1]]).best_ms)
+    assert Calm.fit([lines[1]]).slowdowns(lines) == pytest.approx([1.0, 1.0])
 
 
 def small_resnet() -> tailor_ir.SuperNet:
@@ -113,7 +143,9 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
     assert max(more.values()) <= most
     reference_ms = {one["reference_ms"] for one in lines}
     assert len(reference_ms) >= rounds * 2  # twelve SubNets, eight at a time
-    best_ms = float(np.quantile([one["reference_ms"] for one in lines], measure.BEST_QUANTILE))
+    calm = Calm.fit(lines)
+    assert calm.best_ms == pytest.approx(np.quantile([one["reference_ms"] for one in lines], 0.2))
     for one in found:
-        times_ms = [x["p50_ms"] * best_ms / x["reference_ms"] for x in lines if x["key"] == one.key]
+        own = [line for line in lines if line["key"] == one.key]
+        times_ms = np.array([line["p50_ms"] for line in own]) / calm.slowdowns(own)
         assert one.p50_ms == pytest.approx(float(np.median(times_ms)))
