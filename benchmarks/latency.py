@@ -6,7 +6,7 @@
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
 and the first `--fit` random ones, and all others are held out. A latency is the median of `--rounds` p50 that lie minutes
-apart, each relative to the largest SubNet's beside it, or of up to twice as many, until its standard error is within 1 %.
+apart, each as on a calm device (`tasks.predict.calm`), or of up to twice as many, until its standard error is within 1 %.
 The store of tables is shared by the networks of a device, in the order given; "known" counts operators that an earlier
 network has brought. Noise: the standard deviation of single p50 around their SubNet's mean, as measured. DIR keeps what was
 measured; a second run goes on from there.
