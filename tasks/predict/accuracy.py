@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tasks.artifacts import write_json
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
-from tasks.predict.agreement import kendall_tau
+from tasks.predict.agreement import errors_in_points, kendall_tau
 from tasks.predict.pairs import Pair, kept
 from tasks.predict.sums import Sums, Table
 from tasks.progress import Progress
@@ -238,12 +238,10 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     """Predicted against measured accuracy of held-out SubNets (n, V): errors in points, Kendall's tau."""
     accuracy = np.array([found.share for found in measured])
     predicted = predictor.predict(codes)
-    points = 100 * np.abs(predicted - accuracy)
     return {
         "samples": predictor.table.samples,
         "standard_error_points": 100 * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),
-        "mean_error_points": float(points.mean()),
-        "max_error_points": float(points.max()),
+        **errors_in_points(predicted, accuracy),
         "kendall_tau": kendall_tau(predictor.score(codes), accuracy),
         "rows": [
             {

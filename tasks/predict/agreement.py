@@ -1,4 +1,4 @@
-"""How well predictions order what was measured."""
+"""How far predictions are from what was measured, and how well they order it."""
 
 import math
 
@@ -13,3 +13,9 @@ def kendall_tau(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -
         return None
     tau = float(kendalltau(predicted, measured).statistic)
     return tau if math.isfinite(tau) else None
+
+
+def errors_in_points(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> dict[str, float]:
+    """Mean and largest absolute difference of two columns of accuracies (n,), which are fractions, in points."""
+    points = 100 * np.abs(predicted - measured)
+    return {"mean_error_points": float(points.mean()), "max_error_points": float(points.max())}

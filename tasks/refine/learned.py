@@ -86,18 +86,14 @@ class LearnedAccuracy:
 def _modified(predictor: AccuracyPredictor) -> tuple[Codes, list[Measured]]:
     """The SubNets that sensitivities and interactions were measured with: their codes (n, V) and what was measured."""
     table = predictor.table
-    largest = np.array([len(row.choices) - 1 for row in table.variables], np.int64)
-    codes, found = [largest], [table.largest]
-
-    def add(columns: Sequence[int], choices: Sequence[int], measured: Measured) -> None:
-        code = largest.copy()
+    single = [
+        ((column,), (choice,), measured)
+        for column, row in enumerate(table.variables)
+        for choice, measured in enumerate(row.measured[:-1])
+    ]
+    both = [(*pair, each.measured) for pair, each in zip(predictor.pairs, table.interactions, strict=True)]
+    changes = [*single, *both]
+    codes = np.tile([len(row.choices) - 1 for row in table.variables], (1 + len(changes), 1))
+    for code, (columns, choices, _) in zip(codes[1:], changes, strict=True):
         code[list(columns)] = choices
-        codes.append(code)
-        found.append(measured)
-
-    for column, row in enumerate(table.variables):
-        for choice, measured in enumerate(row.measured[:-1]):
-            add([column], [choice], measured)
-    for pair, each in zip(predictor.pairs, table.interactions, strict=True):
-        add(pair.columns, pair.choices, each.measured)
-    return np.stack(codes), found
+    return codes, [table.largest, *(measured for *_, measured in changes)]
