@@ -49,7 +49,11 @@ class Infeasible(Exception):
 
 
 class Unknown(Infeasible):
-    """No SubNet that is allowed was found; there may be one."""
+    """No SubNet that is allowed was found; there may be one, which gains `most` at best."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
 
 
 def optimum(
@@ -89,7 +93,7 @@ def optimum(
     if known is not None:
         return replace(known, error=found.error, gap=max(0.0, found.dropped - known.gain))
     if np.isfinite(found.dropped):
-        raise Unknown
+        raise Unknown(found.dropped)
     raise Infeasible
 
 

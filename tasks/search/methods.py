@@ -104,14 +104,20 @@ class Exact:
     def _solve(self, budgets: Values, prices: Values | None = None, weight: float = 1.0) -> Optimum:
         """The best of all cases; the gain is `weight` times the score less the `prices` of the chain's rows."""
         found: list[Optimum] = []
+        undecided: list[Unknown] = []
         for case in product(*(cost.cases for cost in self._additive)):
-            with suppress(Infeasible):
+            try:
                 found.append(self._solve_case(budgets, case, prices, weight))
+            except Unknown as case_undecided:
+                undecided.append(case_undecided)
+            except Infeasible:
+                continue
         if not found:
-            raise Infeasible
+            raise max(undecided, key=lambda one: one.most, default=Infeasible())
         best = max(found, key=lambda one: one.gain)
-        error, most = max(one.error for one in found), max(one.gain + one.gap for one in found)
-        return replace(best, error=error, gap=max(0.0, most - best.gain))
+        error = max(one.error for one in found)
+        most = max(*(one.gain + one.gap for one in found), *(one.most for one in undecided), best.gain)
+        return replace(best, error=error, gap=most - best.gain)
 
     def _solve_case(self, budgets: Values, case: Sequence[Bounds], prices: Values | None, weight: float) -> Optimum:
         """Rows that a solution without them exceeds are added one by one: what keeps all of them is the best of all."""

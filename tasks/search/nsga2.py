@@ -53,10 +53,12 @@ class Front:
 
 
 def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) -> Codes:
-    """First population: of the front of the starts within the limits about half of it, evenly; the rest is random."""
-    scores = problem.evaluate(starts)
-    kept = starts[scores.within(limits) & pareto_mask(problem.pace(scores), scores.score)]
-    kept = kept[np.argsort(problem.pace(problem.evaluate(kept)))]
+    """First population: about half from the front of the starts within the limits, one at least; the rest is random."""
+    within = starts[problem.evaluate(starts).within(limits)]
+    scores = problem.evaluate(within)
+    pace = problem.pace(scores)
+    rows = np.flatnonzero(pareto_mask(pace, scores.score))
+    kept = within[rows[np.argsort(pace[rows])]]
     half = np.unique(np.linspace(0, len(kept) - 1, settings.population // 2).astype(np.int64))
     drawn = problem.space.random_codes(settings.population - len(half), np.random.default_rng(settings.seed))
     return unique_rows(np.concatenate([kept[half], drawn]))

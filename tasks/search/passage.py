@@ -3,7 +3,8 @@
 A price of the costs gives, for every state of the frontier (`tasks.search.chain`), how much the rest can still add. Partial
 SubNets are dropped that cannot gain enough with it, or cannot keep the budgets, or that another one in the same state
 dominates. Where one cost leaves too many, those whose costs differ by less than a share of `tolerance` of the budget count as
-equal. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack and sum of subset problems* (JACM 22, 1975).
+equal; at a tolerance of 0 none do. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack and sum of subset
+problems* (JACM 22, 1975).
 """
 
 from dataclasses import dataclass, field
@@ -76,16 +77,17 @@ def passage(
     *,
     beam: int | None,
     tolerance: float,
+    smallest: Values | None = None,
     dominance: bool = True,
 ) -> Passage:
     """Those whose gain, with what is left of the budgets (K,) at the prices (K,), may be above `floor`.
 
-    rest: what the chain can add at these prices. beam: only so many, the most promising ones; None: all. dominance: without
-    those that others are never worse than.
+    rest: what the chain can add at these prices. beam: only so many, the most promising ones; None: all. smallest: budgets (K,)
+    that the tolerance is a share of; None: `budgets`. dominance: without those that others are never worse than.
     """
     states = States.start(chain.constraints)
     found = Passage(chain)
-    width = tolerance * budgets / len(chain.steps)
+    width = tolerance * (budgets if smallest is None else smallest) / len(chain.steps)
     for number, step in enumerate(chain.steps):
         states = _extended(step, states)
         left = budgets[:, None] - states.costs
@@ -100,7 +102,7 @@ def passage(
             rows = _undominated(states) if chain.constraints == 1 else _less_dominated(states, promise)
             states, promise = states.take(rows), promise[rows]
         most = (MOST_STATES if chain.constraints == 1 else MOST_STATES // 4) if beam is None else beam
-        if beam is None and len(states.at) > most:
+        if beam is None and len(states.at) > most and (width > 0).all():
             rows = _thinned(states, width)
             states, promise = states.take(rows), promise[rows]
             found.error += tolerance / len(chain.steps)
@@ -158,7 +160,7 @@ def _less_dominated(states: States, promise: Values) -> Rows:
 
 def _thinned(states: States, width: Values) -> Rows:
     """In each place, of rows whose costs are in the same interval of `width` (K,), the one with the largest gain."""
-    intervals = np.floor(states.costs / np.maximum(width, 1e-300)[:, None]).astype(np.int64)
+    intervals = np.floor(states.costs / width[:, None]).astype(np.int64)
     order = np.lexsort((states.gain, *intervals, states.at))
     keys = np.stack([states.at, *intervals])[:, order]
     last = np.r_[(keys[:, 1:] != keys[:, :-1]).any(axis=0), True]

@@ -1,5 +1,6 @@
 """The search stage: for every latency budget the SubNet with the best predicted accuracy, on one device or on several."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +152,15 @@ def find_winners(
 def _refuse_infeasible(
     problem: Problem, method: Method, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator
 ) -> None:
-    scores = problem.evaluate(method.quickest()[None])
-    if scores.within(budgets)[0]:
+    quickest = method.quickest()
+    if problem.evaluate(quickest[None]).within(budgets)[0]:
+        return
+    scores = problem.evaluate(np.stack([quickest, method.quickest(budgets)]))
+    if scores.within(budgets)[1]:
         return
     if problem.timed > 1:
-        if not problem.evaluate(method.quickest(budgets)[None]).within(budgets)[0]:
-            raise refusal(problem, costs, budgets, rng)
-        return
-    fastest_ms = scores.latency_ms[0]
+        raise refusal(problem, costs, budgets, rng)
+    fastest_ms = scores.latency_ms[scores.within(np.array([math.inf, *(cost.limit for cost in costs[1:])]))].min()
     within = " within search.limits" if len(costs) > 1 else ""
     raise UserError(
         f"search.{LATENCY}",
@@ -194,7 +196,7 @@ def method_of(problem: Problem, space: Space, settings: Settings, limits: Values
         chain = chain_of(space, accuracy, *(row for cost in costs for row in cost.rows))
         return Exact(problem, chain, settings, costs, limits)
 
-    asked = exact if summed and len(problem.costs) > 1 else None
+    asked = exact if summed else None
     if settings.method == "genetic":
         return Genetic(problem, settings, np.random.default_rng(settings.seed), limits, asked)
     if settings.method == "nsga2":

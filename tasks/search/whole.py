@@ -62,19 +62,20 @@ class Points:
 def whole_front(chain: Chain, most: float, tolerance: float, progress: Progress, name: str) -> Points:
     """All SubNets of a chain with one cost, of at most `most`, that no other one dominates, but for an error of `tolerance`.
 
-    What `Points.error` says is more only where there are too many partial SubNets to go through.
+    A third of it each is for what the hull's neighbours are not worth, for partial SubNets that count as equal where there are
+    too many to go through, and for points that are left out.
     """
-    half = 1 - (1 - tolerance) ** 0.5
+    third = 1 - (1 - tolerance) ** (1 / 3)
     most *= 1 + SLACK  # sums in another order round differently
-    found = _hull(chain, half)
+    found = _hull(chain, third)
     edges = [(left, right) for left, right in pairwise(found.cost.tolist()) if left <= most]
     parts = [found]
     with progress.bar(f"whole front {name}", len(edges)) as bar:
         for left, right in edges:
-            parts.append(_between(chain, found.between(left, right), most, half))
+            parts.append(_between(chain, found.between(left, right), most, third))
             bar.note(f"{sum(len(part.cost) for part in parts)} SubNets")
             bar.advance()
-    return Points.of(parts).between(0, most).sparse(half)
+    return Points.of(parts).between(0, most).sparse(third)
 
 
 def _hull(chain: Chain, error: float) -> Points:
@@ -122,6 +123,7 @@ def _between(chain: Chain, known: Points, most: float, error: float) -> Points:
             floor + price * budget,
             beam=beam,
             tolerance=error,
+            smallest=np.array([least]),
         )
         thinned = found.error
         if (states := found.whole) is not None:

@@ -9,6 +9,7 @@ from tasks.progress import Silent
 from tasks.search.feasible import LATENCY, Cost
 from tasks.search.front import hypervolume
 from tasks.search.methods import Nsga2
+from tasks.search.nsga2 import Front
 from tasks.search.problem import Codes, Problem, Scores, Values
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners
@@ -76,6 +77,23 @@ def test_winners_keep_limits_and_the_budgets_of_several_devices() -> None:
     assert found.within(budgets)[0]
     assert best - found.score[0] <= 0.1 * np.ptp(scores.score)
     assert problem.evaluate(method.best()[None]).costs[0, 2] <= limit
+
+
+def test_starts_beyond_the_limits_that_dominate_those_within_are_left_out() -> None:
+    problem = problem_of(3, others=1)
+    scores = every(problem)
+    assert isinstance(problem.space, BlockSpace)
+    codes = problem.space.all_codes()
+    limit = float(np.quantile(scores.costs[:, 1], 0.3))
+    within = np.flatnonzero(scores.costs[:, 1] <= limit)
+    slowest = within[np.argmax(scores.latency_ms[within])]
+    better = np.flatnonzero((scores.latency_ms < scores.latency_ms[slowest]) & (scores.score > scores.score[slowest]))
+    better = better[scores.costs[better, 1] > limit]
+    assert len(better)
+    starts = codes[[*better.tolist(), slowest]]
+    front = Front(problem, starts, np.array([np.inf, limit]), SETTINGS)
+    assert codes[slowest].tolist() in front.codes.tolist()
+    assert front.scores.within(np.array([np.inf, limit])).any()
 
 
 def test_equal_seeds_give_equal_fronts_and_a_run_says_why_it_ended() -> None:
