@@ -3,12 +3,13 @@
 Every SubNet that was measured is a candidate for every budget that it keeps. A budget's own are the best by prediction
 around the search's winner (`candidates`). They are measured in rounds. From the second on they are sought with what those
 before have taught: predicted latencies times what they were wrong by, since near a winner that is one factor, and accuracies
-that are learned (`learned`). A budget that none keeps gets more of them.
+that are learned (`learned`). A budget that none keeps gets more of them. Of many, those win whose measurements were lucky,
+so winners are measured again before they are believed; where one then misses its budget the next best is its winner.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import numpy as np
 import tailor_ir
 from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
+from tailor_ir import SuperNet
 from tasks.artifacts import append_line, read_json, read_lines, write_json
 from tasks.convert import Limits
 from tasks.errors import UserError
 from tasks.evaluate import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, validate
-from tasks.predict.agreement import kendall_tau
+from tasks.predict.agreement import errors_in_points, kendall_tau
 from tasks.predict.measure import SubNetMeter
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.validate import errors
@@ -40,8 +42,44 @@ EVALUATED_FILE = "evaluated.jsonl"
 MEASURED_FILE = "measured.json"
 MORE_ROUNDS = 3
 """For budgets that no candidate keeps."""
+CONFIRMATIONS = 4
+"""At most so many times what became a winner is measured again."""
+OF_THE_SEARCH = {"stopped", "generations", "predicted_score"}
+"""What says how the search found a winner."""
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Times and evaluates the SubNets of a pool; what is in the files of `out` is not done again."""
+
+    pool: Pool
+    meter: SubNetMeter
+    plain: SuperNet
+    images: EvaluationData
+    budgets_ms: Sequence[float]
+    out: Path
+    progress: Progress
+
+    def time(self, name: str) -> dict[str, Measurement]:
+        """All, by digest."""
+        return self._time(self.meter, list(self.pool.configs), name)
+
+    def time_longer(self, digests: Sequence[str]) -> None:
+        """Some, for twice as many rounds."""
+        self._time(replace(self.meter, rounds=2 * self.meter.rounds), digests, "measure winners again")
+
+    def _time(self, meter: SubNetMeter, digests: Sequence[str], name: str) -> dict[str, Measurement]:
+        subnets = [meter.net.max_config, *(self.pool.configs[digest] for digest in digests)]
+        return {one.key: one for one in meter.measure(subnets, self.out / TIMED_FILE, self.progress, name)[1:]}
+
+    def evaluate(self, timed_ms: Mapping[str, float], name: str) -> dict[str, Accuracy]:
+        """Those that are worth it, by digest."""
+        worth = _worth(timed_ms, self.budgets_ms)
+        configs = [self.pool.configs[digest] for digest in worth]
+        found = accuracies(self.plain, configs, self.images, self.out / EVALUATED_FILE, self.progress, name)
+        return dict(zip(worth, found, strict=True))
 
 
 def measure(
@@ -64,7 +102,6 @@ def measure(
     """
     net = tailor_ir.load(supernet, batch=batch)
     limits = Limits(wall_s=predict.conversion_wall_s, memory_mib=predict.conversion_memory_mib)
-    meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
     plain = tailor_ir.load(supernet)
     plain.elastic.to(images.device)
     pool = Pool(plain, target, accuracy, read_front(search / FRONT_FILE))
@@ -73,35 +110,56 @@ def measure(
         for row, code in zip(pool.winners, pool.around.winners, strict=True)
     ]
     budgets_ms = [budget.budget_ms for budget in budgets]
-    chosen = {(line["round"], line["budget"]): line["own"] for line in read_lines(out / CANDIDATES_FILE)}
-    timed: dict[str, Measurement] = {}
-    shares = _shares(settings)
-    for turn in range(len(shares) + MORE_ROUNDS):
-        timed_ms = {digest: one.p50_ms for digest, one in timed.items() if one.p50_ms is not None}
-        wanted = shares[turn] if turn < len(shares) else math.ceil(settings.candidates / 2)
-        fastest_ms = min(timed_ms.values(), default=math.inf)
-        asking = [n for n, budget in enumerate(budgets) if turn < len(shares) or fastest_ms > budget.limit_ms]
-        if turn and any((turn, number) not in chosen for number in asking):
-            worth = _worth(timed_ms, budgets_ms)
-            configs = [pool.configs[digest] for digest in worth]
-            found = accuracies(plain, configs, images, out / EVALUATED_FILE, progress, f"evaluate, round {turn}")
-            pool.learn(dict(zip(worth, found, strict=True)))
-        for number in asking:
-            if (turn, number) not in chosen:
-                limit_ms = budgets[number].predicted_limit_ms(timed_ms)
-                chosen[turn, number] = pool.more(budgets[number], limit_ms, wanted)
-                append_line(out / CANDIDATES_FILE, {"round": turn, "budget": number, "own": chosen[turn, number]})
-            pool.add(budgets[number], chosen[turn, number])
-        if len(pool.configs) > len(timed):
-            subnets = [net.max_config, *pool.configs.values()]
-            found_ms = meter.measure(subnets, out / TIMED_FILE, progress, f"measure candidates, round {turn + 1}")
-            timed = {one.key: one for one in found_ms[1:]}
+    meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
+    bench = _Bench(pool, meter, plain, images, budgets_ms, out, progress)
+    timed = _rounds(settings, bench, budgets)
+    confirmed: set[str] = set()
+    for _ in range(CONFIRMATIONS):
+        timed_ms = _known_ms(timed)
+        found = bench.evaluate(timed_ms, "evaluate candidates")
+        known = [_Candidate({"digest": digest}, timed_ms[digest], one) for digest, one in found.items()]
+        best = {_best(known, budget_ms, settings.margin).row["digest"] for budget_ms in budgets_ms if known}
+        if best <= confirmed:
+            break
+        bench.time_longer(sorted(best - confirmed))
+        confirmed |= best
+        timed = bench.time("measure candidates again")
     measured = {
         "candidates": [{**row, "latency": timed[row["digest"]].model_dump(mode="json")} for row in pool.rows()],
         "budgets": [{"budget_ms": budget.budget_ms, "own": list(budget.own)} for budget in budgets],
         "likely": pool.likely,
     }
     write_json(out / MEASURED_FILE, measured)
+
+
+def _rounds(settings: Settings, bench: _Bench, budgets: Sequence[Budget]) -> dict[str, Measurement]:
+    """Find the candidates of each budget, and time them, by digest."""
+    pool = bench.pool
+    chosen = {(line["round"], line["budget"]): line["own"] for line in read_lines(bench.out / CANDIDATES_FILE)}
+    timed: dict[str, Measurement] = {}
+    shares = _shares(settings)
+    for turn in range(len(shares) + MORE_ROUNDS):
+        timed_ms = _known_ms(timed)
+        wanted = shares[turn] if turn < len(shares) else math.ceil(settings.candidates / 2)
+        fastest_ms = min(timed_ms.values(), default=math.inf)
+        asking = [n for n, budget in enumerate(budgets) if turn < len(shares) or fastest_ms > budget.limit_ms]
+        if turn and any((turn, number) not in chosen for number in asking):
+            pool.learn(bench.evaluate(timed_ms, f"evaluate, round {turn}"))
+        for number in asking:
+            if (turn, number) not in chosen:
+                limit_ms = budgets[number].predicted_limit_ms(timed_ms)
+                chosen[turn, number] = pool.more(budgets[number], limit_ms, wanted)
+                own = chosen[turn, number]
+                append_line(bench.out / CANDIDATES_FILE, {"round": turn, "budget": number, "own": own})
+            pool.add(budgets[number], chosen[turn, number])
+        if len(pool.configs) > len(timed):
+            timed = bench.time(f"measure candidates, round {turn + 1}")
+    return timed
+
+
+def _known_ms(timed: Mapping[str, Measurement]) -> dict[str, float]:
+    """Latencies [ms] of those that could be measured."""
+    return {digest: one.p50_ms for digest, one in timed.items() if one.p50_ms is not None}
 
 
 def _shares(settings: Settings) -> list[int]:
@@ -192,32 +250,33 @@ def _learned(likely: Mapping[str, Row], measured: Mapping[str, float]) -> Row | 
     if not rows:
         return None
     said, accuracy = np.array([row["accuracy"] for row, _ in rows]), np.array([found for _, found in rows])
-    points = 100 * np.abs(said - accuracy)
     return {
         "n": len(rows),
         "deviation_points": 100 * float(np.mean([row["deviation"] for row, _ in rows])),
-        "mean_error_points": float(points.mean()),
-        "max_error_points": float(points.max()),
+        **errors_in_points(said, accuracy),
         "kendall_tau": kendall_tau(said, accuracy),
     }
 
 
-def _winner(row: Row, timed: Mapping[str, Row], known: Mapping[str, _Candidate], margin: float) -> Row:
-    """The measured winner of a budget in the place of the search's; what became of that one where it is another.
+def _best(known: Collection[_Candidate], budget_ms: float, margin: float) -> _Candidate:
+    """The best within the budget less the margin; else within the budget; else the fastest."""
+    limits_ms = ((1 - margin) * budget_ms, budget_ms, min(one.ms for one in known))
+    within = next(filter(None, ([one for one in known if one.ms <= most] for most in limits_ms)))
+    return max(within, key=lambda one: one.rank)
 
-    Within the budget less the margin; else within the budget; else the fastest.
-    """
+
+def _winner(row: Row, timed: Mapping[str, Row], known: Mapping[str, _Candidate], margin: float) -> Row:
+    """The measured winner of a budget in the place of the search's; what became of that one where it is another."""
     budget_ms, own = row["budget_ms"], row["digest"]
-    limits_ms = ((1 - margin) * budget_ms, budget_ms, min(one.ms for one in known.values()))
-    within = next(filter(None, ([one for one in known.values() if one.ms <= most] for most in limits_ms)))
-    best = max(within, key=lambda one: one.rank)
+    best = _best(known.values(), budget_ms, margin)
     replaced = {
         "digest": own,
         "measured_ms": timed[own]["latency"]["p50_ms"] if own in timed else None,
         "measured_accuracy": known[own].accuracy.share if own in known else None,
     }
+    searched = row if own == best.row["digest"] else {key: row[key] for key in row if key not in OF_THE_SEARCH}
     return {
-        **row,
+        **searched,
         **{key: value for key, value in best.row.items() if key != "latency"},
         "measured_ms": best.ms,
         "measured_accuracy": best.accuracy.share,
