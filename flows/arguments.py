@@ -192,8 +192,9 @@ def _question(
         raise UserError(" and ".join(given), "choose one SubNet each", next_step="leave all but one of them out")
     flag, text = next(iter(given.items()))
     rule = Rule(RULES[flag], 0.0 if flag == "--knee" else _number(flag, text))
-    if rule.kind == "budget_ms" and any(text.startswith("search.budgets_ms=") for text in overrides):
-        raise UserError("--budget-ms", "is given beside search.budgets_ms", next_step="leave one of them out")
+    for option in ("search.budgets_ms", "search.device_budgets_ms"):
+        if rule.kind == "budget_ms" and any(text.startswith(f"{option}=") for text in overrides):
+            raise UserError("--budget-ms", f"is given beside {option}", next_step="leave one of them out")
     return Question(rule=rule)
 
 

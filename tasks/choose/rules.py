@@ -1,7 +1,7 @@
 """Rules that choose one SubNet of those that a search found for the budgets of one device.
 
-Rows are those of `front.json`. All numbers are predictions: latency [ms] on the device, accuracy (a fraction) on the validation
-split.
+Rows are those of `front.json`. Latencies [ms] on the device are predictions, and so are accuracies (fractions, validation
+split), unless the search measured them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +49,11 @@ class Question:
     pair: tuple[str, str] | None = None
 
 
+def accuracy_of(row: Row) -> float:
+    """What the search ranked a SubNet by: measured accuracy where there is any."""
+    return float(row.get("measured_accuracy", row["predicted_accuracy"]))
+
+
 def choose(rule: Rule, found: Row, base_accuracy: float) -> Row:
     """The winner that a rule chooses among those of `front.json`, which a budget's rule was searched for. UserError: none."""
     if rule.kind == "budget_ms":
@@ -60,7 +65,7 @@ def choose(rule: Rule, found: Row, base_accuracy: float) -> Row:
 
 
 def front(found: Row) -> list[Row]:
-    """Winners on the predicted front, each once, by rising latency."""
+    """Winners on the front, each once, by rising latency."""
     rows = {row["digest"]: row for row in found["winners"] if row["digest"] in found["front"]}
     return sorted(rows.values(), key=lambda row: float(row["predicted_ms"]))
 
@@ -77,12 +82,12 @@ def knee(rows: Sequence[Row], device: str) -> Row:
         raise UserError(where, f"the front has {len(rows)} SubNets", allowed=f"{FEWEST} or more", next_step=next_step)
     first, last = rows[0], rows[-1]
     wide_ms = last["predicted_ms"] - first["predicted_ms"]
-    high = last["predicted_accuracy"] - first["predicted_accuracy"]
+    high = accuracy_of(last) - accuracy_of(first)
     if not (wide_ms > 0 and high > 0):
         raise UserError(where, "the slowest SubNet of the front is no better than the fastest", next_step=next_step)
 
     def above(row: Row) -> float:
-        gained = (row["predicted_accuracy"] - first["predicted_accuracy"]) / high
+        gained = (accuracy_of(row) - accuracy_of(first)) / high
         return float(gained - (row["predicted_ms"] - first["predicted_ms"]) / wide_ms)
 
     found = max(rows, key=above)
@@ -94,15 +99,15 @@ def knee(rows: Sequence[Row], device: str) -> Row:
 def cheapest(rule: Rule, rows: Iterable[Row], base_accuracy: float, device: str) -> Row:
     """The fastest with at least the rule's share of an accuracy. UserError when none has it."""
     rows = list(rows)
-    good = [row for row in rows if row["predicted_accuracy"] >= rule.value * base_accuracy]
+    good = [row for row in rows if accuracy_of(row) >= rule.value * base_accuracy]
     if good:
         return min(good, key=lambda row: float(row["predicted_ms"]))
-    best = max(float(row["predicted_accuracy"]) for row in rows)
+    best = max(accuracy_of(row) for row in rows)
     highest = best / base_accuracy if base_accuracy > 0 else 0.0
     raise UserError(
         "--accuracy-share",
         f"{rule.value:g} of the base accuracy {100 * base_accuracy:.1f} % is more than any SubNet found on '{device}' has",
-        allowed=f"up to {int(1000 * highest) / 1000:g} (predicted {100 * best:.1f} %)",
+        allowed=f"up to {int(1000 * highest) / 1000:g} ({100 * best:.1f} %)",
         next_step="train longer or lower the share",
     )
 
@@ -111,13 +116,11 @@ def between(rule: Rule, rows: Iterable[Row], base_accuracy: float) -> tuple[floa
     """Budgets [ms] between the slowest winner too inaccurate and the fastest good one, which is the last; none when near."""
     rows = list(rows)
     target = rule.value * base_accuracy
-    good_ms = [float(row["predicted_ms"]) for row in rows if row["predicted_accuracy"] >= target]
+    good_ms = [float(row["predicted_ms"]) for row in rows if accuracy_of(row) >= target]
     if not good_ms:
         return ()
     highest_ms = min(good_ms)
-    bad_ms = [
-        float(row["budget_ms"]) for row in rows if row["predicted_accuracy"] < target and row["budget_ms"] < highest_ms
-    ]
+    bad_ms = [float(row["budget_ms"]) for row in rows if accuracy_of(row) < target and row["budget_ms"] < highest_ms]
     if not bad_ms or highest_ms <= ENOUGH * max(bad_ms):
         return ()
     lowest_ms, steps = max(bad_ms), BUDGETS - 1

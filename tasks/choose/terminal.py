@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from tasks.choose.rules import accuracy_of
 from tasks.pages.text import amount, milliseconds, percent
 
 Row = Mapping[str, Any]
@@ -28,7 +29,8 @@ def chosen_tables(row: Row) -> RenderableType:
         f"{speed_up:.3g} × faster than the largest",
     )
     base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
-    facts.add_row("accuracy", f"[bold]{percent(row['predicted_accuracy'])}[/] predicted", escape(base))
+    known = "measured" if "measured_accuracy" in row else "predicted"
+    facts.add_row("accuracy", f"[bold]{percent(accuracy_of(row))}[/] {known}", escape(base))
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:

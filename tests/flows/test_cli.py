@@ -121,6 +121,10 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["search", "--budget-ms", "nan"], "--budget-ms: got 'nan'; allowed: a number above 0"),
         (["search", "--budget-ms", "fast"], "--budget-ms: got 'fast'; allowed: a number above 0"),
         (["search", "--budget-ms", "1", "search.budgets_ms=[2]"], "--budget-ms: is given beside search.budgets_ms"),
+        (
+            ["search", "--budget-ms", "1", "search.device_budgets_ms={ncnn:[2]}"],
+            "--budget-ms: is given beside search.device_budgets_ms",
+        ),
         (["search", "--budget-ms", "1", "--knee"], "--budget-ms and --knee: choose one SubNet each; leave all but one"),
         (["search", "--accuracy-share", "95"], "--accuracy-share: got '95'; allowed: a number above 0 and up to 1"),
         (["search", "--accuracy-share", "0"], "--accuracy-share: got '0'; allowed: "),

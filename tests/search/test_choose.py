@@ -46,6 +46,18 @@ def test_the_knee_is_farthest_above_the_line_between_the_ends() -> None:
     assert choose(Rule("knee"), FOUND, 1.0)["digest"] == "bbbb"  # 0.75 - 0.1 above; cccc 0.875 - 0.5
 
 
+def test_where_accuracies_were_measured_they_choose() -> None:
+    measured = [
+        one | {"measured_accuracy": accuracy} for one, accuracy in zip(ROWS, (0.5, 0.6, 0.85, 0.9), strict=True)
+    ]
+    found = {**FOUND, "winners": measured}
+    assert choose(Rule("knee"), found, 1.0)["digest"] == "cccc"
+    assert cheapest(Rule("accuracy_share", 0.8), ROWS, 1.0, "here")["digest"] == "bbbb"
+    assert choose(Rule("accuracy_share", 0.8), found, 1.0)["digest"] == "cccc"
+    budgets_ms = between(Rule("accuracy_share", 0.8), measured, 1.0)
+    assert (min(budgets_ms) > 2, max(budgets_ms)) == (True, 6)
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0.1, 100), st.floats(0.01, 1)), min_size=4, max_size=12, unique_by=lambda point: point[0]
