@@ -47,6 +47,8 @@ __all__ = [
     "MeasureSettings",
     "Measurement",
     "ModelJob",
+    "ModelTooLargeError",
+    "RunError",
     "local_agent",
 ]
 
@@ -62,6 +64,10 @@ LOCAL_PATIENCE_S = 2.0
 
 class ModelTooLargeError(AgentError):
     """The agent does not take models of this size."""
+
+
+class RunError(AgentError):
+    """The device is there, and could not run the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +213,7 @@ class AgentClient:
         return JobProgress.model_validate_json(self._send("DELETE", f"/v1/jobs/{number}"))
 
     def run(self, job: ModelJob, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs of the device's runtime for these inputs. AgentError with the reason when it fails."""
+        """Outputs of the device's runtime for these inputs. RunError with the reason when the model fails."""
         message = job.message()
         header = RunRequest(job=message, tensors=frames.describe(inputs)).model_dump_json().encode()
         body = frames.pack(header, frames.to_bytes(inputs))
@@ -223,7 +229,7 @@ class AgentClient:
         result_header, payload = frames.unpack(answer, len(answer))
         result = RunResult.model_validate_json(result_header)
         if result.reason is not None:
-            raise AgentError(f"job '{job.key}': {result.reason}")
+            raise RunError(f"job '{job.key}': {result.reason}")
         return [array.copy() for array in frames.from_bytes(result.tensors, payload)]
 
     def _headers(self) -> dict[str, str]:

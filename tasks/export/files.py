@@ -121,7 +121,12 @@ def references(
 ) -> tuple[Images, Images]:
     """So many real images (N, C, H, W), and torch's outputs for them."""
     height, width = net.input_shape(dict(config))[-2:]
-    x_BCHW = torch.cat([x for x, _ in images.batches((height, width))])[:count]
+    some: list[torch.Tensor] = []
+    for batch, _ in images.batches((height, width)):
+        some.append(batch)
+        if sum(map(len, some)) >= count:
+            break
+    x_BCHW = torch.cat(some)[:count]
     with torch.inference_mode():
         return x_BCHW.cpu().numpy(), module(x_BCHW).cpu().numpy()
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import tailor_ir
-from profiling_agents.client import AgentClient, AgentError
+from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Measurement
 from tailor_ir import SuperNet
 from tasks.artifacts import append_line, read_lines, write_bytes, write_json
@@ -54,7 +54,7 @@ def run(
 
     `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
-    earlier call finished is not done again.
+    earlier call finished is not done again. AgentError when the device is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
     winners = {row["digest"]: row["config"] for row in front["winners"]}
@@ -78,6 +78,7 @@ def run(
         "device": client.capabilities().model_dump(mode="json"),
         "winners": [_winner(row, done[row["digest"]]) for row in front["winners"]],
         "subnets": cards,
+        "largest": {"latency": found[0].model_dump(mode="json", exclude={"key"})},
         **bundle,
         "baseline": measure_baseline(front["baseline"], meter, data, out, progress),
     }
@@ -122,7 +123,7 @@ class Exporter:
             try:
                 made = self.maker.make(name, digest, config, statistics, module)
                 files[name] = self._file(name, digest, made, inputs, expected)
-            except (ConversionError, AgentError) as error:
+            except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = {"state": "failed", "reason": str(error)}
         card = {
             "digest": digest,

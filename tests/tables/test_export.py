@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import psutil
 import pytest
 import torch
 
 import tailor_ir
-from profiling_agents.client import MeasureSettings, local_agent
+from profiling_agents.client import AgentError, MeasureSettings, local_agent
 from tasks import export
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
@@ -115,6 +116,29 @@ def test_finished_subnets_are_not_exported_again(exported, supernet, search, dat
     assert again["subnets"][0] == first["subnets"][0]
     assert again["subnets"][1]["files"]["onnx"]["sha256"] == first["subnets"][1]["files"]["onnx"]["sha256"]
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
+
+
+class Lost(Silent):
+    """Ends a device's process when the files are to be made."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.process = process
+
+    def bar(self, name: str, total: int, done: int = 0):
+        if name == "export":
+            self.process.kill()
+            self.process.wait(10)
+        return super().bar(name, total, done)
+
+
+def test_a_device_that_is_lost_is_no_failed_file(supernet, search, data, tmp_path):
+    before = {process.pid for process in psutil.Process().children()}
+    with local_agent(backend="onnxruntime") as client, client.lease():
+        (process,) = [one for one in psutil.Process().children() if one.pid not in before]
+        with pytest.raises(AgentError, match=r"agent http.*cannot be reached"):
+            export.run(QUICK, supernet, search, data, client, tmp_path, Lost(process))
+    assert not (tmp_path / export.DONE_FILE).exists()
+    assert not (tmp_path / export.EXPORTS_FILE).exists()
 
 
 def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, search, data, device, tmp_path):
