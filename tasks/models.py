@@ -103,6 +103,8 @@ def weights_source(settings: ModelSettings) -> dict[str, str]:
         return {**known, "weights": f"checkpoint {settings.checkpoint.name}"}
     if settings.kind == "onnx":
         return {**known, "weights": f"those of {settings.path.name if settings.path else settings.name}"}
+    if settings.kind == "callable":
+        return {**known, "weights": f"those that {settings.name} gives it"}
     config = timm.get_pretrained_cfg(settings.name) if settings.pretrained else None
     if config is None:
         return {**known, "weights": "random, trained from there", "licence": "none: trained here"}

@@ -167,3 +167,5 @@ def test_model_cards_name_the_licence_of_published_weights_and_of_no_others(tmp_
         found = weights_source(settings)
         assert found["licence"] == "unknown"
         assert "own." in found["weights"]
+    own = weights_source(ModelSettings(kind="callable", name="networks:own", checkpoint=None))
+    assert own == {"name": "networks:own", "weights": "those that networks:own gives it", "licence": "unknown"}
