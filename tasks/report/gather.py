@@ -1,5 +1,6 @@
 """From the folders of finished stages to one JSON-able report."""
 
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -90,20 +91,24 @@ def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row
     front = read_json(device.search / FRONT_FILE)
     exports = read_json(device.export / EXPORTS_FILE)
     validation = read_json(device.latency / LATENCY_VALIDATION_FILE)
-    largest = next(row for row in validation["subnets"] if row["kind"] == "largest")
+    largest_ms = exports["largest"]["latency"]["p50_ms"]  # beside the winners
+    if largest_ms is None:
+        largest_ms = next(row["measured_ms"] for row in validation["subnets"] if row["kind"] == "largest")
     lut = Lut.open(device.profile / LUT_FOLDER)
     batched = net if device.batch == 1 else tailor_ir.load(sources.supernet, batch=device.batch)
     row = {
         "name": device.name,
+        "batch": device.batch,
         "runtime": exports["device"],
         "base": {
             "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
             "config": net.max_config,
-            "measured_ms": largest["measured_ms"],  # of the same shapes; latency does not depend on weights
+            "measured_ms": largest_ms,  # of the same shapes; latency does not depend on weights
             "accuracy": base.get("test_accuracy"),
         },
         "winners": _winners(net, front, exports),
+        "searched": dict(Counter(row["stopped"] for row in front["winners"] if "stopped" in row)),
         "baseline": _baseline(net, front, exports),
         "random": _random(validation, sources.sensitivities),
         "latency_validation": validation["held_out"],

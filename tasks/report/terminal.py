@@ -38,6 +38,11 @@ def _device_table(device: Row) -> Table:
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
     measured = (milliseconds(base["measured_ms"]), "", percent(base["accuracy"]))
     table.add_row("base model", "", *measured, *size, end_section=True)
+    if failed := {row["digest"]: row["reason"] for row in device["winners"] if row["reason"]}:
+        first, of = next(iter(failed.items())), len({row["digest"] for row in device["winners"]})
+        table.caption = (
+            f"[bold red]{len(failed)} of {of} SubNets lack files or measurements:[/] {escape(': '.join(first))}"
+        )
     for row in device["winners"]:
         within = {True: "[green]yes[/]", False: "[bold red]misses[/]", None: "[red]failed[/]"}[row["within_budget"]]
         table.add_row(

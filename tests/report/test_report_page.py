@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.pages.text import count, milliseconds
+from tasks.pages.text import count, milliseconds, percent
 from tasks.report import DATA_FILE, PAGE_FILE, charts, terminal_table
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
@@ -113,6 +113,36 @@ def test_page_shows_budgets_misses_failures_and_operators(hostile: Report) -> No
     assert all(milliseconds(row["budget_ms"]) in words for row in device["winners"])
     assert all(row["operator"] in words for row in device["lut"]["operators"])
     assert f"Conv 00ff : {HOSTILE}" in words
+
+
+def test_page_says_how_winners_were_found_and_timed(data: Report) -> None:
+    (device,) = data["devices"]
+    assert sum(device["searched"].values()) == len(device["winners"])
+    other = {
+        **data,
+        "devices": [{**device, "batch": 4, "searched": {"optimal": 2, "within 0.3 points of the optimum": 1}}],
+    }
+    words = Page(render(other)).words
+    assert "Latency: p50 at batch 4." in words
+    assert "optimal for 2 budgets; within 0.3 points of the optimum for 1 budget." in words
+    assert f"fp32, {device['runtime']['cpu_model']}" in words
+    spread = device["latency_correction"]["spread"]
+    assert (f"each predicted from the others: {percent(spread)}" in words) == (spread is not None)
+    for family, factor in device["latency_correction"]["factors"].items():
+        assert f"{factor:.3g} × {family}" in words
+
+
+def test_the_terminal_names_files_that_are_missing(hostile: Report, data: Report) -> None:
+    def text(report: Report) -> str:
+        console = Console(width=200)
+        with console.capture() as captured:
+            console.print(*terminal_table(report))
+        return " ".join(captured.get().split())
+
+    different = len({row["digest"] for row in hostile["devices"][0]["winners"]})
+    failed = hostile["devices"][0]["winners"][0]
+    assert f"1 of {different} SubNets lack files or measurements: {failed['digest']}: {HOSTILE}" in text(hostile)
+    assert "lack files" not in text(data)
 
 
 def test_lut_summary_adds_up(data: Report) -> None:
