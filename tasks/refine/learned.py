@@ -1,9 +1,12 @@
-"""Accuracy as SubNets that were evaluated teach it: a Gaussian process over the sensitivities of their choices.
+"""What SubNets that were measured teach about others like them: a Gaussian process over the sensitivities of their choices.
 
 Sensitivities are those of the largest SubNet, and add up badly far from it: two modifications cost more together than one after
 the other, or less. A Gaussian process (Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006; Matérn kernel,
 ν = 5/2) takes SubNets to be as alike as their choices cost alike: its coordinates are what each choice costs in loss, so that
 variables that matter count, and three hyperparameters are enough for any number of variables. It knows how sure it is.
+
+Accuracies of SubNets that were not evaluated are learned so, and latencies are smoothed: of hundreds of measurements the
+smallest are lucky ones, and SubNets like it tell.
 """
 
 import warnings
@@ -33,18 +36,49 @@ class Guess(NamedTuple):
     deviation: Values
 
 
+class _Surface:
+    """Values over SubNets, at canonical codes (n, V) and between them."""
+
+    def __init__(self, coordinates: Sequence[Values], codes: Codes, values: Values, noise: float) -> None:
+        """coordinates: of each choice of each variable. noise: of the values' variance, to begin with."""
+        self._coordinates = coordinates
+        self._mean, self._spread = float(values.mean()), float(values.std()) or 1.0
+        white = WhiteKernel(noise, (1e-6, 1e1))
+        self._process = GaussianProcessRegressor(
+            ConstantKernel(1.0, (1e-3, 1e3)) * Matern(1.0, (1e-2, 1e2), nu=2.5) + white
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound that is reached: as good as any
+            self._process.fit(self._placed(codes), (values - self._mean) / self._spread)
+
+    def guess(self, codes: Codes) -> tuple[Values, Values]:
+        """Of few: values (n,), and the standard deviation of what they may be wrong by."""
+        value, deviation = self._process.predict(self._placed(codes), return_std=True)
+        return self._mean + self._spread * value, self._spread * deviation
+
+    def at(self, codes: Codes) -> Values:
+        """Values (n,), of many."""
+        parts = [self._process.predict(self._placed(codes[at : at + AT_ONCE])) for at in range(0, len(codes), AT_ONCE)]
+        return self._mean + self._spread * np.concatenate([np.zeros(0), *parts])
+
+    def _placed(self, codes: Codes) -> Values:
+        return np.stack([one[column] for one, column in zip(self._coordinates, codes.T, strict=True)], axis=1)
+
+
+def _coordinates(predictor: AccuracyPredictor) -> list[Values] | None:
+    """What each choice costs in loss, relative to the one that costs most; None where none costs anything."""
+    table = predictor.table
+    lost = [np.array([found.loss for found in row.measured]) - table.largest.loss for row in table.variables]
+    spread = max((float(np.abs(one).max()) for one in lost), default=0.0)
+    return [one / spread for one in lost] if spread else None
+
+
 class LearnedAccuracy:
     """An `AccuracyModel`: what was evaluated, and between it what is likely."""
 
     def __init__(self, coordinates: Sequence[Values], codes: Codes, accuracies: Values) -> None:
         """coordinates: of each choice of each variable. Learns from canonical codes (n, V) and their accuracies (n,)."""
-        self._coordinates = coordinates
-        self._mean, self._spread = float(accuracies.mean()), float(accuracies.std()) or 1.0
-        kernel = ConstantKernel(1.0, (1e-3, 1e3)) * Matern(1.0, (1e-2, 1e2), nu=2.5) + WhiteKernel(1e-3, (1e-6, 1.0))
-        self._process = GaussianProcessRegressor(kernel)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound that is reached: as good as any
-            self._process.fit(self._placed(codes), (accuracies - self._mean) / self._spread)
+        self._surface = _Surface(coordinates, codes, accuracies, noise=1e-3)
 
     @classmethod
     def of(
@@ -54,21 +88,18 @@ class LearnedAccuracy:
 
         None where that is too little to learn from.
         """
-        table = predictor.table
-        lost = [np.array([found.loss for found in row.measured]) - table.largest.loss for row in table.variables]
-        spread = max((float(np.abs(one).max()) for one in lost), default=0.0)
+        coordinates = _coordinates(predictor)
         first, of_first = _modified(predictor)
         every = np.concatenate([space.canonical_codes(first), codes])
         accuracies = np.array([*(found.accuracy for found in of_first), *(found.share for found in measured)])
         rows = list({key: row for row, key in enumerate(row_keys(every))}.values())[-MOST:]
-        if spread == 0 or len(rows) < FEWEST:
+        if coordinates is None or len(rows) < FEWEST:
             return None
-        return cls([one / spread for one in lost], every[rows], accuracies[rows])
+        return cls(coordinates, every[rows], accuracies[rows])
 
     def guess(self, codes: Codes) -> Guess:
         """Of canonical codes (n, V), few of them."""
-        accuracy, deviation = self._process.predict(self._placed(codes), return_std=True)
-        return Guess(self._mean + self._spread * accuracy, self._spread * deviation)
+        return Guess(*self._surface.guess(codes))
 
     def predict(self, codes: Codes) -> Values:
         """Accuracy (n,), a fraction, of canonical codes (n, V)."""
@@ -76,11 +107,20 @@ class LearnedAccuracy:
 
     def score(self, codes: Codes) -> Values:
         """What a search maximises (n,): accuracies, which are not clipped."""
-        parts = [self._process.predict(self._placed(codes[at : at + AT_ONCE])) for at in range(0, len(codes), AT_ONCE)]
-        return self._mean + self._spread * np.concatenate([np.zeros(0), *parts])
+        return self._surface.at(codes)
 
-    def _placed(self, codes: Codes) -> Values:
-        return np.stack([one[column] for one, column in zip(self._coordinates, codes.T, strict=True)], axis=1)
+
+def smoothed_ms(predictor: AccuracyPredictor, codes: Codes, predicted_ms: Values, measured_ms: Values) -> Values:
+    """Latencies [ms] of canonical codes (n, V), of each as all measurements (n,) tell it; these, where there are too few.
+
+    What is smoothed is measured over predicted latency.
+    """
+    coordinates = _coordinates(predictor)
+    if coordinates is None or len(codes) < FEWEST:
+        return measured_ms
+    rows = np.linspace(0, len(codes) - 1, min(len(codes), MOST)).astype(np.int64)
+    ratios = np.log(measured_ms / predicted_ms)
+    return predicted_ms * np.exp(_Surface(coordinates, codes[rows], ratios[rows], noise=0.1).at(codes))
 
 
 def _modified(predictor: AccuracyPredictor) -> tuple[Codes, list[Measured]]:

@@ -12,7 +12,7 @@ from tailor_ir import SuperNet
 from tasks.evaluate import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.refine.candidates import Around
-from tasks.refine.learned import LearnedAccuracy
+from tasks.refine.learned import LearnedAccuracy, smoothed_ms
 from tasks.search.methods import Method
 from tasks.search.problem import Codes, Problem
 from tasks.search.results import rows_of
@@ -114,6 +114,13 @@ class Pool:
     @cached_property
     def _method(self) -> Method:
         return method_of(self._problem, self._net.space, self._settings, self._limits)
+
+    def smoothed_ms(self, timed_ms: Mapping[str, float]) -> dict[str, float]:
+        """Latencies [ms] by digest as all measurements together tell them."""
+        codes = self._codes([self.configs[digest] for digest in timed_ms])
+        predicted_ms = self._problem.predict_costs(codes)[:, 0]
+        found = smoothed_ms(self._accuracy, codes, predicted_ms, np.array(list(timed_ms.values())))
+        return dict(zip(timed_ms, found.tolist(), strict=True))
 
     def rows(self) -> list[Row]:
         """Digest, config, predictions and size of each."""

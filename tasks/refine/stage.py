@@ -3,8 +3,9 @@
 Every SubNet that was measured is a candidate for every budget that it keeps. A budget's own are the best by prediction
 around the search's winner (`candidates`). They are measured in rounds. From the second on they are sought with what those
 before have taught: predicted latencies times what they were wrong by, since near a winner that is one factor, and accuracies
-that are learned (`learned`). A budget that none keeps gets more of them. Of many, those win whose measurements were lucky,
-so winners are measured again before they are believed; where one then misses its budget the next best is its winner.
+that are learned (`learned`). A budget that none keeps gets more of them. Of many, those win whose measurements were lucky.
+So a winner keeps its budget by its own measurement and by what those of SubNets like it tell, and is measured again before it
+is believed; where it then misses the budget the next best is its winner.
 """
 
 import math
@@ -117,15 +118,26 @@ def measure(
     for _ in range(CONFIRMATIONS):
         timed_ms = _known_ms(timed)
         found = bench.evaluate(timed_ms, "evaluate candidates")
-        known = [_Candidate({"digest": digest}, timed_ms[digest], one) for digest, one in found.items()]
+        smoothed_ms = pool.smoothed_ms(timed_ms)
+        known = [
+            _Candidate({"digest": digest}, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()
+        ]
         best = {_best(known, budget_ms, settings.margin).row["digest"] for budget_ms in budgets_ms if known}
         if best <= confirmed:
             break
         bench.time_longer(sorted(best - confirmed))
         confirmed |= best
         timed = bench.time("measure candidates again")
+    smoothed_ms = pool.smoothed_ms(_known_ms(timed))
     measured = {
-        "candidates": [{**row, "latency": timed[row["digest"]].model_dump(mode="json")} for row in pool.rows()],
+        "candidates": [
+            {
+                **row,
+                "smoothed_ms": smoothed_ms.get(row["digest"]),
+                "latency": timed[row["digest"]].model_dump(mode="json"),
+            }
+            for row in pool.rows()
+        ],
         "budgets": [{"budget_ms": budget.budget_ms, "own": list(budget.own)} for budget in budgets],
         "likely": pool.likely,
     }
@@ -177,11 +189,17 @@ def _worth(timed_ms: Mapping[str, float], budgets_ms: Sequence[float]) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A row of `measured.json`, its latency [ms] and its accuracy."""
+    """A row of `measured.json`, its latency [ms] as measured and as others like it tell, and its accuracy."""
 
     row: Row
     ms: float
+    smoothed_ms: float
     accuracy: Accuracy
+
+    @property
+    def sure_ms(self) -> float:
+        """The larger of both."""
+        return max(self.ms, self.smoothed_ms)
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -216,7 +234,8 @@ def choose(
     configs = [row["config"] for row in rows]
     found = accuracies(net, configs, images, out / EVALUATED_FILE, progress, "evaluate candidates")
     known = {
-        row["digest"]: _Candidate(row, row["latency"]["p50_ms"], one) for row, one in zip(rows, found, strict=True)
+        row["digest"]: _Candidate(row, row["latency"]["p50_ms"], row["smoothed_ms"], one)
+        for row, one in zip(rows, found, strict=True)
     }
     winners = [_winner(row, timed, known, settings.margin) for row in front["winners"]]
     codes = net.space.canonical_codes(net.space.encode(configs))
@@ -259,10 +278,18 @@ def _learned(likely: Mapping[str, Row], measured: Mapping[str, float]) -> Row | 
 
 
 def _best(known: Collection[_Candidate], budget_ms: float, margin: float) -> _Candidate:
-    """The best within the budget less the margin; else within the budget; else the fastest."""
-    limits_ms = ((1 - margin) * budget_ms, budget_ms, min(one.ms for one in known))
-    within = next(filter(None, ([one for one in known if one.ms <= most] for most in limits_ms)))
-    return max(within, key=lambda one: one.rank)
+    """The best that is sure to be within the budget less the margin; else within the budget; else measured within it.
+
+    Where none is, the fastest.
+    """
+    careful_ms = (1 - margin) * budget_ms
+    ways = (
+        [one for one in known if one.sure_ms <= careful_ms],
+        [one for one in known if one.sure_ms <= budget_ms],
+        [one for one in known if one.ms <= budget_ms],
+        [min(known, key=lambda one: one.ms)],
+    )
+    return max(next(filter(None, ways)), key=lambda one: one.rank)
 
 
 def _winner(row: Row, timed: Mapping[str, Row], known: Mapping[str, _Candidate], margin: float) -> Row:

@@ -9,7 +9,7 @@ from tasks.pages.text import milliseconds, percent
 from tasks.refine import EVALUATED_FILE, MEASURED_FILE
 
 Row = dict[str, Any]
-SHOWN = ("digest", "predicted_ms", "predicted_accuracy", "macs", "parameters")
+SHOWN = ("digest", "predicted_ms", "smoothed_ms", "predicted_accuracy", "macs", "parameters")
 
 
 def refinement(folder: Path, front: Mapping[str, Any]) -> Row | None:
@@ -35,7 +35,7 @@ def refinement(folder: Path, front: Mapping[str, Any]) -> Row | None:
             "budget_ms": row["budget_ms"],
             "before": known[row["replaces"]["digest"]],
             "after": known[row["digest"]],
-            "reason": _reason(row, known[row["replaces"]["digest"]], margin),
+            "reason": _reason(row, known[row["replaces"]["digest"]], known[row["digest"]]["smoothed_ms"], margin),
         }
         for row in front["winners"]
         if row["replaces"]
@@ -43,8 +43,8 @@ def refinement(folder: Path, front: Mapping[str, Any]) -> Row | None:
     return {**front["refinement"], "candidates": candidates, "replaced_winners": replaced}
 
 
-def _reason(winner: Mapping[str, Any], before: Mapping[str, Any], margin: float) -> str:
-    """Why the search's winner of a budget is none by measurement."""
+def _reason(winner: Mapping[str, Any], before: Mapping[str, Any], known_ms: float, margin: float) -> str:
+    """Why the search's winner of a budget is none by measurement; known_ms: the winner's latency as SubNets like it tell."""
     budget_ms, own_ms = winner["budget_ms"], before["measured_ms"]
     if own_ms is None:
         return "could not be measured"
@@ -53,6 +53,9 @@ def _reason(winner: Mapping[str, Any], before: Mapping[str, Any], margin: float)
         return f"misses the budget by {percent(own_ms / budget_ms - 1)}{fastest}"
     if own_ms > (1 - margin) * budget_ms and winner["measured_ms"] <= (1 - margin) * budget_ms:
         return f"leaves less than the margin of {percent(margin)}"
+    smoothed_ms, kept_ms = before["smoothed_ms"], (1 - margin) * budget_ms
+    if smoothed_ms > kept_ms and known_ms <= kept_ms:
+        return f"likely takes {milliseconds(smoothed_ms)}, by what SubNets like it take"
     if before["measured_accuracy"] is None:
         return "was not evaluated"
     points = 100 * (winner["measured_accuracy"] - before["measured_accuracy"])

@@ -1,4 +1,4 @@
-"""Accuracies that are learned from SubNets that were evaluated, where sensitivities do not add up."""
+"""Accuracies that are learned from SubNets that were evaluated, where sensitivities do not add up; smoothed latencies."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.refine.candidates import Around
-from tasks.refine.learned import FEWEST, LearnedAccuracy
+from tasks.refine.learned import FEWEST, LearnedAccuracy, smoothed_ms
 from tasks.search.problem import Codes, Problem, Values, unique_rows
 
 IMAGES = 100_000
@@ -108,6 +108,23 @@ def test_too_few_teach_nothing(net: Any) -> None:
     same = [Accuracy(9, 10, 0.5)] * len(modifications(net.space))
     flat = AccuracyPredictor(sensitivities(net.space, same))
     assert LearnedAccuracy.of(net.space, flat, random(net, 20, 0), same[:1] * 20) is None
+
+
+def test_smoothed_latencies_are_nearer_to_the_truth_than_measured_ones_and_not_lucky(
+    net: Any, summed: AccuracyPredictor
+) -> None:
+    codes, rng = random(net, 200, seed=6), np.random.default_rng(0)
+    configs = [net.space.decode(code) for code in codes]
+    predicted_ms = np.array([net.macs(config) for config in configs]) / 1e6
+    true_ms = predicted_ms * np.array([1.1 + 0.1 * (config["resolution"] / 32) for config in configs])
+    measured_ms = true_ms * np.exp(0.04 * rng.standard_normal(len(codes)))
+    found_ms = smoothed_ms(summed, codes, predicted_ms, measured_ms)
+    wrong, noise = np.log(found_ms / true_ms), np.log(measured_ms / true_ms)
+    assert np.std(wrong) < 0.5 * np.std(noise)
+    lucky = noise < np.quantile(noise, 0.1)
+    assert abs(wrong[lucky].mean()) < 0.2 * abs(noise[lucky].mean())
+    few = slice(FEWEST - 1)
+    assert smoothed_ms(summed, codes[few], predicted_ms[few], measured_ms[few]) == pytest.approx(measured_ms[few])
 
 
 def measured_resolution(codes: Codes) -> list[Accuracy]:

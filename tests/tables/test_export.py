@@ -135,7 +135,7 @@ def test_a_device_that_is_lost_is_no_failed_file(supernet, search, data, tmp_pat
     before = {process.pid for process in psutil.Process().children()}
     with local_agent(backend="onnxruntime") as client, client.lease():
         (process,) = [one for one in psutil.Process().children() if one.pid not in before]
-        with pytest.raises(AgentError, match=r"agent http.*cannot be reached"):
+        with pytest.raises(AgentError, match=r"agent http.*not reachable"):
             export.run(QUICK, supernet, search, data, client, tmp_path, Lost(process))
     assert not (tmp_path / export.DONE_FILE).exists()
     assert not (tmp_path / export.EXPORTS_FILE).exists()
