@@ -34,6 +34,8 @@ from tasks.search import FRONT_FILE, read_front
 EXPORTS_FILE = "exports.json"
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
+ROUNDS = 2
+"""Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.predict.calm`)."""
 
 Config = Mapping[str, Any]
 Row = dict[str, Any]
@@ -59,7 +61,7 @@ def run(
     front = read_front(search / FRONT_FILE)
     winners = {row["digest"]: row["config"] for row in front["winners"]}
     net = tailor_ir.load(supernet, batch=batch)
-    meter = SubNetMeter(net, client, settings.measure, settings.limits)
+    meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS)
     found = meter.measure([net.max_config, *winners.values()], out / MEASURED_FILE, progress, "measure winners")
     measured = dict(zip(winners, found[1:], strict=True))
     done = {row["digest"]: row for row in read_lines(out / DONE_FILE)}
