@@ -118,7 +118,7 @@ class Pool:
     def smoothed_ms(self, timed_ms: Mapping[str, float]) -> dict[str, float]:
         """Latencies [ms] by digest as all measurements together tell them."""
         codes = self._codes([self.configs[digest] for digest in timed_ms])
-        predicted_ms = self._problem.predict_costs(codes)[:, 0]
+        predicted_ms = self._problem.latency.predict(codes)
         found = smoothed_ms(self._accuracy, codes, predicted_ms, np.array(list(timed_ms.values())))
         return dict(zip(timed_ms, found.tolist(), strict=True))
 

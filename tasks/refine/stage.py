@@ -45,7 +45,7 @@ MORE_ROUNDS = 3
 """For budgets that no candidate keeps."""
 CONFIRMATIONS = 4
 """At most so many times what became a winner is measured again."""
-OF_THE_SEARCH = {"stopped", "generations", "predicted_score"}
+OF_THE_SEARCH = {"stopped", "generations"}
 """What says how the search found a winner."""
 
 Row = dict[str, Any]
@@ -113,22 +113,7 @@ def measure(
     budgets_ms = [budget.budget_ms for budget in budgets]
     meter = SubNetMeter(net, client, predict.measure, limits, predict.rounds)
     bench = _Bench(pool, meter, plain, images, budgets_ms, out, progress)
-    timed = _rounds(settings, bench, budgets)
-    confirmed: set[str] = set()
-    for _ in range(CONFIRMATIONS):
-        timed_ms = _known_ms(timed)
-        found = bench.evaluate(timed_ms, "evaluate candidates")
-        smoothed_ms = pool.smoothed_ms(timed_ms)
-        known = [
-            _Candidate({"digest": digest}, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()
-        ]
-        best = {_best(known, budget_ms, settings.margin).row["digest"] for budget_ms in budgets_ms if known}
-        if best <= confirmed:
-            break
-        bench.time_longer(sorted(best - confirmed))
-        confirmed |= best
-        timed = bench.time("measure candidates again")
-    smoothed_ms = pool.smoothed_ms(_known_ms(timed))
+    timed, smoothed_ms = _confirmed(settings, bench, _rounds(settings, bench, budgets))
     measured = {
         "candidates": [
             {
@@ -167,6 +152,29 @@ def _rounds(settings: Settings, bench: _Bench, budgets: Sequence[Budget]) -> dic
         if len(pool.configs) > len(timed):
             timed = bench.time(f"measure candidates, round {turn + 1}")
     return timed
+
+
+def _confirmed(
+    settings: Settings, bench: _Bench, timed: dict[str, Measurement]
+) -> tuple[dict[str, Measurement], dict[str, float]]:
+    """What was timed, after winners were timed again until they are old ones; and smoothed latencies [ms]. By digest."""
+    confirmed: set[str] = set()
+    for turn in range(CONFIRMATIONS + 1):
+        timed_ms = _known_ms(timed)
+        smoothed_ms = bench.pool.smoothed_ms(timed_ms)
+        if turn == CONFIRMATIONS:
+            break
+        found = bench.evaluate(timed_ms, "evaluate candidates")
+        known = [
+            _Candidate({"digest": digest}, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()
+        ]
+        best = {_best(known, ms, settings.margin).row["digest"] for ms in bench.budgets_ms if known}
+        if best <= confirmed:
+            break
+        bench.time_longer(sorted(best - confirmed))
+        confirmed |= best
+        timed = bench.time("measure candidates again")
+    return timed, smoothed_ms
 
 
 def _known_ms(timed: Mapping[str, Measurement]) -> dict[str, float]:

@@ -35,7 +35,7 @@ def refinement(folder: Path, front: Mapping[str, Any]) -> Row | None:
             "budget_ms": row["budget_ms"],
             "before": known[row["replaces"]["digest"]],
             "after": known[row["digest"]],
-            "reason": _reason(row, known[row["replaces"]["digest"]], known[row["digest"]]["smoothed_ms"], margin),
+            "reason": _reason(row, known[row["replaces"]["digest"]], margin),
         }
         for row in front["winners"]
         if row["replaces"]
@@ -43,19 +43,19 @@ def refinement(folder: Path, front: Mapping[str, Any]) -> Row | None:
     return {**front["refinement"], "candidates": candidates, "replaced_winners": replaced}
 
 
-def _reason(winner: Mapping[str, Any], before: Mapping[str, Any], known_ms: float, margin: float) -> str:
-    """Why the search's winner of a budget is none by measurement; known_ms: the winner's latency as SubNets like it tell."""
+def _reason(winner: Mapping[str, Any], before: Mapping[str, Any], margin: float) -> str:
+    """Why the search's winner of a budget is none by measurement."""
     budget_ms, own_ms = winner["budget_ms"], before["measured_ms"]
+    careful_ms = (1 - margin) * budget_ms
     if own_ms is None:
         return "could not be measured"
     if own_ms > budget_ms:
         fastest = "" if winner["within_budget"] else "; so does every other, and the fastest is kept"
         return f"misses the budget by {percent(own_ms / budget_ms - 1)}{fastest}"
-    if own_ms > (1 - margin) * budget_ms and winner["measured_ms"] <= (1 - margin) * budget_ms:
+    if own_ms > careful_ms >= winner["measured_ms"]:
         return f"leaves less than the margin of {percent(margin)}"
-    smoothed_ms, kept_ms = before["smoothed_ms"], (1 - margin) * budget_ms
-    if smoothed_ms > kept_ms and known_ms <= kept_ms:
-        return f"likely takes {milliseconds(smoothed_ms)}, by what SubNets like it take"
+    if before["smoothed_ms"] > careful_ms >= winner["smoothed_ms"]:
+        return f"likely takes {milliseconds(before['smoothed_ms'])}, by what SubNets like it take"
     if before["measured_accuracy"] is None:
         return "was not evaluated"
     points = 100 * (winner["measured_accuracy"] - before["measured_accuracy"])

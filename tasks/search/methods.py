@@ -116,7 +116,7 @@ class Exact:
             raise max(undecided, key=lambda one: one.most, default=Infeasible())
         best = max(found, key=lambda one: one.gain)
         error = max(one.error for one in found)
-        most = max(*(one.gain + one.gap for one in found), *(one.most for one in undecided), best.gain)
+        most = max([*(one.gain + one.gap for one in found), *(one.most for one in undecided)])
         return replace(best, error=error, gap=most - best.gain)
 
     def _solve_case(self, budgets: Values, case: Sequence[Bounds], prices: Values | None, weight: float) -> Optimum:

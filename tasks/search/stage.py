@@ -160,7 +160,7 @@ def _refuse_infeasible(
         return
     if problem.timed > 1:
         raise refusal(problem, costs, budgets, rng)
-    fastest_ms = scores.latency_ms[scores.within(np.array([math.inf, *(cost.limit for cost in costs[1:])]))].min()
+    fastest_ms = scores.latency_ms[scores.within(_bounds([math.inf], costs))].min()
     within = " within search.limits" if len(costs) > 1 else ""
     raise UserError(
         f"search.{LATENCY}",
