@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SLOW_TESTS := tests/finetune tests/flows
+SLOW_TESTS := tests/finetune tests/flows tests/search
 
 .PHONY: help setup demo test lint types imports unit unit-slow unit-rest lock clean
 

@@ -25,6 +25,7 @@ WITH_DEVICES = ("config", "adapt")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(r"(model\.options|baselines\.files|device\.[^.=]+\.(measure|subnet))[.=]")
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
+Groups = dict[str, list[str]]
 SEE_HELP = "see 'autotailor --help'"
 
 
@@ -39,7 +40,7 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            config = _compose(root, others, search)
+            config = _compose(root, others, search, config_groups(config_folder))
     finally:
         GlobalHydra.instance().clear()
     return _with_wishes(config, wishes) if wishes else config
@@ -53,13 +54,13 @@ def _with_wishes(config: dict[str, Any], wishes: dict[str, Any]) -> dict[str, An
     return {**config, "space": files | wishes}
 
 
-def _compose(root: str, overrides: Sequence[str], search: list[str]) -> dict[str, Any]:
+def _compose(root: str, overrides: Sequence[str], search: list[str], groups: Groups) -> dict[str, Any]:
     try:
         composed = compose(root, overrides=[*overrides, *search])
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         known = OmegaConf.to_container(compose(root, overrides=search), resolve=False)
-        raise _explain(str(error), overrides, known) from error
+        raise _explain(str(error), overrides, known, groups) from error
     assert isinstance(container, dict)
     config = {str(key): value for key, value in container.items()}
     if root in WITH_DEVICES:
@@ -128,11 +129,11 @@ def _check_override(override: Override, text: str) -> None:
         raise UserError(f"option '{text}'", "has several values", allowed="one value", next_step=hint)
 
 
-def _explain(message: str, overrides: Sequence[str], known: Any) -> UserError:
+def _explain(message: str, overrides: Sequence[str], known: Any, groups: Groups) -> UserError:
     """The one line for a Hydra or OmegaConf complaint."""
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", message):
         group, name = match.groups()
-        options = config_groups().get(group, [])
+        options = groups.get(group, [])
         return UserError(
             group,
             f"'{name}' is no option",

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from flows.config import DeviceProfile
-from flows.locks import only_user
+from flows.machine.locks import only_user
 from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.client.ssh import ssh_agent
 from profiling_agents.messages import AgentError, Capabilities
-from profiling_agents.ssh import ssh_agent
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
-from tasks.fleet import Fleet, Meter
+from tasks.measuring.fleet import Fleet, Meter
 
 THIS_MACHINE = "this machine"
 
@@ -29,6 +29,10 @@ class Devices:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started here, and every connection; whoever waits for an answer gets an AgentError."""
         for name in tuple(self._connected):
             self._disconnect(name)
 

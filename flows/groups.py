@@ -7,11 +7,13 @@ from pathlib import Path
 import conf
 
 
-def config_groups() -> dict[str, list[str]]:
-    """Group name -> its options."""
-    folders = sorted(folder for folder in Path(conf.__path__[0]).iterdir() if folder.is_dir())
-    options = {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
-    return {group: names for group, names in options.items() if names}
+def config_groups(own: Path | None = None) -> dict[str, list[str]]:
+    """Group name -> its options, with those of the user's own folder (`--config-dir`)."""
+    options: dict[str, set[str]] = {}
+    for root in (Path(conf.__path__[0]), *([own] if own else [])):
+        for file in root.glob("*/*.yaml"):
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(options[group]) for group in sorted(options)}
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Column
 
+from flows.machine.signals import is_interrupted
 from tasks.artifacts import digest_of
 from tasks.progress import Bar
 
@@ -28,6 +29,11 @@ UPDATE_SECONDS = 3.0
 
 class Stopped(Exception):
     """The run was interrupted: stages leave at their next step; what they have finished stays on disk."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether a run was ended from outside: Ctrl-C, SIGTERM, a cancelled flow run."""
+    return isinstance(error, Stopped) or not isinstance(error, Exception)
 
 
 def terminal_bars(console: Console) -> Bars:
@@ -58,7 +64,7 @@ class _StageBar:
 
     def advance(self, count: int = 1) -> None:
         """Count finished pieces; raises Stopped when the run was interrupted."""
-        if self.stopped.is_set():
+        if self.stopped.is_set() or is_interrupted():
             raise Stopped
         self.done += count
         self.bars.advance(self.task, count)
@@ -110,7 +116,7 @@ class StageProgress:
 
     def say(self, line: str) -> None:
         """On the terminal above the bars, and in the log of the Prefect task."""
-        self.bars.console.print(f"{self.stage}: {line}", markup=False)
+        self.bars.console.print(f"{self.stage}: {line}", markup=False, soft_wrap=True)
         get_run_logger().warning(line)
 
 

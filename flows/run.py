@@ -5,40 +5,67 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.progress import Progress as Bars
 
 from flows.devices import Devices
-from flows.progress import StageProgress, Stopped
+from flows.progress import StageProgress, is_interruption
 from flows.tracking import Tracker
+from flows.tracking.metrics import numbers
 from flows.versions import code_version
-from tasks.artifacts import StageFolder, Store, digest_of
+from tasks.artifacts import MadeFrom, StageFolder, Store, digest_of
 from tasks.errors import UserError
 from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
 from tasks.shortage import shortage
 
 SECONDS = "seconds"
 
-Body = Callable[[Path, Progress], dict[str, Any]]
+Body = Callable[[Path, Progress], StageResult]
+
+
+class StageRow(TypedDict):
+    """A stage of a run, for the report. `cached`: found complete in the store."""
+
+    stage: str
+    seconds: float
+    cached: bool
+
+
+class StageSummary(StageRow):
+    """A stage of a run as JSON."""
+
+    key: str
+    folder: str
+    result: StageResult
+
+
+class RunSummary(TypedDict):
+    """The result of a command, without the answer to a question. `run`: the run's folder."""
+
+    run: str
+    stages: list[StageSummary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A finished stage: its folder and what it returned."""
+    """A finished stage: its folder and its result."""
 
     stage: str
     key: str
     folder: Path
-    result: dict[str, Any]
+    result: StageResult
     seconds: float
     cached: bool
+    mended: tuple[str, ...] = ()
+    """A line for each damaged file that was set aside before."""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> StageRow:
         """Name, duration and origin, for the report."""
         return {"stage": self.stage, "seconds": self.seconds, "cached": self.cached}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> StageSummary:
         """The stage as JSON."""
         return {
             **self.row(),
@@ -49,7 +76,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageRun:
     """One stage of one run: what its key is made of, and which of its files go to MLflow."""
 
     name: str
@@ -62,31 +89,45 @@ class Stage:
     anew: bool = False
     """Worked also when it is complete; its folder is then replaced."""
 
+    @property
+    def code(self) -> str:
+        """Version of its code."""
+        return code_version(*self.modules)
+
     def key(self) -> str:
         """Digest of the stage's name, its settings, the content of its inputs and the version of its code."""
-        return digest_of(self.name, self.settings, code_version(*self.modules), *self.inputs)
+        return digest_of(self.name, self.settings, self.code, *self.inputs)
 
 
-class Run:
+class Surroundings:
+    """What stages are looked at in: the store of finished ones, and the devices. A plain class, as `Run` is."""
+
+    def __init__(self, store: Store, devices: Devices) -> None:
+        self.store = store
+        self.devices = devices
+
+
+class Run(Surroundings):
     """One pipeline run. A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this."""
 
     def __init__(self, store: Store, tracker: Tracker, bars: Bars, devices: Devices, folder: Path) -> None:
-        self.store = store
+        super().__init__(store, devices)
         self.tracker = tracker
         self.bars = bars
-        self.devices = devices
         self.folder = folder
         self.stopped = threading.Event()
         self.outputs: list[Output] = []
 
-    def results(self, *outputs: Output) -> dict[str, Any]:
-        """What a command that ends with these stages returns."""
+    def results(self, *outputs: Output) -> RunSummary:
+        """The result of a command that ends with these stages."""
         return {"run": str(self.folder), "stages": [output.summary() for output in outputs]}
 
-    def execute(self, stage: Stage, body: Body) -> Output:
+    def execute(self, stage: StageRun, body: Body) -> Output:
         """The stage's output: from the store when complete there, else by `body` in the partial folder."""
         key = stage.key()
         folder = self.store.open_stage(stage.name, key, anew=stage.anew)
+        for line in folder.mended:
+            self.bars.console.print(f"{stage.name}: {line}", markup=False, highlight=False, soft_wrap=True)
         run_id = self.tracker.start_stage(stage.name, key)
         cached = folder.complete
         if not cached:
@@ -98,6 +139,7 @@ class Run:
             result=folder.result(),
             seconds=folder.result()[SECONDS],
             cached=cached,
+            mended=folder.mended,
         )
         self._track(stage, output, run_id)
         self.outputs.append(output)
@@ -105,16 +147,16 @@ class Run:
         self.bars.console.print(f"{stage.name}: {state}", markup=False, highlight=False)
         return output
 
-    def _work(self, stage: Stage, body: Body, folder: StageFolder, run_id: str) -> None:
+    def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:
         """Run the body and publish its result; the stage's MLflow run says how it ended."""
         metrics = self.tracker.metrics(run_id)
         started = time.monotonic()
         try:
             result = body(folder.path, StageProgress(stage.name, self.bars, self.stopped, metrics.add))
-            folder.publish({**result, SECONDS: round(time.monotonic() - started, 3)})
+            seconds = round(time.monotonic() - started, 3)
+            folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt | Stopped)
-            self.tracker.finish(run_id, "KILLED" if interrupted else "FAILED")
+            self.tracker.finish(run_id, "KILLED" if is_interruption(error) else "FAILED")
             _remove_if_empty(folder.path)
             if what := shortage(error):
                 first = str(error).partition("\n")[0] or type(error).__name__
@@ -125,23 +167,18 @@ class Run:
         finally:
             metrics.flush()
 
-    def _track(self, stage: Stage, output: Output, run_id: str) -> None:
+    def _track(self, stage: StageRun, output: Output, run_id: str) -> None:
         self.tracker.log_params(run_id, stage.settings)
         self.tracker.tag(
             run_id, {"autotailor.cached": str(output.cached).lower(), "autotailor.folder": str(output.folder)}
         )
         for name in stage.artifacts:
-            path = output.folder / name
-            if output.cached:
-                self.tracker.tag(run_id, {f"autotailor.digest.{name}": digest_of(path)})
-            else:
-                self.tracker.log_artifact(run_id, path, digest_of(path))
-        if stage.registered and not output.cached:
+            self.tracker.log_artifact(run_id, output.folder, name)
+        if stage.registered:
             name = stage.artifacts[0]
             self.tracker.register(stage.registered, run_id, name, digest_of(output.folder / name))
-        metrics = self.tracker.metrics(run_id)
-        metrics.add({SECONDS: output.seconds}, 0)
-        metrics.flush()
+        known = numbers(output.result) | {SECONDS: output.seconds}
+        self.tracker.log_series(run_id, {name: [value] for name, value in known.items()})
         self.tracker.finish(run_id)
 
 

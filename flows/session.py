@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
 
-from flows.config import AdaptConfig, RunConfig
+from flows.config import FlowConfig
 from flows.devices import Devices
-from flows.locks import only_run
-from flows.progress import Stopped, terminal_bars
+from flows.machine.locks import only_run
+from flows.progress import is_interruption, terminal_bars
 from flows.run import Run
 from flows.tracking import Tracker, start_tracking
+from flows.tracking.addresses import address_of
 from tasks.artifacts import Store, digest_of, write_bytes
 
 STORE_FOLDER = "stages"
@@ -21,11 +21,9 @@ RUNS_FOLDER = "runs"
 CONFIG_FILE = "config.yaml"
 WITHOUT_DEVICES = ("compile", "finetune", "enumerate")
 
-Config = RunConfig | AdaptConfig
-
 
 @contextmanager
-def open_run(config: Config, until: str) -> Iterator[Run]:
+def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     """A run of `config` up to stage `until`. Bad devices or folders are reported before anything is worked."""
     plain = config.model_dump(mode="json")
     key = digest_of(plain, until)
@@ -40,31 +38,28 @@ def open_run(config: Config, until: str) -> Iterator[Run]:
         write_bytes(folder / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
         tracker = _start_tracking(config, key)
         tracker.log_params(tracker.run_id, plain)
-        tracker.log_artifact(tracker.run_id, folder / CONFIG_FILE, digest_of(plain))
+        tracker.log_artifact(tracker.run_id, folder, CONFIG_FILE)
         bars = stack.enter_context(terminal_bars(Console(stderr=True)))
         run = Run(Store(config.output_dir / STORE_FOLDER), tracker, bars, devices, folder)
         yield from _ended(run, tracker)
 
 
 def _ended(run: Run, tracker: Tracker) -> Iterator[Run]:
+    """The run; MLflow hears how it ended, also when Prefect cancels it."""
     try:
         yield run
-    except (KeyboardInterrupt, Stopped):
-        tracker.finish(tracker.run_id, "KILLED")
+    except BaseException as error:
+        tracker.end("KILLED" if is_interruption(error) else "FAILED")
         raise
-    except Exception:
-        tracker.finish(tracker.run_id, "FAILED")
-        raise
-    tracker.finish(tracker.run_id)
+    tracker.end()
 
 
-def _start_tracking(config: Config, key: str) -> Tracker:
-    output = config.output_dir.resolve()
-    uri = config.tracking.uri or f"sqlite:///{output / 'mlflow.db'}"
-    artifacts: Path | None = None if config.tracking.uri else output / "mlartifacts"
-    return start_tracking(uri, config.tracking.experiment, artifacts, key, config.name)
+def _start_tracking(config: FlowConfig, key: str) -> Tracker:
+    tracker = start_tracking(address_of(config.tracking.uri), config.tracking.experiment, key, config.name)
+    tracker.end_lost(config.output_dir)
+    return tracker
 
 
-def plain_config(config: Config) -> dict[str, Any]:
+def plain_config(config: FlowConfig) -> dict[str, Any]:
     """The config as JSON."""
     return config.model_dump(mode="json")

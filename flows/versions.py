@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from tasks.artifacts import digest_of
+from tasks.models.own_code import INSTALLED, UserModule, file_of
 
-INSTALLED = frozenset(("site-packages", "dist-packages"))
-ROOMS = ("tasks", "tailor_ir", "profiling_agents")
+ROOMS = ("tasks", "tailor_ir", "profiling_agents", "solvers")
 LIBRARIES = (
     "torch",
     "timm",
@@ -42,23 +42,14 @@ def code_version(*modules: str) -> str:
     return _version(modules, _of_this_project)
 
 
-def user_code_version(module: str) -> str | None:
-    """Digest of the source of a user's module and of what it imports beside it; None when there is no such module.
-
-    Beside it: below the folder that holds the module, or its package, and installed by no package manager.
-    """
-    file = _file(module)
-    if file is None:
-        return None
-    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+def user_code_version(source: UserModule) -> str:
+    """Digest of the source of a user's module and of what it imports of the user's; libraries do not count."""
 
     def beside(name: str) -> Path | None:
-        first = _file(name.split(".")[0])  # of libraries nothing more is asked: that would import them
-        if first is None or not first.is_relative_to(root) or INSTALLED.intersection(first.parts):
-            return None
-        return _file(name)
+        file = next(filter(None, (file_of(folder, name) for folder in source.folders)), None)
+        return None if file is None or INSTALLED.intersection(file.parts) else file
 
-    return _version((module,), beside)
+    return _version((source.module,), beside)
 
 
 def _version(modules: Sequence[str], locate: Locate) -> str:

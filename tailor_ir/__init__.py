@@ -1,18 +1,31 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
-from tailor_ir.features import OperatorFeature, operator_model
-from tailor_ir.operators import OperatorTerm
-from tailor_ir.space import Space, Variable
+from tailor_ir.operators.features import OperatorFeature, operator_model
+from tailor_ir.operators.table import OperatorTerm, PlacedOperators
+from tailor_ir.spaces.kinds import KINDS
+from tailor_ir.spaces.space import Space
+from tailor_ir.spaces.variables import Choice, Config, Variable
+from tailor_ir.structure.regions import Block, Regions
+from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
+    "KINDS",
+    "Block",
+    "Choice",
+    "Config",
     "ConfigError",
+    "Elastic",
     "ImportFailed",
     "OperatorFeature",
     "OperatorTerm",
+    "PlacedOperators",
+    "Regions",
     "Space",
     "SpaceError",
+    "Statistics",
     "SuperNet",
     "TailorError",
     "Variable",

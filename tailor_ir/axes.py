@@ -43,7 +43,7 @@ class Axis:
     @cached_property
     def batched(self) -> bool:
         """Whether this axis depends on the number of samples."""
-        return any(isinstance(leaf, Batch) for leaf in self.leaves)
+        return any(isinstance(leaf, BatchAxis) for leaf in self.leaves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Fixed(Axis):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Axis):
+class BatchAxis(Axis):
     """The number of samples."""
 
     @cached_property
@@ -169,7 +169,7 @@ class Sizes:
 
     def _evaluate(self, axis: Axis) -> int:
         match axis:
-            case Batch():
+            case BatchAxis():
                 return self.batch
             case Channels() | Kernel():
                 return self.groups.get(axis.group, axis.size)

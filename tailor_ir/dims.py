@@ -138,7 +138,7 @@ class DimPool:
         return real[0] if len(real) == 1 else Dim(prod(f.size for f in real), Form("product", tuple(real)))
 
     def _whole(self, a: Dim, b: Dim) -> Dim | None:
-        """What was split into `a` and `b`; None when they are no such pieces."""
+        """The dimension that was split into `a` and `b`; None when they are no such pieces."""
         for piece, rest in ((a.root, b.root), (b.root, a.root)):
             if piece.form is None or rest.form is None or piece.form.kind != "scaled" or rest.form.kind != "fixed":
                 continue
@@ -269,7 +269,7 @@ def _expression(form: Form, size: int, parts: tuple[ax.Axis, ...]) -> ax.Axis:
         case "fixed":
             return ax.Fixed(size)
         case "batch":
-            return ax.Batch(size)
+            return ax.BatchAxis(size)
         case "spatial":
             return ax.Spatial(size, form.attributes[0])
         case "window":

@@ -1,4 +1,4 @@
-"""What can go wrong with a user's network, space or config: one clear line each."""
+"""Errors in a user's network, space or config: one clear line each."""
 
 
 class TailorError(Exception):

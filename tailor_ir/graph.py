@@ -43,12 +43,24 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another producer of a value: readers of `value` may read `producer` instead, which only alternatives need.
+
+    kind: name of the kind of variables that chooses it.
+    """
+
+    kind: str
+    value: str
+    producer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """A network in topological order.
 
     `shapes` holds the shape of every value and initializer at the traced resolution and batch size.
     `parameters` are the trainable initializers, `statistics` the running means and variances of BatchNorm,
-    `constants` all other initializers.
+    `constants` all other initializers. `alternatives`: nodes that only these need stand before the readers of the value.
     """
 
     nodes: tuple[Node, ...]
@@ -58,6 +70,7 @@ class Graph:
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     constants: tuple[str, ...]
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def initializers(self) -> frozenset[str]:
@@ -87,6 +100,18 @@ class Graph:
             statistics=tuple(n for n in self.statistics if n in used),
             constants=tuple(n for n in self.constants if n in used),
         )
+
+    def original(self) -> "Graph":
+        """The network as it was given: without the nodes that only alternatives need."""
+        if not self.alternatives:
+            return self
+        needed = set(self.outputs)
+        nodes = []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(node.inputs)
+                nodes.append(node)
+        return replace(self.with_nodes(tuple(reversed(nodes))), alternatives=())
 
     def data_values(self) -> frozenset[str]:
         """Values that depend on the network's input, if only by having one entry for each sample."""

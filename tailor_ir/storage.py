@@ -9,14 +9,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Attribute, Graph, Node, Tensors
-from tailor_ir.wishes import Wish
+from tailor_ir.graph import Alternative, Attribute, Graph, Node, Tensors
+from tailor_ir.spaces.selectors import SpaceSpec
 
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 FORMAT = 1
 
 
-def save(folder: Path, graph: Graph, tensors: Tensors, wish: Wish | None) -> None:
+def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -> None:
     """Write graph, tensors and the wished space into a folder (made when absent)."""
     folder.mkdir(parents=True, exist_ok=True)
     unique = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
@@ -31,13 +31,14 @@ def save(folder: Path, graph: Graph, tensors: Tensors, wish: Wish | None) -> Non
             "parameters": graph.parameters,
             "statistics": graph.statistics,
             "constants": graph.constants,
+            "alternatives": [asdict(alternative) for alternative in graph.alternatives],
         },
-        "space": None if wish is None else {k: v if isinstance(v, str) else list(v) for k, v in wish.items()},
+        "space": None if spec is None else {k: v if isinstance(v, str) else list(v) for k, v in spec.items()},
     }
     (folder / GRAPH_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def load(folder: Path) -> tuple[Graph, Tensors, Wish | None]:
+def load(folder: Path) -> tuple[Graph, Tensors, SpaceSpec | None]:
     """Read what `save` wrote. ImportFailed when it is absent, torn or of another format."""
     try:
         document = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
@@ -58,6 +59,7 @@ def _graph(data: dict[str, Any]) -> Graph:
         parameters=tuple(data["parameters"]),
         statistics=tuple(data["statistics"]),
         constants=tuple(data["constants"]),
+        alternatives=tuple(Alternative(**each) for each in data.get("alternatives", ())),
     )
 
 

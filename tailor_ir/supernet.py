@@ -1,5 +1,6 @@
 """The SuperNet: what `compile` gives back, and everything that can be asked of it."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,33 +10,37 @@ import torch
 from torch import nn
 
 from tailor_ir import storage
-from tailor_ir.batch_norms import Statistics
-from tailor_ir.build import build
-from tailor_ir.common import CommonWeights, write_together
-from tailor_ir.describe import describe
 from tailor_ir.dims import Windows
-from tailor_ir.elastic import Elastic
-from tailor_ir.emit import subnet_onnx, write_onnx
 from tailor_ir.errors import ImportFailed
-from tailor_ir.features import OperatorFeature
 from tailor_ir.graph import Graph, Tensors
-from tailor_ir.importer import import_onnx
-from tailor_ir.kernels import matrices_of, transform_kernels
-from tailor_ir.lifetimes import MemoryTable, MemoryTerms
-from tailor_ir.lowering import apply_config
-from tailor_ir.operators import OperatorTable, OperatorTerm, PlacedOperators
-from tailor_ir.passes import simplify
-from tailor_ir.propagate import AxisMap, propagate
-from tailor_ir.propose import propose
-from tailor_ir.regions import Regions, find_regions, repeats
-from tailor_ir.resolution import Resolutions
-from tailor_ir.samples import repeat_for_samples
-from tailor_ir.space import Choice, Config, Space
-from tailor_ir.steps import ONNXRUNTIME, Rules
-from tailor_ir.templates import element_types
-from tailor_ir.trace import load_onnx, trace_module
-from tailor_ir.weights import sort_channels
-from tailor_ir.wishes import Wish
+from tailor_ir.memory.activations import ActivationMemory
+from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
+from tailor_ir.operators.features import OperatorFeature
+from tailor_ir.operators.table import OperatorTable, OperatorTerm, PlacedOperators
+from tailor_ir.operators.templates import element_types
+from tailor_ir.reading.comparison import compare
+from tailor_ir.reading.folded_norms import folded_norms
+from tailor_ir.reading.importer import import_onnx
+from tailor_ir.reading.inputs import check_example, check_signature
+from tailor_ir.reading.trace import load_onnx, trace_module
+from tailor_ir.rewriting.kernel_transforms import matrices_of, transform_kernels
+from tailor_ir.rewriting.passes import simplify
+from tailor_ir.rewriting.samples import repeat_for_samples
+from tailor_ir.spaces.proposal import propose
+from tailor_ir.spaces.selectors import SpaceSpec
+from tailor_ir.spaces.space import Space
+from tailor_ir.spaces.structure import Structure
+from tailor_ir.spaces.variables import Choice, Config
+from tailor_ir.structure.propagation import AxisMap, propagate
+from tailor_ir.structure.regions import Regions, find_regions, repeats
+from tailor_ir.structure.resolutions import Resolutions
+from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.cuts import sort_channels
+from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.onnx_export import subnet_onnx, write_onnx
+from tailor_ir.subnets.shared_weights import CommonWeights, write_together
+from tailor_ir.subnets.standalone import build
+from tailor_ir.summary import describe
 
 
 class SuperNet:
@@ -44,14 +49,21 @@ class SuperNet:
     batch: of the SubNets that are exported, and of the operators that they have; 1 unless `load` says otherwise.
     """
 
-    def __init__(self, graph: Graph, tensors: Tensors, wish: Wish | None, batch: int = 1) -> None:
+    def __init__(self, graph: Graph, tensors: Tensors, spec: SpaceSpec | None, batch: int = 1) -> None:
         self.batch = batch
+        self.remarks: tuple[str, ...] = ()
+        """What `compile` noticed and the user should know, a line each; logged, and not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
-        axis_map, regions = _read(graph, tensors)
-        space = replace(propose(graph, axis_map, regions, wish), describe=lambda: describe(self))
-        self._wish = wish
-        self._memory_tables: dict[Rules, MemoryTable] = {}
-        self.elastic = Elastic(graph, tensors, axis_map, regions, space)
+        structure = propose(graph, *_read(graph, tensors), spec)
+        self._spec = spec
+        self._memories: dict[Rules, ActivationMemory] = {}
+        space = replace(structure.space, describe=lambda: describe(structure))
+        self.elastic = Elastic(replace(structure, space=space), tensors)
+
+    @property
+    def structure(self) -> Structure:
+        """Graph, axes, regions and space, without weights."""
+        return self.elastic.structure
 
     @property
     def space(self) -> Space:
@@ -78,8 +90,7 @@ class SuperNet:
 
         The function stays the same up to rounding. Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
         """
-        groups = [w.group for w in self.space.widths if w.group is not None and w.variable is not None]
-        groups += [g for e in self.space.expansions for g in e.groups]
+        groups = [sizing.group for sizing in self.space.sizings]
         elastic = self.elastic
         sorted_tensors = sort_channels(elastic.graph, elastic.tensors(), elastic.axis_map, groups)
         with torch.no_grad():
@@ -139,7 +150,7 @@ class SuperNet:
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         elastic = self.elastic
-        parts = [apply_config(elastic.graph, elastic.regions, self.space, row, self.batch) for row in rows.values()]
+        parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
         common = CommonWeights(elastic, parts)
         models = (
             (
@@ -160,7 +171,7 @@ class SuperNet:
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:
-            self._operator_tables[batch] = OperatorTable(self.elastic, batch)
+            self._operator_tables[batch] = OperatorTable(self.structure, self.constants(), batch)
         return self._operator_tables[batch]
 
     def operators(self, config: Mapping[str, Choice]) -> tuple[OperatorFeature, ...]:
@@ -192,51 +203,53 @@ class SuperNet:
 
         rules: what the runtime does with memory. Nothing is built: sizes are the axes', lifetimes the graph's.
         """
-        return self._memory_table(rules).peak_bytes(self.space.row(config))
+        return int(self.activation_memory(rules).peak_bytes(self.space.row(config)[None])[0])
 
     def peak_arena_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
         """What onnxruntime's arena has in use at most for a SubNet's activations in a first run (batch 1).
 
         More than `peak_activation_bytes`: chunks may be up to twice what was asked for (`arena`).
         """
-        return self._memory_table(rules).arena_bytes(self.space.row(config))
+        return self.activation_memory(rules).arena_bytes(self.space.row(config))
 
-    def memory_terms(self, rules: Rules = ONNXRUNTIME) -> MemoryTerms:
-        """What `peak_activation_bytes` works with, over all configs, as functions of few variables."""
-        return self._memory_table(rules).terms()
-
-    def _memory_table(self, rules: Rules) -> MemoryTable:
-        if rules not in self._memory_tables:
-            graph, tensors = self.elastic.graph, self.elastic.tensors()
-            types = element_types(graph, {name: tensors[name] for name in graph.constants})
+    def activation_memory(self, rules: Rules = ONNXRUNTIME) -> ActivationMemory:
+        """Memory of activations for whole populations of SubNets."""
+        if rules not in self._memories:
+            types = element_types(self.elastic.graph, self.constants())
             sizes = {name: np.dtype(kind).itemsize for name, kind in types.items()}
-            self._memory_tables[rules] = MemoryTable(self.elastic, sizes, rules)
-        return self._memory_tables[rules]
+            self._memories[rules] = ActivationMemory.of(self.structure, sizes, rules)
+        return self._memories[rules]
+
+    def constants(self) -> Tensors:
+        """The stored tensors that are neither trained nor statistics, by name, on the CPU."""
+        return {name: self.elastic.tensor(name).detach().cpu() for name in self.elastic.graph.constants}
 
     def save(self, path: str | Path) -> None:
         """Write the SuperNet into a folder: JSON and safetensors."""
         tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
-        storage.save(Path(path), self.elastic.graph, tensors, self._wish)
+        storage.save(Path(path), self.elastic.graph, tensors, self._spec)
 
 
 def _read(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
-    """Axes and regions of a network.
+    """Axes and regions of a network. Producers of one value have the same axes; regions are those of the original network.
 
     Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
     layers that keep the shape are given the same axes on both sides, so that they can.
     """
     windows: Windows = "number"
-    axis_map = propagate(graph, tensors)
+    same = tuple((each.value, each.producer) for each in graph.alternatives)
+    original = graph.original()
+    axis_map = propagate(graph, tensors, joins=same)
     shape = graph.shapes[graph.inputs[0]]
     if len(shape) == 4 and len(set(shape[2:])) == 1 and _choices(axis_map, shape[2]) == 1:
-        other = propagate(graph, tensors, windows="size")
+        other = propagate(graph, tensors, "size", same)
         if _choices(other, shape[2]) > 1:
             axis_map, windows = other, "size"
-    regions = find_regions(graph, axis_map)
-    joins = () if any(stage.trailing for stage in regions.stages) else repeats(graph, regions)
+    regions = find_regions(original, axis_map)
+    joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
     if joins:
-        axis_map = propagate(graph, tensors, windows, joins)
-        regions = find_regions(graph, axis_map, joins)
+        axis_map = propagate(graph, tensors, windows, (*joins, *same))
+        regions = find_regions(original, axis_map, joins)
     return axis_map, regions
 
 
@@ -247,7 +260,7 @@ def _choices(axis_map: AxisMap, base: int) -> int:
 def compile(
     model: nn.Module | str | Path,
     example_input: torch.Tensor | None = None,
-    space: Wish | None = None,
+    space: SpaceSpec | None = None,
     kernel_transform: bool = False,
 ) -> SuperNet:
     """Turn a network into a SuperNet.
@@ -258,23 +271,32 @@ def compile(
     kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
+    if example_input is not None:
+        check_example(example_input)
     if isinstance(model, nn.Module):
         if example_input is None:
             raise ImportFailed("network: no example input; give one sample, a tensor (1, C, H, W)")
+        check_signature(model)
         proto, state = trace_module(model, example_input)
         graph, tensors = import_onnx(proto, state)
     else:
         shape = None if example_input is None else tuple(example_input.shape)
-        graph, tensors = import_onnx(load_onnx(Path(model)), example_shape=shape)
+        proto = load_onnx(Path(model))
+        graph, tensors = import_onnx(proto, example_shape=shape)
     graph, tensors = repeat_for_samples(*simplify(graph, tensors))
     if kernel_transform:
-        axis_map, regions = _read(graph, tensors)
-        proposed = propose(graph, axis_map, regions, space)
-        graph, tensors = transform_kernels(graph, tensors, axis_map, regions, proposed)
-    return SuperNet(graph, tensors, space)
+        structure = propose(graph, *_read(graph, tensors), space)
+        graph, tensors = transform_kernels(graph, tensors, structure)
+    net = SuperNet(graph, tensors, space)
+    if isinstance(model, nn.Module) and example_input is not None:
+        net.remarks = compare(model, net.elastic, example_input)
+    else:
+        net.remarks = folded_norms(proto)
+    for remark in net.remarks:
+        logging.getLogger(__name__).warning(remark)
+    return net
 
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:
     """Read a SuperNet that `SuperNet.save` wrote. batch: of the SubNets to export, and of their operators."""
-    graph, tensors, wish = storage.load(Path(path))
-    return SuperNet(graph, tensors, wish, batch)
+    return SuperNet(*storage.load(Path(path)), batch)

@@ -1,14 +1,13 @@
 """The base network: trained here when it has no weights, else taken as it is; its accuracy either way."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 from safetensors.torch import save_model
 from torch import nn
 
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.evaluate import EvaluationData, count_correct, recalibrate_module
+from tasks.evaluation.subnets import EvaluationData, count_correct, recalibrate_module
 from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
@@ -16,6 +15,8 @@ from tasks.finetune.launcher import launch
 from tasks.finetune.settings import TrainSettings
 from tasks.models import ModelSettings, create, needs_training
 from tasks.progress import Progress
+from tasks.schemas.results import BaseResult
+from tasks.schemas.stored import StageResult
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -33,7 +34,7 @@ def run(
     folder: Path,
     progress: Progress,
     name: str = "training the base network",
-) -> dict[str, Any]:
+) -> StageResult:
     """Leave `weights.safetensors` and, when trained, `history.jsonl` in `folder`.
 
     Returns validation and test accuracy. For networks made in Python (timm, callable); an .onnx file carries
@@ -46,9 +47,7 @@ def run(
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
     trained = needs_training(model, train.classes)
-    result: dict[str, Any] = {"trained": trained}
-    if trained:
-        result["micro_batch"] = _train(settings, model, data, folder, progress, module, train, name)
+    micro_batch = _train(settings, model, data, folder, progress, module, train, name) if trained else None
     module.to(device).eval()
     images = {
         split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
@@ -57,11 +56,15 @@ def run(
     size = (data.resolution, data.resolution)
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
-    for split, evaluation in images.items():
-        result[f"{split}_accuracy"] = count_correct(module, evaluation.batches(size)).share
+    accuracy = {split: count_correct(module, one.batches(size)).share for split, one in images.items()}
     save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
-    return result
+    return BaseResult(
+        trained=trained,
+        micro_batch=micro_batch,
+        validation_accuracy=accuracy["validation"],
+        test_accuracy=accuracy["test"],
+    ).to_json()
 
 
 def _train(
@@ -77,10 +80,9 @@ def _train(
     """Train `module` in worker processes and copy the result into it; images of the micro-batches in the end."""
     steps = train.steps(settings.batch_size)
     initial = folder / "initial.safetensors"
-    if not initial.exists():
-        partial = initial.with_name(f".{initial.name}.tmp")
-        save_model(module, str(partial))
-        partial.replace(initial)
+    partial = initial.with_name(f".{initial.name}.tmp")
+    save_model(module, str(partial))
+    partial.replace(initial)
     job = Job(
         folder=folder,
         data=data,

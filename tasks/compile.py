@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 import tailor_ir
+from tailor_ir import Space, SuperNet
 from tasks.data import DataSettings, load
-from tasks.models import ModelSettings, create, load_weights
+from tasks.data.description import remember
+from tasks.models import ModelSettings, create, load_weights, remember_origin
+from tasks.models.answers import check_shapes
+from tasks.progress import Progress
 
 
 class Settings(BaseModel):
@@ -21,6 +25,22 @@ class Settings(BaseModel):
     """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
 
 
+class SpaceSizes(TypedDict):
+    """Numbers of variables, of modifications, of codes, and of distinct SubNets (canonical codes)."""
+
+    variables: int
+    modifications: int
+    codes: int
+    distinct: int
+
+
+class CompileResult(SpaceSizes):
+    """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks."""
+
+    dropped: list[str]
+    remarks: list[str]
+
+
 def run(
     settings: Settings,
     model: ModelSettings,
@@ -28,8 +48,30 @@ def run(
     weights: Path | None,
     space: Mapping[str, Any] | None,
     folder: Path,
-) -> dict[str, Any]:
-    """Leave the SuperNet in `folder`/supernet; how many variables, modifications and SubNets it has.
+    progress: Progress,
+) -> CompileResult:
+    """Leave the SuperNet in `folder`/supernet; the sizes of its space.
+
+    Remarks of the compiler are told at once, and are in the result. Raises UserError or TailorError as `supernet_of`.
+    """
+    net = supernet_of(settings, model, data, weights, space)
+    for remark in net.remarks:
+        progress.say(remark)
+    net.sort_channels()
+    net.save(folder / "supernet")
+    remember(load(data, "train"), folder / "supernet")
+    remember_origin(model, folder / "supernet")
+    return {**sizes(net.space), "dropped": list(net.space.dropped), "remarks": list(net.remarks)}
+
+
+def supernet_of(
+    settings: Settings,
+    model: ModelSettings,
+    data: DataSettings,
+    weights: Path | None,
+    space: Mapping[str, Any] | None,
+) -> SuperNet:
+    """The SuperNet of a network.
 
     `weights` are those of the base stage; None leaves random ones, or those that an .onnx file carries. `space` None or
     empty proposes the variables. Raises UserError or TailorError for a network or space that cannot be used.
@@ -47,12 +89,16 @@ def run(
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
-    net.sort_channels()
-    net.save(folder / "supernet")
+    graph = net.elastic.graph
+    check_shapes(f"model '{model.name}'", [graph.shapes[name] for name in graph.outputs], train.classes)
+    return net
+
+
+def sizes(space: Space) -> SpaceSizes:
+    """The sizes of a space."""
     return {
-        "variables": len(net.space.variables),
-        "modifications": net.space.modifications,
-        "codes": net.space.codes,
-        "distinct": net.space.distinct,
-        "dropped": list(net.space.dropped),
+        "variables": len(space.variables),
+        "modifications": space.modifications,
+        "codes": space.codes,
+        "distinct": space.distinct,
     }

@@ -11,3 +11,9 @@ class UserError(Exception):
         if next_step:
             line += f"; {next_step}"
         super().__init__(" ".join(line.split()))
+
+
+def shortened(error: BaseException, length: int = 200) -> str:
+    """The message of an exception in one line, cut where it is long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= length else text[:length] + "…"

@@ -6,10 +6,10 @@ can be laid side by side.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
-from tailor_ir import OperatorFeature, SuperNet
+from tailor_ir import KINDS, OperatorFeature, SuperNet
 from tasks.lut import Lut
 from tasks.places import Place, places
 from tasks.predict.correction import Correction, family
@@ -19,9 +19,35 @@ Shape = tuple[int, ...]
 Outputs = tuple[str, ...]
 
 
+class LayerRow(TypedDict):
+    """A `SubNetLayer` as JSON."""
+
+    title: str
+    family: str
+    input: list[int]
+    output: list[int]
+    channels: list[int]
+    macs: int
+    parameters: int
+    predicted_ms: float | None
+
+
+class SectionRow(TypedDict):
+    """A `Section` as JSON."""
+
+    name: str
+    stage: bool
+    blocks: int
+    all_blocks: int
+    channels: int
+    output: list[int]
+    choices: dict[str, list[float]]
+    predicted_ms: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """What one layer is in one SubNet. Shapes are of one sample; predicted_ms [ms] is None where the table has none."""
+class SubNetLayer:
+    """One layer as it is in one SubNet. Shapes are of one sample; predicted_ms [ms] is None where the table has none."""
 
     title: str
     family: str
@@ -32,9 +58,18 @@ class Operator:
     parameters: int
     predicted_ms: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return _plain(self)
+    def to_json(self) -> LayerRow:
+        """The layer as JSON."""
+        return {
+            "title": self.title,
+            "family": self.family,
+            "input": list(self.input),
+            "output": list(self.output),
+            "channels": list(self.channels),
+            "macs": self.macs,
+            "parameters": self.parameters,
+            "predicted_ms": self.predicted_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +90,18 @@ class Section:
     choices: dict[str, list[float]]
     predicted_ms: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return _plain(self)
+    def to_json(self) -> SectionRow:
+        """The section as JSON."""
+        return {
+            "name": self.name,
+            "stage": self.stage,
+            "blocks": self.blocks,
+            "all_blocks": self.all_blocks,
+            "channels": self.channels,
+            "output": list(self.output),
+            "choices": dict(self.choices),
+            "predicted_ms": self.predicted_ms,
+        }
 
     @property
     def text(self) -> str:
@@ -67,10 +111,6 @@ class Section:
         parts += ["×".join(map(str, self.output[1:]))] if len(self.output) == 3 else []
         parts += [f"{kind} {'/'.join(f'{choice:g}' for choice in found)}" for kind, found in self.choices.items()]
         return f"{self.name}: {', '.join(parts)}"
-
-
-SEEN = ("depth", "width_mult")
-"""Kinds of a stage's variables that are seen in its blocks and channels."""
 
 
 class Layers:
@@ -87,30 +127,30 @@ class Layers:
         largest = net.placed_operators(net.max_config).operators
         self._numbers: dict[Outputs, int] = {one.outputs: number for number, one in enumerate(largest)}
         self.places: tuple[Place, ...] = tuple(self._place(one.names) for one in largest)
-        self._known: dict[OperatorFeature, Operator] = {}
+        self._known: dict[OperatorFeature, SubNetLayer] = {}
 
     @property
     def offset_ms(self) -> float:
         """What a run takes besides its layers."""
         return self._correction.offset_ms
 
-    def of(self, config: Mapping[str, Any]) -> dict[int, Operator]:
+    def of(self, config: Mapping[str, Any]) -> dict[int, SubNetLayer]:
         """Number of a layer -> what it is in this SubNet, in the order of execution; without those it does not have."""
         placed = self._net.placed_operators(dict(config)).operators
         return {self._numbers[one.outputs]: self._operator(one.feature) for one in placed}
 
     def sections(self, config: Mapping[str, Any]) -> tuple[Section, ...]:
         """The stages of a SubNet, and what is around them, in order."""
-        by_section: dict[str, list[tuple[Place, Operator]]] = {place.section: [] for place in self.places}
+        by_section: dict[str, list[tuple[Place, SubNetLayer]]] = {place.section: [] for place in self.places}
         for number, operator in self.of(config).items():
             by_section[self.places[number].section].append((self.places[number], operator))
         return tuple(self._section(name, found, config) for name, found in by_section.items() if found)
 
-    def _section(self, name: str, found: list[tuple[Place, Operator]], config: Mapping[str, Any]) -> Section:
+    def _section(self, name: str, found: list[tuple[Place, SubNetLayer]], config: Mapping[str, Any]) -> Section:
         latencies_ms = [operator.predicted_ms for _, operator in found]
         choices: dict[str, dict[float, None]] = {}
         for variable in self._net.space.variables:
-            if variable.name in config and variable.name.startswith(f"{name}.") and variable.kind not in SEEN:
+            if variable.name in config and variable.name.startswith(f"{name}.") and not KINDS[variable.kind].seen:
                 choices.setdefault(variable.kind, {})[config[variable.name]] = None
         return Section(
             name=name,
@@ -141,12 +181,12 @@ class Layers:
         found = (self._place_of[name] for name in sorted(names) if name in self._place_of)
         return next(found, Place("network", False, ""))
 
-    def _operator(self, feature: OperatorFeature) -> Operator:
+    def _operator(self, feature: OperatorFeature) -> SubNetLayer:
         if feature not in self._known:
             predicted_ms = operator_ms(self._lut, feature, self._correction)
             batch = self._net.batch
             shapes = [_sample(shape) for shape in (*feature.input_shapes[:1], feature.output_shapes[0])]
-            self._known[feature] = Operator(
+            self._known[feature] = SubNetLayer(
                 title=title(feature),
                 family=family(feature),
                 input=shapes[0],
@@ -157,10 +197,6 @@ class Layers:
                 predicted_ms=None if math.isnan(predicted_ms) else predicted_ms,
             )
         return self._known[feature]
-
-
-def _plain(record: Operator | Section) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
 
 
 def title(feature: OperatorFeature) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from tailor_ir.regions import Block, Regions
+from tailor_ir import Block, Regions
 
 
 @dataclass(frozen=True, slots=True)

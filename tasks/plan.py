@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from profiling_agents.messages import Capabilities, MeasureSettings
 from tasks.enumerate import read_operators
 from tasks.insitu.cover import covering_codes
 from tasks.lut import Entry, Lut
-from tasks.profile import STORE_FOLDER, Operators, Settings, open_table, unknown, unknown_alone
+from tasks.profile import STORE_FOLDER, FeaturesByDigest, Settings, open_table, unknown, unknown_alone
 
 HANDLING_MS = 15.0
 """Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
@@ -42,9 +42,28 @@ class Costs:
         return self.by_operator.get(operator, fallback)
 
 
+class ProfilePlan(TypedDict):
+    """The operators of a network on one device, and the device time [s] for those to measure.
+
+    `subnets`: SubNets to measure in situ; None for method "alone". `known_noisy`, `known_failed`: of the known operators.
+    """
+
+    description: str
+    store: str
+    operators: int
+    known: int
+    known_noisy: int
+    known_failed: int
+    to_measure: int
+    to_measure_by_operator: dict[str, int]
+    subnets: int | None
+    estimated_s: float
+    estimated_from: Literal["settings", "earlier measurements"]
+
+
 def plan(
     settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None, batch: int = 1
-) -> dict[str, Any]:
+) -> ProfilePlan:
     """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
 
     `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
@@ -76,7 +95,7 @@ def plan(
     }
 
 
-def _subnets(missing: Operators, supernet: Path | None, batch: int) -> int:
+def _subnets(missing: FeaturesByDigest, supernet: Path | None, batch: int) -> int:
     """How many SubNets have all of the operators."""
     assert supernet is not None
     if not missing:

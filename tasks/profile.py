@@ -10,7 +10,7 @@ batch, the next is made and converted to the format that the device takes.
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,25 +18,26 @@ import tailor_ir
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature
-from tasks.ahead import ahead, pieces
-from tasks.artifacts import read_json, write_json
-from tasks.convert import ConversionError, Limits, convert_operators
+from tasks.artifacts import OutsideKey, append_line, read_lines
 from tasks.enumerate import read_operators
-from tasks.fleet import Meter
 from tasks.insitu import measure as insitu
-from tasks.jobs import ncnn_job, onnx_job
-from tasks.lut import DeviceKey, Entry, Lut, LutStore, Method, feature_text, now, settings_text
+from tasks.lut import DeviceKey, Entry, Lut, LutStore, ProfilingMethod, feature_text, now, settings_text
+from tasks.lut.summaries import LutSummary
+from tasks.measuring.ahead import ahead, pieces
+from tasks.measuring.fleet import Meter
+from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
 from tasks.progress import Bar, Progress
 
 LUT_FOLDER = "lut"
 STORE_FOLDER = "luts"
-REMEASURE_FILE = "remeasure.json"
+REMEASURE_FILE = "remeasure.jsonl"
 SUBNETS_FILE = "subnets.jsonl"
 
 MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "energy_mj"}
 """What an entry takes from a measurement as it is."""
 
-Operators = Mapping[str, OperatorFeature]
+FeaturesByDigest = Mapping[str, OperatorFeature]
 
 
 class Settings(BaseModel):
@@ -49,23 +50,29 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Method = "in situ"
+    method: ProfilingMethod = "in situ"
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
     subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
-    store: Path | None = None
-    remeasure: tuple[Literal["noisy", "failed", "all"], ...] = ()
+    store: Annotated[Path | None, OutsideKey("where entries are, not how they are measured")] = None
+    remeasure: Annotated[
+        tuple[Literal["noisy", "failed", "all"], ...], OutsideKey("the stage is worked anew whatever its key is")
+    ] = ()
     other_settings: bool = False
-    batch_operators: int = Field(default=100, ge=1, le=200)
-    flush_s: float = Field(default=2.0, gt=0)
-    conversion_wall_s: float = Field(default=120.0, gt=0)
-    conversion_memory_mib: int = Field(default=8192, ge=512)
+    batch_operators: Annotated[int, OutsideKey("how many are made at a time")] = Field(default=100, ge=1, le=200)
+    flush_s: Annotated[float, OutsideKey("what a killed run loses, not what is measured")] = Field(default=2.0, gt=0)
+    conversion_wall_s: Annotated[float, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
+        default=120.0, gt=0
+    )
+    conversion_memory_mib: Annotated[int, OutsideKey("for what it made fail there is remeasure=[failed]")] = Field(
+        default=8192, ge=512
+    )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ConversionLimits:
         """What one conversion may use."""
-        return Limits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
+        return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
-    def measured_with(self, method: Method) -> str:
+    def measured_with(self, method: ProfilingMethod) -> str:
         """The `settings` of the entries that are measured with these."""
         settings = self.measure if method == "alone" else self.subnet
         return settings_text(settings.model_dump(mode="json"))
@@ -75,7 +82,7 @@ class Settings(BaseModel):
         return self.measure.energy_ms > 0 and bool(capabilities.power_sensors)
 
     @property
-    def methods(self) -> tuple[Method, ...]:
+    def methods(self) -> tuple[ProfilingMethod, ...]:
         """In order of trust, those of the table."""
         return ("in situ", "alone") if self.method == "in situ" else ("alone",)
 
@@ -106,7 +113,9 @@ def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> L
     return LutStore(store).open(device_key(capabilities), methods=methods, settings=measured_with)
 
 
-def unknown(settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = "") -> Operators:
+def unknown(
+    settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = ""
+) -> FeaturesByDigest:
     """Those of `operators` (by digest) that are measured by the method of the settings."""
     return {
         digest: one
@@ -116,8 +125,8 @@ def unknown(settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeatur
 
 
 def unknown_alone(
-    settings: Settings, lut: Lut, operators: Operators, capabilities: Capabilities, since: str = ""
-) -> Operators:
+    settings: Settings, lut: Lut, operators: FeaturesByDigest, capabilities: Capabilities, since: str = ""
+) -> FeaturesByDigest:
     """Those of `operators` that are measured by themselves: since no SubNet gave their time, or for their energy."""
     in_situ = settings.method == "in situ" and not settings.meters(capabilities)
     given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
@@ -132,6 +141,20 @@ def _succeeded(entry: Entry | None) -> bool:
     return entry is not None and entry.state != "failed"
 
 
+class ProfileResult(TypedDict):
+    """`known`: operators with an entry in the store before. `not_valid`: complaints about entries that were measured anew."""
+
+    device: dict[str, Any]
+    """`Capabilities`."""
+    store: str
+    known: int
+    measured_now: int
+    not_valid: list[str]
+    wall_s: float
+    operators_per_s: float | None
+    lut: LutSummary
+
+
 def run(
     settings: Settings,
     operators_folder: Path,
@@ -140,7 +163,7 @@ def run(
     progress: Progress,
     supernet: Path | None = None,
     batch: int = 1,
-) -> dict[str, Any]:
+) -> ProfileResult:
     """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
     `supernet`: the folder of the SuperNet that has these operators at this batch, for measuring in situ. Returns the
@@ -149,7 +172,10 @@ def run(
     """
     operators = read_operators(operators_folder)
     capabilities = meter.capabilities()
-    lut = open_table(settings, settings.store or out_folder / STORE_FOLDER, capabilities)
+    store = settings.store or out_folder / STORE_FOLDER
+    for line in LutStore(store).mend(device_key(capabilities)):
+        progress.say(line)
+    lut = open_table(settings, store, capabilities)
     since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
     todo = unknown(settings, lut, operators, since)
     start = time.perf_counter()
@@ -180,10 +206,10 @@ def run(
 
 def _since(file: Path) -> str:
     """When measuring again began in this folder: a killed run does not begin anew."""
-    if not file.exists():
+    if not read_lines(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"since": now()})
-    return str(read_json(file)["since"])
+        append_line(file, {"since": now()})
+    return str(read_lines(file)[0]["since"])
 
 
 def fill(
@@ -249,7 +275,9 @@ def _entry(
     )
 
 
-def _jobs(features: Sequence[OperatorFeature], ncnn: bool, limits: Limits) -> tuple[list[ModelJob], list[Measurement]]:
+def _jobs(
+    features: Sequence[OperatorFeature], ncnn: bool, limits: ConversionLimits
+) -> tuple[list[ModelJob], list[Measurement]]:
     """Models of these operators for the device, and a failure for each that has none."""
     models = [tailor_ir.operator_model(feature) for feature in features]
     if not ncnn:

@@ -2,7 +2,7 @@
 
 import torch
 
-from profiling_agents.store import NO_SPACE
+from profiling_agents.serving.store import NO_SPACE
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
 """What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""

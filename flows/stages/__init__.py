@@ -1,25 +1,7 @@
-"""The stages as Prefect tasks: one per stage and per device; a body is one call into `tasks`."""
+"""The stages: a table, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`."""
 
-from flows.stages.comparison import baselines, compared, sibling
-from flows.stages.predictors import latency, profile, resources, sensitivities
-from flows.stages.supernets import SUPERNET, base, compile, enumerate, finetune
-from flows.stages.winners import export, refine, report, search
+from flows.stages.spec import SUPERNET, Outputs
+from flows.stages.table import ADAPTATION, PIPELINE
+from flows.stages.walk import results, walk
 
-__all__ = [
-    "SUPERNET",
-    "base",
-    "baselines",
-    "compared",
-    "compile",
-    "enumerate",
-    "export",
-    "finetune",
-    "latency",
-    "profile",
-    "refine",
-    "report",
-    "resources",
-    "search",
-    "sensitivities",
-    "sibling",
-]
+__all__ = ["ADAPTATION", "PIPELINE", "SUPERNET", "Outputs", "results", "walk"]

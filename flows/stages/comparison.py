@@ -6,107 +6,144 @@ from typing import Any
 
 import tasks.base
 import tasks.baselines
-import tasks.predict.sensitivity
-import tasks.search
-from flows.config import CommonConfig, RunConfig
-from flows.inputs import data_key, model_key
-from flows.run import Output, Run, Stage
-from flows.stages.common import OF_IMAGES, OF_TIMING, finish, stage_task
-from flows.stages.supernets import NOT_IN_KEY
+from flows.config import FlowConfig, RunConfig
+from flows.pages import facts
+from flows.stages.inputs import model_key
+from flows.stages.spec import DEVICES, Context, Scope, StageSpec
+from flows.stages.winners import chosen
+from tasks.artifacts import key_settings
+from tasks.baselines import BASELINES_FILE
+from tasks.baselines.settings import Sibling
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import ModelSettings
 from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
+from tasks.search import FRONT_FILE
 
 
-@stage_task("sibling")
-def sibling(run: Run, config: RunConfig, number: int) -> Output:
-    """One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
-    one = config.baselines.siblings[number]
-    settings = config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
-    stage = Stage(
-        name=f"sibling/{one.name}",
-        modules=("tasks.base", "tasks.finetune.worker"),
-        settings=settings.model_dump(mode="json", exclude=NOT_IN_KEY),
-        inputs=(model_key(one.model), data_key(config.data)),
-    )
-
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        return tasks.base.run(settings, one.model, config.data, out, progress, f"training {one.name}")
-
-    return finish(run.execute(stage, body))
+def _siblings(config: FlowConfig) -> Sequence[str]:
+    """Their numbers: two may be of one name, with other options."""
+    count = len(config.baselines.siblings) if isinstance(config, RunConfig) else 0
+    return [str(number) for number in range(count)]
 
 
-@stage_task("baselines")
-def baselines(
-    run: Run,
-    config: CommonConfig,
-    supernet: Path,
-    accuracy: Output,
-    found: Mapping[str, Output],
-    siblings: Sequence[Output],
-) -> Output:
-    """Which networks the winners of all devices are held against, and the accuracy of both."""
-    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    fronts = {name: one.folder / tasks.search.FRONT_FILE for name, one in found.items()}
-    weights = [one.folder / tasks.base.WEIGHTS_FILE for one in siblings]
-    networks = [
+def _sibling_of(at: Context) -> Sibling:
+    return at.config.baselines.siblings[int(at.label)]
+
+
+def _training(at: Context) -> tasks.base.Settings:
+    """As long as base network and SuperNet together."""
+    config = at.training
+    return config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
+
+
+def _train(at: Context, out: Path, progress: Progress) -> StageResult:
+    one = _sibling_of(at)
+    return tasks.base.run(_training(at), one.model, at.config.data, out, progress, f"training {one.name}")
+
+
+SIBLING = StageSpec(
+    name="sibling",
+    body=_train,
+    scope=Scope(labels=_siblings, suffix=lambda config, label: config.baselines.siblings[int(label)].name),
+    modules=("tasks.base", "tasks.finetune.worker"),
+    settings=lambda at: key_settings(_training(at)),
+    inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
+    facts=facts.network,
+    wanted=lambda config, until: config.baselines.wanted,
+)
+"""One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
+
+
+def _fronts(at: Context) -> dict[str, Path]:
+    return {name: one.folder / FRONT_FILE for name, one in chosen(at).items()}
+
+
+def _weights(at: Context) -> list[Path]:
+    trained = at.outputs("sibling") if at.has("sibling") else {}
+    return [one.folder / tasks.base.WEIGHTS_FILE for one in trained.values()]
+
+
+def _files(config: FlowConfig) -> list[tuple[str, Path]]:
+    return [(name, path) for name, paths in config.baselines.files.items() for path in paths]
+
+
+def _networks(at: Context) -> list[tasks.baselines.Trained]:
+    trained = [
         tasks.baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
-        for one, file in zip(config.baselines.siblings, weights, strict=True)
+        for one, file in zip(at.config.baselines.siblings, _weights(at), strict=True)
     ]
-    files = [(name, path) for name, paths in config.baselines.files.items() for path in paths]
-    networks += [
-        tasks.baselines.Trained(
-            baseline=name, name=path.name, model=ModelSettings(kind="onnx", name=path.name, path=path)
-        )
-        for name, path in files
+    given = [
+        tasks.baselines.Trained(baseline=name, name=path.name, model=_onnx(path)) for name, path in _files(at.config)
     ]
-    stage = Stage(
-        name="baselines",
-        modules=("tasks.baselines",),
-        settings={
-            **config.baselines.model_dump(mode="json", exclude={"files"}),
-            "files": [[name, path.name] for name, path in files],
-            "search": config.search.model_dump(mode="json"),
-            "predict": config.predict.model_dump(mode="json", include=OF_IMAGES),
-        },
-        inputs=(
-            data_key(config.data),
-            supernet,
-            accuracy_file,
-            list(fronts),
-            *fronts.values(),
-            *weights,
-            *(path for _, path in files),
-        ),
-        artifacts=(tasks.baselines.BASELINES_FILE,),
-    )
-
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        predictor = AccuracyPredictor.load(accuracy_file)
-        return tasks.baselines.choose(
-            config.baselines, config.search, config.predict, supernet, predictor, config.data, networks, fronts, out,
-            progress,
-        )  # fmt: skip
-
-    return finish(run.execute(stage, body))
+    return trained + given
 
 
-@stage_task("compared", agent=True)
-def compared(run: Run, config: CommonConfig, device: str, supernet: Path, chosen: Output) -> Output:
-    """The baselines and the winners of one device, timed there side by side, and what the winners gain."""
-    batch = config.device[device].batch
-    stage = Stage(
-        name=f"compared/{device}",
-        modules=("tasks.baselines",),
-        settings=config.predict.model_dump(mode="json", include=OF_TIMING),
-        inputs=(run.devices.fingerprint(device), device, supernet, chosen.folder / tasks.baselines.BASELINES_FILE),
-        artifacts=(tasks.baselines.COMPARED_FILE,),
-    )
+def _onnx(path: Path) -> ModelSettings:
+    return ModelSettings(kind="onnx", name=path.name, path=path)
 
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        with run.devices.exclusive(device) as client:
-            return tasks.baselines.compare_on(
-                device, config.predict, supernet, chosen.folder, client, out, progress, batch
-            )
 
-    return finish(run.execute(stage, body))
+def _baseline_settings(at: Context) -> dict[str, Any]:
+    config = at.config
+    return {
+        **key_settings(config.baselines),
+        "files": [[name, path.name] for name, path in _files(config)],
+        "search": key_settings(config.search),
+        "predict": key_settings(config.predict, EvaluationSettings),
+    }
+
+
+def _baseline_inputs(at: Context) -> tuple[Any, ...]:
+    fronts: Mapping[str, Path] = _fronts(at)
+    files = (path for _, path in _files(at.config))
+    accuracy = at.file("sensitivities", SENSITIVITIES_FILE)
+    return at.data, at.trained, accuracy, list(fronts), *fronts.values(), *_weights(at), *files
+
+
+def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, predictor = at.config, AccuracyPredictor.load(at.file("sensitivities", SENSITIVITIES_FILE))
+    return tasks.baselines.choose(
+        config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
+        _fronts(at), out, progress, at.store,
+    )  # fmt: skip
+
+
+BASELINES = StageSpec(
+    name="baselines",
+    body=_baselines,
+    needs=("finetune", "sensitivities", "search"),
+    reads=("refine", "sibling"),
+    modules=("tasks.baselines",),
+    settings=_baseline_settings,
+    inputs=_baseline_inputs,
+    artifacts=lambda at: (BASELINES_FILE,),
+    facts=facts.baselines,
+    wanted=lambda config, until: config.baselines.wanted,
+)
+"""Which networks the winners of all devices are held against, and the accuracy of both."""
+
+
+def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
+    given = (at.config.predict, at.trained, at.output("baselines").folder)
+    with at.run.devices.exclusive(at.device) as client:
+        return tasks.baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store)
+
+
+COMPARED = StageSpec(
+    name="compared",
+    body=_compare,
+    scope=DEVICES,
+    needs=("finetune", "baselines"),
+    modules=("tasks.baselines",),
+    settings=lambda at: key_settings(at.config.predict, RepeatedTimingSettings),
+    inputs=lambda at: (at.fingerprint, at.device, at.trained, at.file("baselines", BASELINES_FILE)),
+    artifacts=lambda at: (tasks.baselines.COMPARED_FILE,),
+    facts=facts.compared,
+    wanted=lambda config, until: config.baselines.wanted,
+    agent=True,
+    ends="report",
+)
+"""The baselines and the winners of one device, timed there side by side, and what the winners gain."""

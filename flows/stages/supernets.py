@@ -1,81 +1,192 @@
 """The SuperNet: its base network, compiled, fine-tuned, and its operators."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import tasks.base
+import tasks.check
 import tasks.compile
 import tasks.enumerate
 import tasks.finetune
-from flows.config import RunConfig
-from flows.inputs import data_key, model_key
-from flows.run import Output, Run, Stage
-from flows.stages.common import finish, stage_task
+import tasks.given
+from flows.config import AdaptConfig, FlowConfig, RunConfig
+from flows.pages import facts
+from flows.stages.inputs import model_key
+from flows.stages.spec import SUPERNET, Context, Scope, StageSpec
+from tasks.artifacts import key_settings
+from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
 
-SUPERNET = "supernet"
-NOT_IN_KEY = {"checkpoint_every_s", "restarts", "rendezvous"}
-
-
-@stage_task("base")
-def base(run: Run, config: RunConfig) -> Output:
-    """The base network, trained when it has no weights."""
-    stage = Stage(
-        name="base",
-        modules=("tasks.base", "tasks.finetune.worker"),
-        settings=config.base.model_dump(mode="json", exclude=NOT_IN_KEY),
-        inputs=(model_key(config.model), data_key(config.data)),
-    )
-    return finish(
-        run.execute(stage, lambda out, progress: tasks.base.run(config.base, config.model, config.data, out, progress))
-    )
+SHAPES_ALONE = ("enumerate", "plan", "profile")
+"""Commands for which nothing is trained: operators and their latencies depend on shapes alone."""
 
 
-@stage_task("compile")
-def compile(run: Run, config: RunConfig, trained: Output | None) -> Output:
-    """The SuperNet of the network; `trained`: the base stage (None: an .onnx file, or weights do not matter)."""
-    weights = trained.folder / tasks.base.WEIGHTS_FILE if trained else None
-    stage = Stage(
-        name="compile",
-        modules=("tasks.compile",),
-        settings={"space": dict(config.space), **config.compile.model_dump(mode="json")},
-        inputs=(model_key(config.model), data_key(config.data), *([weights] if weights else [])),
-        artifacts=(SUPERNET,),
-    )
-    return finish(
-        run.execute(
-            stage,
-            lambda out, _: tasks.compile.run(config.compile, config.model, config.data, weights, config.space, out),
-        )
-    )
+def _trains_base(config: FlowConfig, until: str) -> bool:
+    return isinstance(config, RunConfig) and config.model.kind != "onnx" and until not in SHAPES_ALONE
 
 
-@stage_task("finetune")
-def finetune(run: Run, config: RunConfig, compiled: Output) -> Output:
-    """The SuperNet, trained; registered as a model in MLflow."""
-    supernet = compiled.folder / SUPERNET
-    stage = Stage(
-        name="finetune",
-        modules=("tasks.finetune", "tasks.finetune.worker"),
-        settings=config.finetune.model_dump(mode="json", exclude=NOT_IN_KEY),
-        inputs=(data_key(config.data), supernet),
-        artifacts=(SUPERNET, "history.jsonl"),
-        registered=f"autotailor-{config.name}",
-    )
-    return finish(
-        run.execute(
-            stage,
-            lambda out, progress: tasks.finetune.run(config.finetune, config.data, supernet, out, progress),
-        )
-    )
+def _checked_early(config: FlowConfig, until: str) -> bool:
+    """Where much comes before the answer: training, or, with limits, measuring."""
+    limited = any(config.search.limits_of(name).given for name in config.device)
+    return until not in SHAPES_ALONE and (limited or _trains_base(config, until))
 
 
-@stage_task("enumerate")
-def enumerate(run: Run, supernet: Path, batch: int = 1) -> Output:
-    """Every unique operator of a SuperNet, of a batch of samples."""
-    stage = Stage(
-        name="enumerate",
-        modules=("tasks.enumerate",),
-        settings={} if batch == 1 else {"batch": batch},
-        inputs=(supernet,),
-        artifacts=(tasks.enumerate.OPERATORS_FILE,),
-    )
-    return finish(run.execute(stage, lambda out, progress: tasks.enumerate.run(supernet, out, progress, batch)))
+def _check(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.config
+    rules = {name: config.resources_of(name).rules for name in config.device}
+    if isinstance(config, AdaptConfig):
+        return tasks.check.supernet(config.supernet, config.search, rules)
+    return tasks.check.network(config.compile, config.model, config.data, config.space, config.search, rules)
+
+
+def _check_settings(at: Context) -> dict[str, Any]:
+    config = at.config
+    limits = {name: config.search.limits_of(name).given for name in config.device}
+    rules = {name: asdict(config.resources_of(name).rules) for name in config.device if "memory_mib" in limits[name]}
+    bounded = {"limits": limits, "rules": rules, "together": config.search.together} if any(limits.values()) else {}
+    return bounded if isinstance(config, AdaptConfig) else {**bounded, **_compile_settings(at)}
+
+
+def _compile_settings(at: Context) -> dict[str, Any]:
+    return {"space": dict(at.training.space), **key_settings(at.training.compile)}
+
+
+def _network_inputs(at: Context) -> tuple[Any, ...]:
+    return (at.supernet,) if isinstance(at.config, AdaptConfig) else (model_key(at.training.model), at.data)
+
+
+def _base(at: Context, out: Path, progress: Progress) -> StageResult:
+    return tasks.base.run(at.training.base, at.training.model, at.config.data, out, progress)
+
+
+def _is_given(config: FlowConfig, until: str) -> bool:
+    """Whether a report would lack the accuracy of what the run starts from, which it does not train."""
+    return until == "report" and (isinstance(config, AdaptConfig) or config.model.kind == "onnx")
+
+
+def _given(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.config
+    if isinstance(config, AdaptConfig):
+        return tasks.given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
+    return tasks.given.evaluate_file(config.model, config.data)
+
+
+def _given_key(at: Context) -> Any:
+    return at.config.supernet if isinstance(at.config, AdaptConfig) else model_key(at.config.model)
+
+
+def _weights(at: Context) -> Path | None:
+    """Weights of the base network; None: those of an .onnx file, or random ones where weights do not matter."""
+    return at.file("base", tasks.base.WEIGHTS_FILE) if at.has("base") else None
+
+
+def _compile(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.training
+    return tasks.compile.run(config.compile, config.model, config.data, _weights(at), config.space, out, progress)
+
+
+def _finetune(at: Context, out: Path, progress: Progress) -> StageResult:
+    return tasks.finetune.run(at.training.finetune, at.config.data, at.supernet, out, progress)
+
+
+def _samples(at: Context) -> int:
+    return int(at.label or 1)
+
+
+def _enumerate(at: Context, out: Path, progress: Progress) -> StageResult:
+    return tasks.enumerate.run(at.supernet, out, progress, _samples(at))
+
+
+CHECK = StageSpec(
+    name="check",
+    body=_check,
+    modules=("tasks.check",),
+    settings=_check_settings,
+    inputs=_network_inputs,
+    facts=facts.space,
+    wanted=_checked_early,
+)
+"""The network compiled with random weights: a space or limits that cannot work are told before anything is trained."""
+
+BASE = StageSpec(
+    name="base",
+    body=_base,
+    modules=("tasks.base", "tasks.finetune.worker"),
+    settings=lambda at: key_settings(at.training.base),
+    inputs=lambda at: (model_key(at.training.model), at.data),
+    facts=facts.network,
+    wanted=_trains_base,
+)
+"""The base network, trained when it has no weights."""
+
+GIVEN = StageSpec(
+    name="given",
+    body=_given,
+    modules=("tasks.given",),
+    settings=lambda at: {"recalibration_images": at.config.predict.recalibration_images},
+    inputs=lambda at: (_given_key(at), at.data),
+    facts=facts.given,
+    wanted=_is_given,
+)
+"""The accuracy of an .onnx file, or of a SuperNet that is adapted, which is refused for other data than its own."""
+
+COMPILE = StageSpec(
+    name="compile",
+    body=_compile,
+    reads=("base",),
+    modules=("tasks.compile",),
+    settings=_compile_settings,
+    inputs=lambda at: (model_key(at.training.model), at.data, *([weights] if (weights := _weights(at)) else [])),
+    artifacts=lambda at: (SUPERNET,),
+    facts=facts.space,
+    details=facts.remarks,
+    ends="compile",
+)
+"""The SuperNet of the network."""
+
+FINETUNE = StageSpec(
+    name="finetune",
+    body=_finetune,
+    needs=("compile",),
+    modules=("tasks.finetune", "tasks.finetune.worker"),
+    settings=lambda at: key_settings(at.training.finetune),
+    inputs=lambda at: (at.data, at.supernet),
+    artifacts=lambda at: (SUPERNET, "history.jsonl"),
+    facts=facts.ends,
+    registered=lambda at: f"autotailor-{at.training.name}",
+    wanted=lambda config, until: until not in SHAPES_ALONE,
+    ends="finetune",
+)
+"""The SuperNet, trained; registered as a model in MLflow."""
+
+ENUMERATE = StageSpec(
+    name="enumerate",
+    body=_enumerate,
+    needs=("compile",),
+    modules=("tasks.enumerate",),
+    settings=lambda at: {} if _samples(at) == 1 else {"batch": _samples(at)},
+    inputs=lambda at: (at.supernet,),
+    artifacts=lambda at: (tasks.enumerate.OPERATORS_FILE,),
+    facts=facts.operators,
+    details=facts.types,
+    ends="enumerate",
+)
+"""Every unique operator of the SuperNet."""
+
+BATCHES = replace(
+    ENUMERATE,
+    name="batches",
+    title="enumerate",
+    scope=Scope(
+        labels=lambda config: sorted({str(profile.batch) for profile in config.device.values()} - {"1"}, key=int),
+        suffix=lambda config, label: "",
+    ),
+    ends="plan",
+)
+"""The same operators of batches of samples, where a device runs such."""
+
+
+def operators_of(at: Context) -> Path:
+    """Folder of the operators of the batches that a device runs."""
+    return at.output("enumerate").folder if at.batch == 1 else at.output("batches", str(at.batch)).folder

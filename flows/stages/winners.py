@@ -1,41 +1,56 @@
-"""The best SubNets: searched, measured, exported, and shown in the report."""
+"""The best SubNets: searched, measured and exported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tasks.export
-import tasks.predict.resources
-import tasks.predict.sensitivity
-import tasks.predict.validate
 import tasks.refine
-import tasks.report
 import tasks.search
-from flows.artifacts import publish_report, publish_winners
-from flows.config import CommonConfig, RunConfig
-from flows.inputs import data_key
-from flows.run import Output, Run, Stage
-from flows.stages.common import OF_IMAGES, OF_TIMING, finish, stage_task
-from tasks.artifacts import digest_of
+from flows.config import FlowConfig, RunConfig
+from flows.pages import facts
+from flows.pages.publish import publish_winners
+from flows.pages.tables import exported_rows, front_rows
+from flows.run import Output
+from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
+from profiling_agents.client import AgentClient
+from tasks.artifacts import digest_of, key_settings
 from tasks.data import load_splits
-from tasks.evaluate import EvaluationData
-from tasks.models import weights_source
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.evaluation.subnets import EvaluationData
+from tasks.measuring.settings import RepeatedTimingSettings
+from tasks.models import origin_of, weights_source
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.energy import EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
+from tasks.predict.resources import ENERGY_FILE
+from tasks.predict.sensitivity import SENSITIVITIES_FILE, images_of
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
+from tasks.schemas.candidates import Candidates
+from tasks.schemas.front import Front
+from tasks.schemas.stored import StageResult
+from tasks.search import FRONT_FILE
+
+EXPORTS_FOLDER = "exports"
+"""In the output folder: the files of the latest run for each device, under readable names."""
+TOGETHER = "together"
+"""Label of the search that is of all devices."""
 
 
 class _Given:
     """What a device is searched with: files, of which the energies' only where these have a limit, and rules for memory."""
 
-    def __init__(self, config: CommonConfig, device: str, latency: Output, needs: Output) -> None:
-        limits = config.search.limits_of(device)
-        self.device, self.rules = device, config.resources_of(device).rules
-        self.files = [latency.folder / tasks.predict.validate.LATENCY_FILE]
+    def __init__(self, at: Context, device: str) -> None:
+        limits = at.config.search.limits_of(device)
+        self.device, self.rules = device, at.config.resources_of(device).rules
+        self.files = [at.file("latency", LATENCY_FILE, device)]
         if limits.energy_mj is not None:
-            self.files.append(needs.folder / tasks.predict.resources.ENERGY_FILE)
+            self.files.append(at.file("resources", ENERGY_FILE, device))
         self.settings = {} if limits.memory_mib is None else {device: asdict(self.rules)}
 
     def target(self) -> tasks.search.Target:
@@ -44,151 +59,230 @@ class _Given:
         return tasks.search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
 
 
-@stage_task("search")
-def search(
-    run: Run,
-    config: CommonConfig,
-    devices: Sequence[str],
-    supernet: Path,
-    accuracy: Output,
-    latency: Mapping[str, Output],
-    needs: Mapping[str, Output],
-) -> dict[str, Output]:
-    """For every latency budget the best SubNet: of one device, or one for several devices together."""
-    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    front = tasks.search.FRONT_FILE
-    given = [_Given(config, name, latency[name], needs[name]) for name in devices]
-    settings = config.search.of_devices(devices).model_dump(mode="json")
-    rules = {name: own for one in given for name, own in one.settings.items()}
-    if rules:
+def _searches(config: FlowConfig) -> Sequence[str]:
+    """One for all devices together, or one for each."""
+    return (TOGETHER,) if config.search.together and len(config.device) > 1 else tuple(config.device)
+
+
+SEARCHES = Scope(labels=_searches, side_by_side=True)
+
+
+def _searched(at: Context) -> tuple[str, ...]:
+    """The devices of one search."""
+    return tuple(at.config.device) if at.label == TOGETHER else (at.label,)
+
+
+def _given(at: Context) -> list[_Given]:
+    return [_Given(at, device) for device in _searched(at)]
+
+
+def _accuracy(at: Context) -> Path:
+    return at.file("sensitivities", SENSITIVITIES_FILE)
+
+
+def _search_settings(at: Context) -> dict[str, Any]:
+    devices = _searched(at)
+    settings = key_settings(at.config.search.of_devices(devices))
+    if rules := {name: own for one in _given(at) for name, own in one.settings.items()}:
         settings["rules"] = rules
     if len(devices) > 1:
         settings["devices"] = list(devices)
-    evaluated = config.search.accuracy == "measured"
-    if evaluated:
-        settings["predict"] = config.predict.model_dump(mode="json", include=OF_IMAGES)
-    fronts = [f"{name}/{front}" for name in devices] if len(devices) > 1 else [front]
-    whole = [tasks.search.WHOLE_FRONT_FILE] if config.search.lists_whole_front(devices) else []
-    stage = Stage(
-        name=f"search/{devices[0] if len(devices) == 1 else 'together'}",
-        modules=("tasks.search",),
-        settings=settings,
-        inputs=(
-            supernet,
-            accuracy_file,
-            *(file for one in given for file in one.files),
-            *([data_key(config.data)] if evaluated else []),
-        ),
-        artifacts=(*fronts, *whole),
+    if _evaluates(at):
+        settings["predict"] = key_settings(at.config.predict, EvaluationSettings)
+    return settings
+
+
+def _evaluates(at: Context) -> bool:
+    return at.config.search.accuracy == "measured"
+
+
+def _search_inputs(at: Context) -> tuple[Any, ...]:
+    files = [file for one in _given(at) for file in one.files]
+    return (at.trained, _accuracy(at), *files, *([at.data] if _evaluates(at) else []))
+
+
+def _search_artifacts(at: Context) -> tuple[str, ...]:
+    devices = _searched(at)
+    whole = [tasks.search.WHOLE_FRONT_FILE] if at.config.search.lists_whole_front(devices) else []
+    return (*_of_devices(devices, FRONT_FILE), *whole)
+
+
+def _of_devices(devices: Sequence[str], *files: str) -> tuple[str, ...]:
+    """Files of a stage, which are in a folder of each device where there are several."""
+    return tuple(f"{name}/{file}" for name in devices for file in files) if len(devices) > 1 else files
+
+
+def _search(at: Context, out: Path, progress: Progress) -> StageResult:
+    predictor = AccuracyPredictor.load(_accuracy(at))
+    images = images_of(at.config.predict, at.config.data) if _evaluates(at) else None
+    targets = [one.target() for one in _given(at)]
+    found = tasks.search.run(at.trained, targets, predictor, at.config.search, out, progress, images)
+    return found if len(targets) > 1 else found[targets[0].name]
+
+
+def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
+    """The fronts of several devices together, one by one."""
+    if TOGETHER not in outputs:
+        return outputs
+    whole = outputs[TOGETHER]
+    stage = whole.stage.removesuffix(TOGETHER)
+    return {
+        name: replace(whole, stage=f"{stage}{name}", folder=whole.folder / name, result=whole.result[name])
+        for name in config.device
+    }
+
+
+def _publish(device: str, output: Output) -> None:
+    publish_winners(device, front_rows(output.result), "as predicted")
+
+
+def _publish_refined(device: str, output: Output) -> None:
+    publish_winners(device, front_rows(output.result), "as candidates were measured")
+
+
+def _publish_exported(device: str, output: Output) -> None:
+    publish_winners(device, exported_rows(output.result), "as measured after the export")
+
+
+SEARCH = StageSpec(
+    name="search",
+    body=_search,
+    scope=SEARCHES,
+    needs=("finetune", "sensitivities", "latency", "resources"),
+    modules=("tasks.search",),
+    settings=_search_settings,
+    inputs=_search_inputs,
+    artifacts=_search_artifacts,
+    by_device=_by_device,
+    facts=facts.front,
+    details=facts.searched,
+    publish=_publish,
+    ends="search",
+)
+"""For every latency budget the best SubNet: of one device, or one for several devices together."""
+
+
+def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, names = at.config, _searched(at)
+    predicted, images = AccuracyPredictor.load(_accuracy(at)), images_of(config.predict, config.data)
+    searches = {name: at.output("search", name).folder for name in names}
+    with _timed(at) as devices:
+        given = (at.trained, devices, predicted, images, out, progress, at.store)
+        tasks.refine.measure(config.refine, config.predict, *given)
+    found = tasks.refine.choose(config.refine, at.trained, searches, predicted, images, out, progress, at.store)
+    return found if len(names) > 1 else found[names[0]]
+
+
+@contextmanager
+def _timed(at: Context) -> Iterator[list[tasks.refine.SearchedDevice]]:
+    """The devices of one search. One is held until the block ends; several, which may be on one machine, take turns."""
+
+    def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> tasks.refine.SearchedDevice:
+        batch = at.config.device[one.device].batch
+        return tasks.refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch)
+
+    given, exclusive = _given(at), partial(at.run.devices.exclusive, alone=True)
+    if len(given) > 1:
+        yield [device(one, partial(exclusive, one.device)) for one in given]
+        return
+    with exclusive(given[0].device) as client:
+        yield [device(given[0], lambda: nullcontext(client))]
+
+
+def _refine_settings(at: Context) -> dict[str, Any]:
+    return {
+        **key_settings(at.config.refine),
+        "devices": list(_searched(at)),
+        "rules": {name: own for one in _given(at) for name, own in one.settings.items()},
+        "predict": key_settings(at.config.predict, EvaluationSettings, RepeatedTimingSettings),
+    }
+
+
+def _refine_inputs(at: Context) -> tuple[Any, ...]:
+    names = _searched(at)
+    fingerprints = (at.run.devices.fingerprint(name) for name in names)
+    fronts = (at.file("search", FRONT_FILE, name) for name in names)
+    return (
+        at.data,
+        at.trained,
+        _accuracy(at),
+        *fingerprints,
+        *(file for one in _given(at) for file in one.files),
+        *fronts,
     )
 
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        predictor = AccuracyPredictor.load(accuracy_file)
-        images = tasks.predict.sensitivity.images_of(config.predict, config.data) if evaluated else None
-        targets = [one.target() for one in given]
-        found = tasks.search.run(supernet, targets, predictor, config.search, out, progress, images)
-        return found if len(devices) > 1 else found[devices[0]]
 
-    output = finish(run.execute(stage, body))
-    if len(devices) == 1:
-        found = {devices[0]: output}
-    else:
-        found = {
-            name: replace(output, stage=f"search/{name}", folder=output.folder / name, result=output.result[name])
-            for name in devices
-        }
-    for name, one in found.items():
-        publish_winners(name, one.result["winners"])
-    return found
-
-
-@stage_task("refine", agent=True)
-def refine(
-    run: Run,
-    config: CommonConfig,
-    device: str,
-    supernet: Path,
-    accuracy: Output,
-    predictor: Output,
-    needs: Output,
-    found: Output,
-) -> Output:
-    """The winners of one device by measurement; with one candidate for each budget, those of the search as they are."""
-    if config.refine.candidates == 1:
-        return found
-    accuracy_file = accuracy.folder / tasks.predict.sensitivity.SENSITIVITIES_FILE
-    given = _Given(config, device, predictor, needs)
-    batch = config.device[device].batch
-    stage = Stage(
-        name=f"refine/{device}",
-        modules=("tasks.refine",),
-        settings={
-            **config.refine.model_dump(mode="json"),
-            "rules": given.settings,
-            "predict": config.predict.model_dump(mode="json", include=OF_IMAGES | OF_TIMING),
-        },
-        inputs=(
-            run.devices.fingerprint(device),
-            data_key(config.data),
-            supernet,
-            accuracy_file,
-            *given.files,
-            found.folder / tasks.search.FRONT_FILE,
-        ),
-        artifacts=(tasks.search.FRONT_FILE, tasks.refine.MEASURED_FILE),
-    )
-
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        target, predicted = given.target(), AccuracyPredictor.load(accuracy_file)
-        images = tasks.predict.sensitivity.images_of(config.predict, config.data)
-        given_all = (supernet, found.folder, target, predicted, images)
-        with run.devices.exclusive(device, alone=True) as client:
-            tasks.refine.measure(config.refine, config.predict, *given_all, client, out, progress, batch)
-        return tasks.refine.choose(config.refine, supernet, found.folder, predicted, images, out, progress)
-
-    output = run.execute(stage, body)
-    publish_winners(device, output.result["winners"])
-    return finish(output)
+REFINE = StageSpec(
+    name="refine",
+    body=_refine,
+    scope=SEARCHES,
+    needs=("finetune", "sensitivities", "latency", "resources", "search"),
+    modules=("tasks.refine",),
+    settings=_refine_settings,
+    inputs=_refine_inputs,
+    artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, tasks.refine.MEASURED_FILE),
+    by_device=_by_device,
+    wanted=lambda config, until: config.refine.candidates > 1,
+    facts=facts.refined,
+    publish=_publish_refined,
+    agent=True,
+)
+"""The winners of a search by measurement; with one candidate for each budget, those of the search stand as they are."""
 
 
-@stage_task("export", agent=True)
-def export(
-    run: Run, config: CommonConfig, device: str, supernet: Path, found: Output, sources: Mapping[str, Path]
-) -> Output:
-    """Files of the winners of one device, checked and measured there; sources: by name what their model cards are to name."""
-    network = {"name": "a given SuperNet", "weights": "those of the SuperNet", "licence": "unknown"}
-    provenance = tasks.export.Provenance(
-        network=weights_source(config.model) if isinstance(config, RunConfig) else network,
+def chosen(at: Context) -> Mapping[str, Output]:
+    """The winners by device: refined, or as they were found."""
+    return at.outputs("refine" if at.has("refine") else "search")
+
+
+def _provenance(at: Context) -> tasks.export.Provenance:
+    """What the model cards are to name."""
+    config = at.config
+    sources = {
+        "SuperNet": at.trained,
+        "look-up table": at.file("profile", LUT_FOLDER),
+        "latency predictor": at.file("latency", LATENCY_FILE),
+        "accuracy predictor": _accuracy(at),
+    }
+    return tasks.export.Provenance(
+        network=weights_source(config.model) if isinstance(config, RunConfig) else origin_of(config.supernet).to_json(),
         data=config.data.title,
-        digests={name: digest_of(path) for name, path in {"SuperNet": supernet, **sources}.items()},
-    )
-    batch = config.device[device].batch
-    stage = Stage(
-        name=f"export/{device}",
-        modules=("tasks.export",),
-        settings={**config.export.model_dump(mode="json"), "recalibration_images": config.predict.recalibration_images},
-        inputs=(
-            run.devices.fingerprint(device),
-            data_key(config.data),
-            supernet,
-            found.folder / tasks.search.FRONT_FILE,
-            dict(provenance.network),
-            dict(provenance.digests),
-        ),
-        artifacts=(tasks.export.EXPORTS_FILE,),
+        digests={name: digest_of(path) for name, path in sources.items()},
     )
 
-    def body(out: Path, progress: Progress) -> dict[str, Any]:
-        with run.devices.exclusive(device, alone=True) as client:
-            data = _evaluation_data(config)
-            return tasks.export.run(
-                config.export, supernet, found.folder, data, client, out, progress, batch, provenance
-            )
 
-    return finish(run.execute(stage, body))
+def _export_inputs(at: Context) -> tuple[Any, ...]:
+    provenance = _provenance(at)
+    front = chosen(at)[at.device].folder / FRONT_FILE
+    pool = (at.file("refine", tasks.refine.MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
+    others = pool if at.config.export.replacements else ()
+    return at.fingerprint, at.data, at.trained, front, dict(provenance.network), dict(provenance.digests), *others
 
 
-def _evaluation_data(config: CommonConfig) -> dict[str, EvaluationData]:
+def _export(at: Context, out: Path, progress: Progress) -> StageResult:
+    found, settings = chosen(at)[at.device].folder, at.config.export
+    with at.run.devices.exclusive(at.device, alone=True) as client:
+        data, provenance = _images(at.config), _provenance(at)
+        given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
+        return tasks.export.run(settings, *given, _alternatives(at))
+
+
+def _alternatives(at: Context) -> Callable[[], tasks.export.Alternatives] | None:
+    """Where SubNets come from for budgets that winners miss; None: misses are told, as those of several devices together."""
+    folder = chosen(at)[at.device].folder
+    if len(_searches(at.config)) < len(at.config.device):
+        return None
+    if at.has("refine"):
+        return lambda: tasks.export.MeasuredAlternatives(Candidates.read(folder / tasks.refine.MEASURED_FILE))
+    return lambda: tasks.export.SearchedAlternatives(
+        at.trained,
+        _Given(at, at.device).target(),
+        AccuracyPredictor.load(_accuracy(at)),
+        Front.read(folder / FRONT_FILE),
+    )
+
+
+def _images(config: FlowConfig) -> dict[str, EvaluationData]:
     splits = load_splits(config.data)
     validation = EvaluationData(
         splits["validation"],
@@ -199,9 +293,32 @@ def _evaluation_data(config: CommonConfig) -> dict[str, EvaluationData]:
     return {"validation": validation, "test": validation.of(splits["test"])}
 
 
-@stage_task("report")
-def report(run: Run, config: CommonConfig, sources: tasks.report.Sources, folder: Path) -> dict[str, Any]:
-    """report.html and report.json of this run; made anew each time, it costs about a second."""
-    result = tasks.report.run(sources, config.report, folder)
-    publish_report(folder / tasks.report.PAGE_FILE)
-    return result
+EXPORT = StageSpec(
+    name="export",
+    body=_export,
+    scope=DEVICES,
+    needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
+    reads=("refine",),
+    modules=("tasks.export",),
+    settings=lambda at: {
+        **key_settings(at.config.export),
+        "rules": _Given(at, at.device).settings,
+        "recalibration_images": at.config.predict.recalibration_images,
+    },
+    inputs=_export_inputs,
+    artifacts=lambda at: (tasks.export.EXPORTS_FILE,),
+    facts=facts.exported,
+    details=facts.failures,
+    publish=_publish_exported,
+    agent=True,
+    ends="export",
+)
+"""Files of the winners of one device, checked and measured there."""
+
+
+def readable_exports(config: FlowConfig, outputs: Outputs) -> dict[str, dict[str, str]]:
+    """Write the exported files of each device under readable names; `exports`: their folders."""
+    folders = {name: config.output_dir / EXPORTS_FOLDER / name for name in config.device}
+    for name, folder in folders.items():
+        tasks.export.write_readable(outputs["export"][name].folder, folder)
+    return {"exports": {name: str(folder) for name, folder in folders.items()}}

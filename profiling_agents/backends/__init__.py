@@ -38,6 +38,9 @@ BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
 }
 """Makers by name; a runtime is imported only when it is chosen."""
 
+ELSEWHERE = frozenset({"ncnn-adb"})
+"""Backends whose models run on another machine: no walls are raised around the process that talks to it."""
+
 
 def open_backend(options: RuntimeOptions) -> Backend:
     """The backend of this name; AgentError for an unknown name, an option it has not, a runtime that is not there."""

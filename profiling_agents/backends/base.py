@@ -1,4 +1,4 @@
-"""What a backend offers to the child process. Arrays carry the batch axis first."""
+"""The protocol of a backend, as the child process uses it. The first axis of every array is the batch."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from profiling_agents.messages import (
     RuntimeInfo,
     Shape,
 )
-from profiling_agents.pace import Runs
+from profiling_agents.sensing.pace import Runs
 
 OUT_OF_MEMORY = (
     "bad_alloc",
@@ -41,7 +41,7 @@ class ModelMemoryError(ModelError):
 
 
 class RuntimeOptions(Message):
-    """What an agent decides about its runtime when it starts."""
+    """The options of a runtime, which an agent fixes when it starts."""
 
     backend: str
     threads: int = Field(ge=1)
@@ -56,7 +56,7 @@ def require_cpu(options: RuntimeOptions) -> None:
 
 
 def require_fp32(options: RuntimeOptions) -> None:
-    """AgentError for a precision that a backend without options of its own cannot set."""
+    """AgentError for a precision other than fp32, in a backend that cannot set the precision."""
     if options.precision != "fp32":
         raise AgentError(
             f"--precision: got {options.precision}; backend '{options.backend}' runs models as they are: fp32"
@@ -64,9 +64,9 @@ def require_fp32(options: RuntimeOptions) -> None:
 
 
 class Model(Protocol):
-    """One loaded model. `on_cpu`: the threads of this process compute it, and nothing else does.
+    """One loaded model. `on_cpu`: the threads of this process alone compute the model.
 
-    `elsewhere`: another machine computes it, whose caches and energy this one cannot reach.
+    `elsewhere`: another machine computes the model. The caches and the energy of that machine cannot be reached from here.
     """
 
     on_cpu: bool
@@ -115,7 +115,7 @@ class Backend(Protocol):
 
 @contextmanager
 def translated(runtime: str, step: str) -> Iterator[None]:
-    """Turns what a runtime raises, which has no common class, into ModelError."""
+    """Turns every exception of a runtime into ModelError: runtimes raise exceptions without a common class."""
     try:
         yield
     except ModelError:
@@ -128,7 +128,7 @@ def translated(runtime: str, step: str) -> Iterator[None]:
 
 
 def random_arrays(shapes: Sequence[Shape], types: Sequence[np.dtype], rng: np.random.Generator) -> list[np.ndarray]:
-    """Standard normal floats, zeros (always valid indices) for all other types."""
+    """Standard normal floats; zeros for all other types, since zero is always a valid index."""
     return [
         rng.standard_normal(shape).astype(dtype) if np.issubdtype(dtype, np.floating) else np.zeros(shape, dtype)
         for shape, dtype in zip(shapes, types, strict=True)

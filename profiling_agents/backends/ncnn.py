@@ -22,9 +22,11 @@ from profiling_agents.backends.base import (
     require_cpu,
     restore_shape,
 )
+from profiling_agents.backends.ncnn_names import renamed_file
 from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
+from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, Precision, RuntimeInfo, Shape
-from profiling_agents.pace import Runs
+from profiling_agents.sensing.pace import Runs
 
 OUT_OF_MEMORY = -100
 """What ncnn's layers return when an allocation failed."""
@@ -61,12 +63,15 @@ class NcnnBackend:
             arithmetic=self._found.arithmetic_of(self._precision),
         )
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnModel":
+    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
         without_batch = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
-        model = NcnnModel(job, without_batch, self._threads, self._precision)
-        model.load(*files)
-        return model
+        names = OwnNames()
+        with names.restored_errors(), renamed_file(files[0], names) as param:
+            own_job = names.job(job, "blob", None, names.known("blob"))
+            model = NcnnModel(own_job, without_batch, self._threads, self._precision)
+            model.load(param, *files[1:])
+            return NamedModel(model, names)
 
 
 class NcnnModel:
@@ -92,16 +97,12 @@ class NcnnModel:
         self._has_weights = True
 
     def load(self, param: Path, weights: Path | None = None) -> None:
-        """Read the files and check the blob names; without weights all of them are zeros."""
+        """Read the files; without weights all of them are zeros."""
         if self._net.load_param(str(param)) != 0:
             raise ModelError("ncnn cannot read the param file")
         self._has_weights = weights is not None
         if self._net.load_model(ncnn.DataReaderFromEmpty() if weights is None else str(weights)) != 0:
             raise ModelError("ncnn cannot load the weights")
-        known = {blob.name for blob in self._net.blobs()}
-        missing = [name for name in (*self._job.input_names, *self._job.output_names) if name not in known]
-        if missing:
-            raise ModelError(f"blob '{missing[0]}' is not in the model; it has {', '.join(sorted(known)[:8])}")
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
         """fp32, standard normal."""
@@ -127,8 +128,8 @@ class NcnnModel:
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """Blob after blob from one extractor: each call runs just the layer that is missing.
 
-        What a call costs that finds its blob ready is taken off. Blobs stay as they are (packed, 16 bits); an extractor
-        that keeps them all uses more memory than a run.
+        The cost of a call that finds its blob ready is subtracted. Blobs stay as they are (packed, 16 bits). The extractor
+        keeps all blobs, so timing layers takes more memory than a run.
         """
         feeds = self._feeds(inputs)
         blobs = [blob.name for blob in self._net.blobs()]

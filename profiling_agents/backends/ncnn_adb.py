@@ -1,8 +1,8 @@
 """ncnn on an Android device, through adb and ncnn's benchncnn. Nothing here has run on a phone yet.
 
 The agent runs beside the device. benchncnn makes up weights and inputs, times with the device's clock, and gives no
-outputs; a sample is the mean over the runs of one call. It prints two decimals of a millisecond, so what is too short
-for that fails instead of being 0.
+outputs. A sample is the mean over the runs of one call. benchncnn prints milliseconds with two decimals; a model that is too
+short for two decimals fails, instead of taking 0 ms.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from profiling_agents import adb
+from profiling_agents.backends import adb
 from profiling_agents.backends.base import ModelError, RuntimeOptions
+from profiling_agents.backends.ncnn_names import renamed_file
+from profiling_agents.backends.own_names import OwnNames
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
-from profiling_agents.pace import Runs
+from profiling_agents.sensing.pace import Runs
 
 LEAST_MS = 0.1
 """Below it, the second decimal is more than 5 % of a time."""
@@ -54,10 +56,11 @@ class NcnnAdbBackend:
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnAdbModel":
-        """Copy the param file to the device; the weights are not needed there."""
+        """Copy the param file, with names of ours, to the device; the weights are not needed there."""
         shapes = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
         remote = f"{files[0].name}.param"
-        adb.run(self._phone.push(files[0], f"{adb.MODELS}/{remote}"))
+        with renamed_file(files[0], OwnNames()) as local:
+            adb.run(self._phone.push(local, f"{adb.MODELS}/{remote}"))
         return NcnnAdbModel(self._phone, remote, shapes, self._threads, job)
 
     def _benchmark_digest(self) -> str:

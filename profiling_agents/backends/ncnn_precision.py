@@ -1,7 +1,7 @@
-"""Which precisions ncnn really computes in on this processor, found by running small layers in each.
+"""The precisions in which ncnn really computes on this processor, found by running a small layer in each precision.
 
-ncnn takes every option everywhere and ignores what its layers for the processor lack: on x86 a convolution asked for
-fp16 gives the very bits of fp32. A mode counts as there when a convolution's outputs differ from fp32 by rounding.
+ncnn takes every option everywhere, and ignores an option that its layers for the processor lack: on x86 a convolution in
+fp16 gives the very bits of fp32. A precision counts as supported when its outputs differ from fp32 by rounding.
 """
 
 from collections.abc import Mapping
@@ -27,35 +27,35 @@ LARGEST_ROUNDING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """`precisions`: fp32 first. `arithmetic`: what fp16's products are added up in, None without fp16."""
+class SupportedPrecisions:
+    """`precisions`: fp32 first. `arithmetic`: the precision in which products of fp16 are added up; None without fp16."""
 
     precisions: tuple[Precision, ...]
     arithmetic: Precision | None
 
     def arithmetic_of(self, precision: Precision) -> Precision | None:
-        """What fp16 products are added up in when computing in `precision`; None where there are none."""
+        """The precision in which products of fp16 are added up; None where `precision` has no products of fp16."""
         if precision == "fp16":
             return self.arithmetic
         return "fp32" if precision == "fp16_storage" else None
 
 
 def set_precision(options: "ncnn.Option", enabled: tuple[str, ...]) -> None:
-    """Turn on the options of one precision and off those of the others."""
+    """Turn on the options of one precision, and turn off the options of the other precisions."""
     for name in {name for names in OPTIONS.values() for name in names}:
         setattr(options, name, name in enabled)
 
 
 @cache
-def probe() -> Found:
-    """Run one convolution in every mode and compare it with fp32; takes milliseconds."""
+def probe() -> SupportedPrecisions:
+    """Run one convolution in every precision and compare the outputs with fp32; takes milliseconds."""
     reference = _convolution(OPTIONS["fp32"])
     outputs = {precision: _convolution(names) for precision, names in OPTIONS.items()}
     rounded = tuple(precision for precision, output in outputs.items() if _is_rounded(output, reference))
     arithmetic: Precision | None = None
     if "fp16" in rounded:
         arithmetic = "fp32" if np.array_equal(outputs["fp16_storage"], outputs["fp16"]) else "fp16"
-    return Found(("fp32", *rounded), arithmetic)
+    return SupportedPrecisions(("fp32", *rounded), arithmetic)
 
 
 def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:

@@ -1,30 +1,43 @@
-"""Uploaded ONNX files: parsed from bytes; external data is refused, so no path of the device is opened for them."""
+"""Uploaded ONNX files: parsed from bytes; external data is refused, so no path of the device is opened for them.
 
-from collections.abc import Iterator, Sequence
+The files have names of ours before a library other than onnx reads them.
+"""
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from profiling_agents.backends.base import ModelError
+from profiling_agents.backends.onnx_names import every_message, with_own_names
+from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.messages import JobMessage
 
 
-def read_onnx(content: bytes) -> onnx.ModelProto:
-    """The model; ModelError when it is none, or keeps tensors elsewhere."""
+def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
+    """The model with our names; `names` keeps the foreign names. ModelError: no ONNX model, or tensors outside of the file."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:
         raise ModelError(f"not an ONNX model: {error}") from error
-    graphs = [model.graph, *(graph for one in model.training_info for graph in (one.initialization, one.algorithm))]
-    tensors = [tensor for function in model.functions for node in function.node for tensor in _tensors(node)]
-    tensors += list(_tensors_of_graphs(graphs))
-    if any(t.data_location == onnx.TensorProto.EXTERNAL or t.external_data for t in tensors):
+    if any(isinstance(one, onnx.TensorProto) and _is_elsewhere(one) for one in every_message(model)):
         raise ModelError("the model keeps tensors in external data; save it as one file")
-    return model
+    return with_own_names(model, names)
+
+
+def _is_elsewhere(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data) > 0
+
+
+def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessage:
+    """The job with our names for the inputs and outputs of a model from `read_onnx`. ModelError for unknown ones."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    inputs = [names.restored(value.name) for value in model.graph.input if value.name not in weights]
+    return names.job(job, "value", inputs, [names.restored(value.name) for value in model.graph.output])
 
 
 def with_filled_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Tensors of equal numbers, which a model without its weights computes, as weights: for runtimes that fold nothing."""
+    """The model with its computed tensors of equal numbers stored as weights, for runtimes that fold no constants."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     kept: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -38,20 +51,3 @@ def with_filled_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(kept)
     return model
-
-
-def _tensors_of_graphs(graphs: Sequence[onnx.GraphProto]) -> Iterator[onnx.TensorProto]:
-    for graph in graphs:
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for node in graph.node:
-            yield from _tensors(node)
-
-
-def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        yield from (attribute.t, *attribute.tensors)
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        yield from _tensors_of_graphs((attribute.g, *attribute.graphs))

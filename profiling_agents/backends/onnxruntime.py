@@ -22,9 +22,10 @@ from profiling_agents.backends.base import (
     restore_shape,
     translated,
 )
-from profiling_agents.backends.onnx_files import read_onnx
+from profiling_agents.backends.onnx_files import job_of, read_onnx
+from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
-from profiling_agents.pace import Runs
+from profiling_agents.sensing.pace import Runs
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -73,11 +74,14 @@ class OnnxRuntimeBackend:
             provider=self._provider,
         )
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> "OnnxModel":
+    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
-        content = files[0].read_bytes()
-        read_onnx(content)
-        return OnnxModel(job, partial(self._session, content), on_cpu=self._provider == CPU)
+        names = OwnNames()
+        with names.restored_errors():
+            model = read_onnx(files[0].read_bytes(), names)
+            own_job = job_of(job, model, names)
+            session = partial(self._session, model.SerializeToString())
+            return NamedModel(OnnxModel(own_job, session, on_cpu=self._provider == CPU), names)
 
     def _session(self, content: bytes, profile: str | None = None) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
@@ -125,12 +129,6 @@ class OnnxModel:
         self._open_session = open_session
         self._session = session = open_session()
         self._types = {node.name: node.type for node in session.get_inputs()}
-        outputs = {node.name for node in session.get_outputs()}
-        for name in job.output_names:
-            if name not in outputs:
-                raise ModelError(f"output '{name}' is not in the model; it has {', '.join(sorted(outputs))}")
-        if set(self._types) != set(job.input_names):
-            raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(self._types)}")
         foreign = [kind for kind in self._types.values() if kind not in TYPES]
         if foreign:
             raise ModelError(f"inputs: type {foreign[0]}; allowed: {', '.join(TYPES)}")
@@ -176,7 +174,7 @@ class OnnxModel:
         ]
 
     def _profile(self, feeds: dict[str, np.ndarray], runs: Iterator[None]) -> list[dict[str, Any]]:
-        """The events of nodes over these runs; one before them is left out."""
+        """The events of nodes over these runs, without the run before them, which warms up."""
         session = self._open_session(profile=PROFILE_PREFIX)
         with translated("ONNX Runtime", "profile"):
             try:

@@ -1,11 +1,11 @@
 """torch in eager mode, on the CPU or a CUDA device, from ONNX files through onnx2torch.
 
-On CUDA, inputs lie on the device and times are those between two events of its stream. TF32 is off: it would be
+On CUDA, inputs lie on the device, and a time is the time between two events of its stream. TF32 is off: TF32 would be
 another precision under the name of fp32.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,9 +26,10 @@ from profiling_agents.backends.base import (
     restore_shape,
     translated,
 )
-from profiling_agents.backends.onnx_files import read_onnx, with_filled_tensors
+from profiling_agents.backends.onnx_files import job_of, read_onnx, with_filled_tensors
+from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
-from profiling_agents.pace import Runs
+from profiling_agents.sensing.pace import Runs
 
 
 class TorchBackend:
@@ -60,22 +61,19 @@ class TorchBackend:
             accelerator=None if on_cpu else torch.cuda.get_device_name(self._device),
         )
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> "TorchModel":
+    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
         """Convert an ONNX file; ModelError with the operator that has no converter."""
-        model = with_filled_tensors(read_onnx(files[0].read_bytes()))
-        inputs, outputs = _inputs_of(model), [value.name for value in model.graph.output]
-        for name in job.output_names:
-            if name not in outputs:
-                raise ModelError(f"output '{name}' is not in the model; it has {', '.join(outputs)}")
-        if set(inputs) != set(job.input_names):
-            raise ModelError(f"inputs: the job states {job.input_names}; the model has {tuple(inputs)}")
-        with translated("onnx2torch", "convert"):
-            module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
-        nodes = {node.name.replace(".", "/").strip("/"): node.name for node in model.graph.node}
-        return TorchModel(job, module, inputs, outputs, nodes, self._device)
+        names = OwnNames()
+        with names.restored_errors():
+            model = with_filled_tensors(read_onnx(files[0].read_bytes(), names))
+            own_job = job_of(job, model, names)
+            inputs, outputs = _inputs_of(model), [value.name for value in model.graph.output]
+            with translated("onnx2torch", "convert"):
+                module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
+            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device), names)
 
     def _start(self) -> None:
-        """Compute once, so that what the libraries map is there before memory is limited."""
+        """Compute once, so that the libraries map their memory before memory is limited."""
         with torch.inference_mode():
             x = torch.zeros(1, 8, 8, 8, device=self._device)
             torch.nn.functional.conv2d(x, torch.zeros(8, 8, 3, 3, device=self._device)).flatten(1).matmul(
@@ -96,15 +94,12 @@ class TorchModel:
         module: torch.nn.Module,
         inputs: dict[str, np.dtype],
         outputs: Sequence[str],
-        nodes: Mapping[str, str],
         device: torch.device,
     ) -> None:
-        """nodes: names that the model gives its nodes, by those that onnx2torch makes of them."""
         self._job = job
         self._module = module
         self._types = inputs
         self._outputs = outputs
-        self._nodes = nodes
         self._device = device
         self.on_cpu = device.type == "cpu"
 
@@ -165,7 +160,7 @@ class TorchModel:
         times_ms = interquartile_mean(np.array([list(one.values()) for one in runs.kept(rows)]) * 1e-6)
         kinds = {name: type(module).__name__ for module, name in names.items()}
         return [
-            LayerTiming(name=self._nodes.get(name, name), kind=kinds[name], time_ms=float(time_ms))
+            LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))
             for name, time_ms in zip(rows[0], times_ms, strict=True)
         ]
 
@@ -183,7 +178,7 @@ class TorchModel:
         ]
 
     def close(self) -> None:
-        """Free the module, and what CUDA keeps for later."""
+        """Free the module, and the memory that CUDA keeps for later."""
         del self._module
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What the IR knows of each operator: one record per operator, families side by side in one file each."""
+"""Operators of the IR: one record for each operator, one file for each family."""
 
 from tailor_ir.ops import conv, elementwise, kernels, layout, linear, norm, pooling, recurrent, resample, select
 from tailor_ir.ops.registry import Lowered, NodeShapes, Operator, Propagation, find

@@ -123,7 +123,7 @@ class Roll(nn.Module):
         return torch.roll(x, -self.shift, self.axis)
 
 
-class Split(nn.Module):
+class SplitAxis(nn.Module):
     """Cut one axis into pieces, in these proportions."""
 
     def __init__(self, sizes: tuple[int, ...], axis: int) -> None:
@@ -338,7 +338,7 @@ def _split_sizes(node: Node, shapes: NodeShapes) -> tuple[int, ...]:
 
 
 def _lower_split(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Split(_split_sizes(node, shapes), node.int("axis", 0))
+    return SplitAxis(_split_sizes(node, shapes), node.int("axis", 0))
 
 
 def _split_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:

@@ -93,7 +93,7 @@ class Lowered:
 
 Axes = Callable[[Node, Propagation], tuple[Dims, ...]]
 Lower = Callable[[Node, NodeShapes, Tensors], nn.Module]
-Layer = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
+LayerBuilder = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
 Constants = Callable[[Node, NodeShapes, Mapping[str, torch.Tensor]], dict[int, np.ndarray]]
 Attributes = Callable[[Node, NodeShapes], dict[str, Attribute]]
 
@@ -115,7 +115,7 @@ class Operator:
     axes: Axes
     lower: Lower | None = None
     operands: int | None = None
-    layer: Layer | None = None
+    layer: LayerBuilder | None = None
     constants: Constants | None = None
     attributes: Attributes | None = None
     needs_batch: bool = False

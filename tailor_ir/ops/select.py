@@ -15,7 +15,7 @@ GRID_MODES = ("bilinear", "nearest", "bicubic")
 REDUCTIONS = ("none", "add")
 
 
-class Largest(nn.Module):
+class TopK(nn.Module):
     """The `count` largest (or smallest) entries along an axis, and where they are."""
 
     def __init__(self, count: int, axis: int, largest: bool, in_order: bool) -> None:
@@ -118,7 +118,7 @@ def _grid_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _lower_largest(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     axis = _axis(node, len(shapes.full_inputs[0]), -1)
-    return Largest(shapes.outputs[0][axis], axis, bool(node.int("largest", 1)), bool(node.int("sorted", 1)))
+    return TopK(shapes.outputs[0][axis], axis, bool(node.int("largest", 1)), bool(node.int("sorted", 1)))
 
 
 def _lower_gather(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from tasks.baselines.networks import Trained
 from tasks.baselines.settings import Settings, Sibling
-from tasks.baselines.stage import BASELINES_FILE, COMPARED_FILE, choose, compare_on
+from tasks.baselines.stage import choose, compare_on
+from tasks.schemas.baselines import BASELINES_FILE, COMPARED_FILE
 
 __all__ = ["BASELINES_FILE", "COMPARED_FILE", "Settings", "Sibling", "Trained", "choose", "compare_on"]

@@ -6,13 +6,12 @@ accuracy to choose by; the *picks* are those that are taken for some budget.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tasks.search.front import hypervolume
-
-Row = dict[str, Any]
+from solvers.front import hypervolume
+from tasks.schemas.baselines import Against, AtBudget, Gains
 
 
 class Point(NamedTuple):
@@ -42,7 +41,7 @@ def taken(chosen: Sequence[Point], budget_ms: float) -> Point | None:
     return next((point for point in reversed(chosen) if point.ms <= budget_ms), None)
 
 
-def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]) -> Row:
+def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]) -> Gains:
     """How the winners do at each budget, and over all, against every baseline. There is at least one winner and one budget.
 
     above_every: share of the budgets at which what the winners give is more accurate than what any baseline gives;
@@ -56,58 +55,74 @@ def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], 
 
     def volume(chosen: Sequence[Point]) -> float:
         latency_ms, accuracy = (np.array([point[at] for point in chosen], np.float64) for at in (0, 2))
-        return hypervolume(latency_ms, accuracy, reference_ms=reference_ms, reference_accuracy=reference_accuracy)
+        return hypervolume(latency_ms, accuracy, reference_cost=reference_ms, reference_gain=reference_accuracy)
 
     rows = []
     for budget_ms in budgets_ms:
         own = taken(ours, budget_ms)
         rivals = {name: taken(chosen, budget_ms) for name, chosen in others.items()}
         accuracies = {name: None if point is None else point.true for name, point in rivals.items()}
-        rows.append({"budget_ms": budget_ms, "winners": None if own is None else own.true, "baselines": accuracies})
-    return {
-        "above_every": _share([all(_above(row, name) for name in others) for row in rows]),
-        "not_below_any": _share([all(_not_below(row, name) for name in others) for row in rows]),
-        "reference_ms": reference_ms,
-        "reference_accuracy": reference_accuracy,
-        "hypervolume": volume(ours),
-        "baselines": {
-            name: {
-                "points": len(baselines[name]),
-                "picks": len(chosen),
-                "above": _share([_above(row, name) for row in rows]),
-                "not_below": _share([_not_below(row, name) for row in rows]),
-                "hypervolume_ratio": _ratio(volume(ours), volume(chosen)),
-                **_accuracy_gain(rows, name),
-                **_latency_gain(ours, chosen),
-            }
+        rows.append(AtBudget(budget_ms=budget_ms, winners=None if own is None else own.true, baselines=accuracies))
+    return Gains(
+        above_every=_share([all(_above(row, name) for name in others) for row in rows]),
+        not_below_any=_share([all(_not_below(row, name) for name in others) for row in rows]),
+        reference_ms=reference_ms,
+        reference_accuracy=reference_accuracy,
+        hypervolume=volume(ours),
+        baselines={
+            name: _against(name, len(baselines[name]), ours, chosen, rows, _ratio(volume(ours), volume(chosen)))
             for name, chosen in others.items()
         },
-        "budgets": rows,
-    }
+        budgets=tuple(rows),
+    )
 
 
-def _above(row: Row, name: str) -> bool:
+def _against(
+    name: str,
+    points: int,
+    ours: Sequence[Point],
+    chosen: Sequence[Point],
+    rows: Sequence[AtBudget],
+    ratio: float | None,
+) -> Against:
+    """What the winners' picks gain over those of one baseline, which has so many points."""
+    accuracy_gain, both = _accuracy_gain(rows, name)
+    latency_gain, not_reached = _latency_gain(ours, chosen)
+    return Against(
+        points=points,
+        picks=len(chosen),
+        above=_share([_above(row, name) for row in rows]),
+        not_below=_share([_not_below(row, name) for row in rows]),
+        hypervolume_ratio=ratio,
+        accuracy_gain_points=accuracy_gain,
+        budgets_of_both=both,
+        latency_gain=latency_gain,
+        not_reached=not_reached,
+    )
+
+
+def _above(row: AtBudget, name: str) -> bool:
     """A baseline without a network within the budget is below."""
-    own, other = row["winners"], row["baselines"][name]
+    own, other = row.winners, row.baselines[name]
     return own is not None and (other is None or own > other)
 
 
-def _not_below(row: Row, name: str) -> bool:
-    own, other = row["winners"], row["baselines"][name]
+def _not_below(row: AtBudget, name: str) -> bool:
+    own, other = row.winners, row.baselines[name]
     return other is None or (own is not None and own >= other)
 
 
-def _accuracy_gain(rows: Sequence[Row], name: str) -> Row:
-    """Mean difference over the budgets within which both have a network, and how many these are."""
-    pairs = [(row["winners"], row["baselines"][name]) for row in rows]
+def _accuracy_gain(rows: Sequence[AtBudget], name: str) -> tuple[float | None, int]:
+    """Mean difference [points] over the budgets within which both have a network, and how many these are."""
+    pairs = [(row.winners, row.baselines[name]) for row in rows]
     gains = [100 * (own - other) for own, other in pairs if own is not None and other is not None]
-    return {"accuracy_gain_points": float(np.mean(gains)) if gains else None, "budgets_of_both": len(gains)}
+    return float(np.mean(gains)) if gains else None, len(gains)
 
 
-def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> Row:
+def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> tuple[float | None, int]:
     """For the picks of a baseline: their latency over that of the fastest winner at least as accurate; geometric mean.
 
-    Picks that a faster one of the baseline equals are left out. `not_reached`: of the others, those that no winner equals.
+    Picks that a faster one of the baseline equals are left out. With how many of the others no winner equals.
     """
     ratios, best, asked = [], -np.inf, 0
     for point in chosen:
@@ -118,7 +133,7 @@ def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> Row:
         if as_good:
             ratios.append(point.ms / min(as_good))
     mean = float(np.exp(np.mean(np.log(ratios)))) if ratios else None
-    return {"latency_gain": mean, "not_reached": asked - len(ratios)}
+    return mean, asked - len(ratios)
 
 
 def _ratio(own: float, other: float) -> float | None:

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,8 +11,6 @@ from tailor_ir import SuperNet
 from tasks.data import Dataset
 from tasks.errors import UserError
 from tasks.models import ModelSettings, create, load_weights
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +24,10 @@ class Trained:
 
 
 def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
-    """The network as a SuperNet without variables, saved in a folder unless it is there.
+    """The network as a SuperNet without variables, saved in a folder; what an earlier call left there is replaced.
 
     UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
     """
-    if folder.exists():
-        return tailor_ir.load(folder)
     size = train.settings.resolution
     module = create(network.model, train.classes, train.channels, size)
     if isinstance(module, torch.nn.Module):
@@ -50,5 +45,6 @@ def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
     partial = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     net.save(partial)
+    shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return net

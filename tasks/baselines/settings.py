@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 
-from tasks.models import ModelSettings, unknown
+from tasks.artifacts import OutsideKey
+from tasks.models import ModelSettings
 
 UNIFORM, RANDOM, MACS, SIBLINGS = "uniform", "random", "macs", "siblings"
 OWN = (UNIFORM, RANDOM, MACS, SIBLINGS)
@@ -24,6 +25,8 @@ class Sibling(BaseModel):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str) -> str:
+        from tasks.models.timm_networks import unknown  # timm takes a second
+
         if fault := unknown(name):
             raise ValueError(f"{fault[0]}; allowed: {fault[1]}")
         return name
@@ -60,9 +63,10 @@ class Settings(BaseModel):
     siblings: tuple[Annotated[Sibling, BeforeValidator(_named)], ...] = Field(
         (), description="smaller networks of timm, each trained as long as base network and SuperNet together"
     )
-    files: dict[BaselineName, Annotated[tuple[Path, ...], Field(min_length=1)]] = Field(
-        {}, description="name of a baseline -> .onnx files of its trained networks, BatchNorm not folded"
-    )
+    files: Annotated[
+        dict[BaselineName, Annotated[tuple[Path, ...], Field(min_length=1)]],
+        OutsideKey("their names and contents count"),
+    ] = Field({}, description="name of a baseline -> .onnx files of its trained networks, BatchNorm not folded")
     seed: int = Field(0, ge=0)
 
     @field_validator("files")

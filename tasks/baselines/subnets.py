@@ -2,17 +2,15 @@
 
 import numpy as np
 
-from tailor_ir import Space, SuperNet
+from tailor_ir import KINDS, Space, SuperNet
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.counts import mac_sums
 from tasks.progress import Progress
-from tasks.search.baseline import uniform_codes
 from tasks.search.feasible import round_up
 from tasks.search.methods import Genetic
-from tasks.search.problem import Codes, Problem, unique_rows
+from tasks.search.problem import Codes, Problem, uniform_codes, unique_rows
 from tasks.search.settings import Settings as SearchSettings
 
-WIDTHS = ("width_mult", "expand_ratio")
 MOST_DRAWS = 1000
 """Codes that are drawn for each random SubNet before there are taken to be no more different ones."""
 
@@ -22,9 +20,9 @@ def uniform(space: Space) -> Codes:
 
     Width and resolution multipliers of a whole network. Source: MobileNets (arXiv:1704.04861) §3.3, 3.4.
     """
-    kinds = np.array([variable.kind for variable in space.variables])
-    resolutions = kinds == "resolution"
-    shrunk = np.concatenate([uniform_codes(space, mask) for mask in (~resolutions, np.isin(kinds, WIDTHS))])
+    multiplied = np.array([KINDS[variable.kind].uniform for variable in space.variables])
+    resolutions = multiplied == "resolution"
+    shrunk = np.concatenate([uniform_codes(space, mask) for mask in (~resolutions, multiplied == "width")])
     found = [shrunk]
     for column in np.flatnonzero(resolutions):
         for choice in range(int(space.cardinalities[column]) - 1):

@@ -2,13 +2,43 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
-from tasks.layers import Layers, Operator
+from tasks.layers import LayerRow, Layers, SectionRow, SubNetLayer
 
 
-def architecture(layers: Layers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Choices that belong to no stage, the sections with their predicted latencies [ms], and every layer."""
+class PlacedLayer(LayerRow):
+    """A layer with its number among the layers of the largest SubNet, and its place."""
+
+    layer: int
+    place: str
+
+
+class ArchitectureRows(TypedDict):
+    """Choices that belong to no section, and the JSON of sections and layers with their predicted latencies [ms]."""
+
+    offset_ms: float
+    elsewhere: dict[str, float]
+    sections: list[SectionRow]
+    layers: list[PlacedLayer]
+
+
+class ComparedLayer(TypedDict):
+    """A layer of two SubNets. `first`, `second`: the operator there, None where the SubNet has skipped its block.
+
+    `difference_ms`: second less first, where a skipped layer takes 0; None where an operator has no latency.
+    """
+
+    layer: int
+    section: str
+    place: str
+    first: LayerRow | None
+    second: LayerRow | None
+    difference_ms: float | None
+
+
+def architecture(layers: Layers, config: Mapping[str, Any]) -> ArchitectureRows:
+    """The architecture of one SubNet, with its predicted latencies [ms]."""
     return {
         "offset_ms": layers.offset_ms,
         "elsewhere": layers.elsewhere(config),
@@ -20,14 +50,10 @@ def architecture(layers: Layers, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each layer that one of two SubNets has, in the order of the largest one.
-
-    `first`, `second`: the operator there, None where the SubNet has skipped its block. `difference_ms`: second less first,
-    a skipped layer takes 0; None where an operator has no latency.
-    """
+def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ComparedLayer]:
+    """The layers that at least one of two SubNets has, in the order of the largest SubNet."""
     left, right = layers.of(first), layers.of(second)
-    rows = []
+    rows: list[ComparedLayer] = []
     for number in sorted(left.keys() | right.keys()):
         operators = left.get(number), right.get(number)
         difference_ms = _ms(operators[1]) - _ms(operators[0])
@@ -36,17 +62,15 @@ def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, 
                 "layer": number,
                 "section": layers.places[number].section,
                 "place": layers.places[number].name,
-                **{
-                    side: operator and operator.to_json()
-                    for side, operator in zip(("first", "second"), operators, strict=True)
-                },
+                "first": None if operators[0] is None else operators[0].to_json(),
+                "second": None if operators[1] is None else operators[1].to_json(),
                 "difference_ms": None if math.isnan(difference_ms) else difference_ms,
             }
         )
     return rows
 
 
-def _ms(operator: Operator | None) -> float:
+def _ms(operator: SubNetLayer | None) -> float:
     if operator is None:
         return 0.0
     return math.nan if operator.predicted_ms is None else operator.predicted_ms

@@ -1,18 +1,22 @@
-"""How a SubNet is named on the command line: by a budget, by its digest, or as an end or the knee of the front."""
+"""How a SubNet is named on the command line: by a budget, its digest, a file, or as an end or the knee of the front."""
 
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from tasks.choose.rules import front, knee
 from tasks.errors import UserError
+from tasks.schemas.chosen import ChosenSubNet
+from tasks.schemas.front import Front
+from tasks.schemas.subnets import Named
 
-Row = Mapping[str, Any]
 NAMES = ("largest", "fastest", "knee")
-FORMS = f"NUMBERms, {', '.join(NAMES)}, or a digest of 4 to 16 hex characters"
+FORMS = f"NUMBERms, {', '.join(NAMES)}, a digest of 4 to 16 hex characters, or a file of search: FILE.json"
+FILE_END = ".json"
 SHOWN = 3
 BUDGET = re.compile(r"([0-9.eE+-]+) ?ms")
 DIGEST = re.compile(r"[0-9a-f]{4,16}")
@@ -20,15 +24,18 @@ DIGEST = re.compile(r"[0-9a-f]{4,16}")
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One SubNet as it was named. `budget_ms` is 0 for all but budgets."""
+    """One SubNet as it was named. `budget_ms` is 0 for all but budgets; `subnet`: what a file says."""
 
-    kind: Literal["budget", "digest", "name"]
+    kind: Literal["budget", "digest", "name", "file"]
     word: str
     budget_ms: float = 0.0
+    subnet: Named | None = None
 
 
 def pick(word: str) -> Pick:
-    """`2ms`, `largest`, `fastest`, `knee`, or the first characters of a digest. UserError for anything else."""
+    """`2ms`, `largest`, `fastest`, `knee`, the first characters of a digest, or a file. UserError for anything else."""
+    if word.endswith(FILE_END):
+        return Pick("file", word, subnet=ChosenSubNet.read(Path(word)).subnet)
     if word in NAMES:
         return Pick("name", word)
     if match := BUDGET.fullmatch(word):
@@ -44,17 +51,19 @@ def pick(word: str) -> Pick:
     raise UserError(f"SubNet '{word}'", "is no name of a SubNet", allowed=FORMS)
 
 
-def resolve(chosen: Pick, found: Row, rows: Sequence[Row], device: str) -> Row:
-    """The row that a pick means. found: `front.json`, searched for the pick's budget, if it is one.
+def resolve(chosen: Pick, found: Front, rows: Sequence[Named], device: str) -> Named:
+    """The SubNet that a pick means. found: searched for the pick's budget, if it is one.
 
-    rows: SubNets with `digest` and `config` that a digest can be one of. UserError: none of them, or several.
+    rows: SubNets that a digest can be one of. UserError: none of them, or several.
     """
+    if chosen.subnet:
+        return chosen.subnet
     if chosen.kind == "budget":
-        return next(row for row in found["winners"] if row["budget_ms"] == chosen.budget_ms)
+        return next(row for row in found.winners if row.budget_ms == chosen.budget_ms)
     if chosen.kind == "name":
-        row: Row = knee(front(found), device) if chosen.word == "knee" else found[chosen.word]
-        return row
-    known = {row["digest"]: row for row in reversed(rows)}
+        ends = {"largest": found.largest, "fastest": found.fastest}
+        return ends[chosen.word] if chosen.word in ends else knee(front(found), device)
+    known = {row.digest: row for row in reversed(rows)}
     matches = sorted(digest for digest in known if digest.startswith(chosen.word))
     if len(matches) == 1:
         return known[matches[0]]

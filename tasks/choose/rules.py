@@ -1,17 +1,17 @@
 """Rules that choose one SubNet of those that a search found for the budgets of one device.
 
-Rows are those of `front.json`. Latencies [ms] on the device are predictions, and so are accuracies (fractions, validation
-split), unless the search measured them.
+Latencies [ms] on the device are predictions, and so are accuracies (fractions, validation split), unless the search
+measured them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tasks.errors import UserError
+from tasks.schemas.front import Front, Winner
 
-Row = Mapping[str, Any]
-Kind = Literal["budget_ms", "accuracy_share", "knee"]
+RuleKind = Literal["budget_ms", "accuracy_share", "knee"]
 ENOUGH = 1.001
 """Ratio of two budgets between which it no longer pays to look for a cheaper SubNet."""
 BUDGETS = 12
@@ -21,13 +21,13 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class WinnerRule:
     """budget_ms: the best within so many ms. accuracy_share: the cheapest that keeps this share of the base accuracy.
 
     knee: the knee of the front; `value` says nothing.
     """
 
-    kind: Kind
+    kind: RuleKind
     value: float = 0.0
 
     @property
@@ -43,34 +43,32 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a command asks beyond its stages: one SubNet by a rule, or two SubNets side by side (`tasks.choose.pick`)."""
+    """What a command asks beyond its stages: one SubNet by a rule, two side by side (`tasks.choose.pick`), or files of some.
 
-    rule: Rule | None = None
+    files: of chosen SubNets, to be exported.
+    """
+
+    rule: WinnerRule | None = None
     pair: tuple[str, str] | None = None
+    files: tuple[str, ...] = ()
 
 
-def accuracy_of(row: Row) -> float:
-    """What the search ranked a SubNet by: measured accuracy where there is any."""
-    return float(row.get("measured_accuracy", row["predicted_accuracy"]))
-
-
-def choose(rule: Rule, found: Row, base_accuracy: float) -> Row:
-    """The winner that a rule chooses among those of `front.json`, which a budget's rule was searched for. UserError: none."""
+def choose(rule: WinnerRule, found: Front, base_accuracy: float) -> Winner:
+    """The winner that a rule chooses among those of a search, which was of the budget of a budget's rule. UserError: none."""
     if rule.kind == "budget_ms":
-        row: Row = next(row for row in found["winners"] if row["budget_ms"] == rule.value)
-        return row
+        return next(row for row in found.winners if row.budget_ms == rule.value)
     if rule.kind == "knee":
-        return knee(front(found), found["device"])
-    return cheapest(rule, found["winners"], base_accuracy, found["device"])
+        return knee(front(found), found.device)
+    return cheapest(rule, found.winners, base_accuracy, found.device)
 
 
-def front(found: Row) -> list[Row]:
+def front(found: Front) -> list[Winner]:
     """Winners on the front, each once, by rising latency."""
-    rows = {row["digest"]: row for row in found["winners"] if row["digest"] in found["front"]}
-    return sorted(rows.values(), key=lambda row: float(row["predicted_ms"]))
+    rows = {row.digest: row for row in found.winners if row.digest in found.front}
+    return sorted(rows.values(), key=lambda row: row.predicted_ms)
 
 
-def knee(rows: Sequence[Row], device: str) -> Row:
+def knee(rows: Sequence[Winner], device: str) -> Winner:
     """The point farthest above the line through both ends of a front, with both axes scaled to the ends' distance.
 
     Source: Das, "On characterizing the 'knee' of the Pareto curve based on normal-boundary intersection" (Structural
@@ -81,14 +79,14 @@ def knee(rows: Sequence[Row], device: str) -> Row:
     if len(rows) < FEWEST:
         raise UserError(where, f"the front has {len(rows)} SubNets", allowed=f"{FEWEST} or more", next_step=next_step)
     first, last = rows[0], rows[-1]
-    wide_ms = last["predicted_ms"] - first["predicted_ms"]
-    high = accuracy_of(last) - accuracy_of(first)
+    wide_ms = last.predicted_ms - first.predicted_ms
+    high = last.accuracy - first.accuracy
     if not (wide_ms > 0 and high > 0):
         raise UserError(where, "the slowest SubNet of the front is no better than the fastest", next_step=next_step)
 
-    def above(row: Row) -> float:
-        gained = (accuracy_of(row) - accuracy_of(first)) / high
-        return float(gained - (row["predicted_ms"] - first["predicted_ms"]) / wide_ms)
+    def above(row: Winner) -> float:
+        gained = (row.accuracy - first.accuracy) / high
+        return gained - (row.predicted_ms - first.predicted_ms) / wide_ms
 
     found = max(rows, key=above)
     if above(found) <= 0:
@@ -96,13 +94,13 @@ def knee(rows: Sequence[Row], device: str) -> Row:
     return found
 
 
-def cheapest(rule: Rule, rows: Iterable[Row], base_accuracy: float, device: str) -> Row:
+def cheapest(rule: WinnerRule, rows: Iterable[Winner], base_accuracy: float, device: str) -> Winner:
     """The fastest with at least the rule's share of an accuracy. UserError when none has it."""
     rows = list(rows)
-    good = [row for row in rows if accuracy_of(row) >= rule.value * base_accuracy]
+    good = [row for row in rows if row.accuracy >= rule.value * base_accuracy]
     if good:
-        return min(good, key=lambda row: float(row["predicted_ms"]))
-    best = max(accuracy_of(row) for row in rows)
+        return min(good, key=lambda row: row.predicted_ms)
+    best = max(row.accuracy for row in rows)
     highest = best / base_accuracy if base_accuracy > 0 else 0.0
     raise UserError(
         "--accuracy-share",
@@ -112,15 +110,15 @@ def cheapest(rule: Rule, rows: Iterable[Row], base_accuracy: float, device: str)
     )
 
 
-def between(rule: Rule, rows: Iterable[Row], base_accuracy: float) -> tuple[float, ...]:
+def between(rule: WinnerRule, rows: Iterable[Winner], base_accuracy: float) -> tuple[float, ...]:
     """Budgets [ms] between the slowest winner too inaccurate and the fastest good one, which is the last; none when near."""
     rows = list(rows)
     target = rule.value * base_accuracy
-    good_ms = [float(row["predicted_ms"]) for row in rows if accuracy_of(row) >= target]
+    good_ms = [row.predicted_ms for row in rows if row.accuracy >= target]
     if not good_ms:
         return ()
     highest_ms = min(good_ms)
-    bad_ms = [float(row["budget_ms"]) for row in rows if accuracy_of(row) < target and row["budget_ms"] < highest_ms]
+    bad_ms = [row.budget_ms for row in rows if row.accuracy < target and row.budget_ms < highest_ms]
     if not bad_ms or highest_ms <= ENOUGH * max(bad_ms):
         return ()
     lowest_ms, steps = max(bad_ms), BUDGETS - 1

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.choose.rules import accuracy_of
 from tasks.pages.text import amount, milliseconds, percent
+from tasks.schemas.front import Front
 
 Row = Mapping[str, Any]
 BAR_WIDTH = 24
@@ -30,12 +30,32 @@ def chosen_tables(row: Row) -> RenderableType:
     )
     base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
     known = "measured" if "measured_accuracy" in row else "predicted"
-    facts.add_row("accuracy", f"[bold]{percent(accuracy_of(row))}[/] {known}", escape(base))
+    facts.add_row("accuracy", f"[bold]{percent(row[f'{known}_accuracy'])}[/] {known}", escape(base))
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:
         facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
     return Group(facts, _sections(row["architecture"]))
+
+
+def front_table(front: Front) -> Table:
+    """The winners of a search, and whether its budgets say anything."""
+    largest = front.largest
+    idle = all(winner.budget_ms >= largest.predicted_ms for winner in front.winners)
+    note = (
+        f"every budget is above the whole network ({milliseconds(largest.predicted_ms)}); ask for less"
+        if idle
+        else None
+    )
+    table = Table(title=escape(front.device), title_justify="left", caption=note, caption_justify="left")
+    for column in ("budget", "latency", "accuracy", "MACs", "parameters"):
+        table.add_column(column, justify="right")
+    table.add_column("digest")
+    rows = [(milliseconds(winner.budget_ms), winner, winner.accuracy) for winner in front.winners]
+    for budget, row, accuracy in [*rows, ("largest", largest, largest.predicted_accuracy)]:
+        numbers = (milliseconds(row.predicted_ms), percent(accuracy), amount(row.macs), amount(row.parameters))
+        table.add_row(budget, *numbers, row.digest)
+    return table
 
 
 def _facts(title: str) -> Table:
@@ -71,18 +91,18 @@ def comparison_table(compared: Row) -> RenderableType:
     table = Table(
         title=escape(f"{compared['device']}: {first['word']} and {second['word']}"),
         title_justify="left",
-        caption="channels, predicted latency [ms]; difference: the second less the first",
+        caption=escape("channels, predicted latency [ms]; difference: the second less the first"),
         caption_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    table.add_column("block", no_wrap=True)
+    table.add_column("block")
     table.add_column("operator")
     for side in (first, second):
-        table.add_column(escape(side["word"]), justify="right", no_wrap=True)
-        table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("difference", justify="right", no_wrap=True)
+        table.add_column(escape(side["word"]), justify="right")
+        table.add_column("ms", justify="right")
+    table.add_column("difference", justify="right")
     for _, rows in groupby(compared["layers"], lambda row: row["section"]):
         _add_section(table, list(rows))
     for name, text, difference in _totals(first, second):

@@ -6,24 +6,53 @@ from typing import Literal
 import numpy as np
 
 from tasks.data.dataset import Batch, Dataset
-from tasks.data.digits import open_digits
-from tasks.data.glyphs import open_glyphs
-from tasks.data.imagefolder import open_folder
-from tasks.data.parquet import open_parquet
-from tasks.data.published import open_published
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source, check_classes
 
-OPENERS: dict[str, Callable[[DataSettings], tuple[Source, dict[str, np.ndarray]]]] = {
-    "digits": open_digits,
-    "glyphs": open_glyphs,
-    "imagefolder": open_folder,
-    "parquet": open_parquet,
-    "torchvision": open_published,
-}
+Opened = tuple[Source, dict[str, np.ndarray]]
 Split = Literal["train", "validation", "test"]
 
 __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
+
+
+def _digits(settings: DataSettings) -> Opened:
+    from tasks.data.digits import open_digits
+
+    return open_digits(settings)
+
+
+def _glyphs(settings: DataSettings) -> Opened:
+    from tasks.data.glyphs import open_glyphs
+
+    return open_glyphs(settings)
+
+
+def _folder(settings: DataSettings) -> Opened:
+    from tasks.data.imagefolder import open_folder
+
+    return open_folder(settings)
+
+
+def _parquet(settings: DataSettings) -> Opened:
+    from tasks.data.parquet import open_parquet
+
+    return open_parquet(settings)
+
+
+def _published(settings: DataSettings) -> Opened:
+    from tasks.data.published import open_published
+
+    return open_published(settings)
+
+
+OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
+    "digits": _digits,
+    "glyphs": _glyphs,
+    "imagefolder": _folder,
+    "parquet": _parquet,
+    "torchvision": _published,
+}
+"""Sources by kind; the libraries of a kind are imported only when it is chosen."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:

@@ -20,6 +20,7 @@ class Dataset:
     def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray) -> None:
         self.settings = settings
         self.class_names = source.class_names
+        self.scaling = source.scaling
         self._source = source
         self._indices = indices
         shape = (settings.channels, 1, 1)

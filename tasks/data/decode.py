@@ -9,8 +9,11 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks.data.images import central_box, random_box
 from tasks.data.settings import DataSettings
+from tasks.data.source import Scaling
 from tasks.errors import UserError
 
+SCALING = Scaling("central square", "bilinear, antialiased")
+"""Of images that are not augmented."""
 Content = tuple[str, Callable[[], Image.Image]]
 """Name for messages, and how to open the image."""
 

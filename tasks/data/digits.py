@@ -7,11 +7,13 @@ from torch.nn import functional
 
 from tasks.data.images import jitter
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits
+from tasks.data.source import Scaling, complete_splits
 
 
 class Digits:
     """All digits in memory, scaled up once to the base resolution (bicubic)."""
+
+    scaling = Scaling("none", "bicubic, antialiased")
 
     def __init__(self, settings: DataSettings) -> None:
         bunch = load_digits()
@@ -39,4 +41,4 @@ def open_digits(settings: DataSettings) -> tuple[Digits, dict[str, np.ndarray]]:
     """The source and its splits (1,197 / 300 / 300 by default)."""
     source = Digits(settings)
     splits = {"train": np.arange(len(source.labels))}
-    return source, complete_splits(splits, source.labels, settings)
+    return source, complete_splits(splits, source, settings)

@@ -18,7 +18,7 @@ from tasks.data.fonts import distinct_characters, masks
 from tasks.data.images import DRAWS
 from tasks.data.numbers import Numbers
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits
+from tasks.data.source import Scaling, complete_splits
 from tasks.errors import UserError
 
 PIECE = 32
@@ -42,6 +42,8 @@ class Placing(NamedTuple):
 
 class Glyphs:
     """Masks of all characters, textures and noise in memory; images are drawn from them."""
+
+    scaling = Scaling("none", "none")
 
     def __init__(self, settings: DataSettings) -> None:
         characters = _characters(settings.classes)
@@ -204,4 +206,4 @@ def _images(value_B: torch.Tensor) -> torch.Tensor:
 def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:
     """The source and its splits, by shares and stratified. Raises UserError for too few images to have each class in all."""
     source = Glyphs(settings)
-    return source, complete_splits({"train": np.arange(settings.images)}, source.labels, settings)
+    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from tasks.data.decode import Decoder
+from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits, first_of
 from tasks.errors import UserError
@@ -19,6 +19,8 @@ SPLIT_FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test
 
 class Folder:
     """The files of all splits, decoded when asked for."""
+
+    scaling = SCALING
 
     def __init__(self, settings: DataSettings, files: list[str], labels: list[int], names: list[str]) -> None:
         self.labels = np.asarray(labels, dtype=np.int64)
@@ -36,9 +38,19 @@ class Folder:
         return self._decoder.batch([(str(file), partial(Image.open, file)) for file in files], draws)
 
 
+class _Classes(ImageFolder):
+    """Folders of images; hidden folders, such as `.git`, are no classes."""
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Names of the classes, and their numbers."""
+        names, _ = super().find_classes(directory)
+        visible = [name for name in names if not name.startswith(".")]
+        return visible, {name: number for number, name in enumerate(visible)}
+
+
 def _scan(folder: Path) -> ImageFolder:
     try:
-        found = ImageFolder(str(folder), allow_empty=True)
+        found = _Classes(str(folder), allow_empty=True)
     except FileNotFoundError:
         found = None
     if found is None or not found.samples:
@@ -87,4 +99,4 @@ def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
         files += [file for file, _ in found.samples]
         labels += [label for _, label in found.samples]
     source = Folder(settings, files, labels, names)
-    return source, complete_splits(splits, source.labels, settings)
+    return source, complete_splits(splits, source, settings)

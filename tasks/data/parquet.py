@@ -16,7 +16,7 @@ import pyarrow.parquet
 import torch
 from PIL import Image
 
-from tasks.data.decode import Content, Decoder
+from tasks.data.decode import SCALING, Content, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.errors import UserError
@@ -28,6 +28,8 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test":
 
 class Parquet:
     """The rows of all shards, in order of shard name, row group and row."""
+
+    scaling = SCALING
 
     def __init__(self, settings: DataSettings, shards: list[Path]) -> None:
         labels: list[np.ndarray] = []
@@ -162,4 +164,4 @@ def open_parquet(settings: DataSettings) -> tuple[Parquet, dict[str, np.ndarray]
         start += count
     if not len(splits["train"]):
         raise UserError(f"data folder '{settings.path}'", "its .parquet files have no rows")
-    return source, complete_splits(splits, source.labels, settings)
+    return source, complete_splits(splits, source, settings)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, ImageNet, VisionDataset
 
-from tasks.data.decode import Decoder
+from tasks.data.decode import SCALING, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.errors import UserError
@@ -28,6 +28,8 @@ NOT_READABLE = (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.Unp
 
 class Published:
     """The published training images, then the published held-out ones."""
+
+    scaling = SCALING
 
     def __init__(self, settings: DataSettings, train: VisionDataset, held_out: VisionDataset) -> None:
         self.labels = np.asarray([*train.targets, *held_out.targets], dtype=np.int64)
@@ -85,4 +87,4 @@ def open_published(settings: DataSettings) -> tuple[Published, dict[str, np.ndar
     source = Published(settings, train, held_out)
     count = len(train.targets)
     splits = {"train": np.arange(count), "test": np.arange(count, len(source.labels))}
-    return source, complete_splits(splits, source.labels, settings)
+    return source, complete_splits(splits, source, settings)

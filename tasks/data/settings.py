@@ -1,13 +1,17 @@
 """What the user says about the data."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 WITHOUT_FILES = ("digits", "glyphs")
+RESOLUTIONS = {"digits": 32, "glyphs": 64, "imagefolder": 224, "parquet": 224, "torchvision": 32}
+"""Height and width by kind, in pixels."""
 
 
 class DataSettings(BaseModel):
@@ -16,15 +20,15 @@ class DataSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: Literal["digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "digits"
-    path: Path | None = None
+    path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""
     images: int = Field(default=20_000, ge=1)
     """How many images are drawn, for all splits together (kind glyphs)."""
     classes: int | None = Field(default=None, ge=2)
     """Only so many characters, the first ones; null: all (kind glyphs)."""
-    resolution: int = Field(default=32, ge=8, le=1024)
-    """Height and width in pixels; every smaller resolution is scaled down from this one."""
+    resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
+    """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     """Share of the training images held out when there is no validation split of its own."""
@@ -34,7 +38,7 @@ class DataSettings(BaseModel):
     mean: tuple[float, ...] = IMAGENET_MEAN
     deviation: tuple[float, ...] = IMAGENET_DEVIATION
     augment: bool = True
-    workers: int = Field(default=2, ge=1, le=64)
+    workers: Annotated[int, OutsideKey("how fast images come, not which")] = Field(default=2, ge=1, le=64)
     """Threads that decode or draw images."""
 
     @model_validator(mode="after")

@@ -1,14 +1,20 @@
 """What every kind of data gives: labels at once, images on demand."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from sklearn.model_selection import train_test_split
 
 from tasks.data.settings import DataSettings
 from tasks.errors import UserError
+
+
+class Scaling(NamedTuple):
+    """How an image comes to the base resolution: what is cut out of it first, and the interpolation."""
+
+    crop: Literal["central square", "none"]
+    interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
 
 
 class Source(Protocol):
@@ -17,6 +23,8 @@ class Source(Protocol):
     labels: np.ndarray
     """(N,) int64 class of every image."""
     class_names: tuple[str, ...]
+    scaling: Scaling
+    """What `images` does without `draws`."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
@@ -46,30 +54,41 @@ def first_of(names: Sequence[str], most: int = 5) -> str:
 
 
 def split_by_shares(
-    indices: np.ndarray, labels: np.ndarray, share: float, settings: DataSettings, name: str
+    indices: np.ndarray, source: Source, share: float, settings: DataSettings, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """(kept, held out), both sorted, stratified by class and fixed by `settings.seed`.
 
     Raises UserError when a class has too few images to be in both.
     """
-    count = round(share * len(indices))
+    from sklearn.model_selection import train_test_split  # takes a second or two
+
+    count, labels = round(share * len(indices)), source.labels[indices]
     try:
-        kept, held = train_test_split(indices, test_size=count, stratify=labels[indices], random_state=settings.seed)
+        kept, held = train_test_split(indices, test_size=count, stratify=labels, random_state=settings.seed)
     except ValueError as error:
-        smallest = int(np.bincount(labels[indices]).min(initial=0))
         raise UserError(
             f"data '{settings.path or settings.kind}'",
-            f"{len(indices)} images (smallest class: {smallest}): too few to hold out {share:.0%} for {name}",
+            f"{len(indices)} images {_of_classes(source, labels)}: too few to hold out {share:.0%} for {name}",
             next_step=f"add images or give a {name} folder",
         ) from error
     return np.sort(kept), np.sort(held)
 
 
-def complete_splits(splits: dict[str, np.ndarray], labels: np.ndarray, settings: DataSettings) -> dict[str, np.ndarray]:
+def _of_classes(source: Source, labels: np.ndarray) -> str:
+    """How few images a class has: the names of those with none, or the smallest one with its number."""
+    names = source.class_names
+    counts = np.bincount(labels, minlength=len(names))
+    if empty := [names[label] for label in np.flatnonzero(counts == 0)]:
+        return f"of {len(names)} classes, none of {first_of(empty)}"
+    smallest = int(counts.argmin())
+    return f"of {len(names)} classes, {counts[smallest]} of the smallest, {names[smallest]}"
+
+
+def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: DataSettings) -> dict[str, np.ndarray]:
     """Give every missing one of validation and test its share of the training images."""
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):
         if name not in splits:
             left = share * total / len(splits["train"])
-            splits["train"], splits[name] = split_by_shares(splits["train"], labels, left, settings, name)
+            splits["train"], splits[name] = split_by_shares(splits["train"], source, left, settings, name)
     return splits

@@ -1,7 +1,21 @@
 """Stage "export": files of every chosen SubNet, checked and measured on the device, each with a model card."""
 
 from tasks.export.card import Provenance
+from tasks.export.readable import write_readable
+from tasks.export.replacing import Alternatives, MeasuredAlternatives, SearchedAlternatives
 from tasks.export.settings import Settings, Tolerance
-from tasks.export.stage import DONE_FILE, EXPORTS_FILE, run
+from tasks.export.stage import DONE_FILE, run
+from tasks.schemas.exports import EXPORTS_FILE
 
-__all__ = ["DONE_FILE", "EXPORTS_FILE", "Provenance", "Settings", "Tolerance", "run"]
+__all__ = [
+    "DONE_FILE",
+    "EXPORTS_FILE",
+    "Alternatives",
+    "MeasuredAlternatives",
+    "Provenance",
+    "SearchedAlternatives",
+    "Settings",
+    "Tolerance",
+    "run",
+    "write_readable",
+]

@@ -7,11 +7,14 @@ from typing import Any
 
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
+from tasks.artifacts import json_bytes
+from tasks.data.description import DataDescription
+from tasks.data.images import INTERPOLATION
+from tasks.schemas.exports import Architecture, Card, CardDevice, ExportedFile, Origin, Preparation, VariableChoice
 
 UNKNOWN = "unknown"
-OF_DEVICE = ("backend", "version", "provider", "precision", "threads", "cpu_model", "system", "fingerprint")
-
-Row = dict[str, Any]
+MOST_CLASSES = 1000
+"""Class names that the card for people lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,79 +30,138 @@ class Provenance:
     data: str = UNKNOWN
     digests: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> Origin:
+        """As it is stored."""
+        return Origin(network=dict(self.network), data=self.data, digests=dict(self.digests))
+
 
 UNKNOWN_PROVENANCE = Provenance()
 
 
-def architecture(net: SuperNet, config: Mapping[str, Any]) -> Row:
+def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
     """What a SubNet is: its operators, and its choices among those of the SuperNet."""
     known = dict(config)
-    return {
-        "operators": dict(Counter(feature.operator for feature in net.operators(known)).most_common()),
-        "variables": [
-            {"name": variable.name, "choice": known[variable.name], "choices": list(variable.choices)}
+    return Architecture(
+        operators=dict(Counter(feature.operator for feature in net.operators(known)).most_common()),
+        variables=tuple(
+            VariableChoice(name=variable.name, choice=known[variable.name], choices=tuple(variable.choices))
             for variable in net.space.variables
             if variable.name in known
-        ],
-    }
+        ),
+    )
 
 
-def device_row(capabilities: Capabilities) -> Row:
+def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
+    """What happens to an image before a network of this input shape (N, C, H, W) sees it."""
+    height, width = input_shape[-2:]
+    return Preparation(
+        colours="grey" if data.channels == 1 else "RGB",
+        crop=data.crop or UNKNOWN,
+        resolution=data.resolution,
+        interpolation=data.interpolation or UNKNOWN,
+        mean=data.mean,
+        deviation=data.deviation,
+        size=(height, width),
+        size_interpolation=INTERPOLATION,
+    )
+
+
+def card_device(capabilities: Capabilities) -> CardDevice:
     """What tells where latencies were measured."""
-    found = capabilities.model_dump(mode="json")
-    return {name: found[name] for name in OF_DEVICE}
+    return CardDevice(**{name: getattr(capabilities, name) for name in CardDevice.model_fields})
 
 
-def markdown(card: Mapping[str, Any]) -> str:
+def card_files(card: Card) -> dict[str, bytes]:
+    """The model card by suffix, for programs and for people."""
+    return {".json": json_bytes(card.to_json()), ".md": markdown(card).encode()}
+
+
+def markdown(card: Card) -> str:
     """The card for people."""
-    made, source = card["architecture"], card["made_from"]
-    network = source["network"]
-    latency, device = card["latency"], card["device"]
-    shape = " × ".join(map(str, card["input_shape"]))
-    measured = f"{latency['p50_ms']:.4g} ms (p50)" if latency["p50_ms"] else f"not measured: {latency['reason']}"
+    source, latency, device = card.made_from, card.latency, card.device.to_json()
+    network = source.network
+    shape = " × ".join(map(str, card.input_shape))
+    measured = f"{latency.p50_ms:.4g} ms (p50)" if latency.p50_ms else f"not measured: {latency.reason}"
     parts = [
-        f"# SubNet {card['digest']}",
-        f"A SubNet of `{network['name']}` for `{source['data']}`.",
+        f"# SubNet {card.digest}",
+        f"A SubNet of `{network['name']}` for `{source.data}`.",
         _table(
             ("", ""),
             [
                 ("input", f"{shape}, float32"),
-                ("MACs, parameters", f"{card['macs'] / 1e6:.4g} M, {card['parameters'] / 1e6:.4g} M"),
-                *((f"accuracy, {split}", f"{share:.2%}") for split, share in card["accuracy"].items()),
-                (f"latency, batch {card['batch']}", measured),
+                ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
+                *((f"accuracy, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
+                (f"latency, batch {card.batch}", measured),
+                ("predicted latency", f"{card.predicted_ms:.4g} ms"),
                 ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
                 ("weights", network["weights"]),
                 ("licence of these weights", network["licence"]),
             ],
         ),
+        "## Images",
+        _images(card.preparation),
+        "## Classes",
+        _classes(card.classes),
         "## Files",
         _table(
             ("format", "files", "bytes", "checked in", "difference from torch", "allowed"),
-            [_file_row(name, file) for name, file in card["files"].items()],
+            [_file_row(name, file) for name, file in card.files.items()],
         ),
         "## Architecture",
         _table(
             ("variable", "choice", "choices"),
-            [(v["name"], v["choice"], ", ".join(map(str, v["choices"]))) for v in made["variables"]],
+            [(one.name, one.choice, ", ".join(map(str, one.choices))) for one in card.architecture.variables],
         ),
-        "Operators: " + ", ".join(f"{count} {name}" for name, count in made["operators"].items()) + ".",
+        "Operators: " + ", ".join(f"{count} {name}" for name, count in card.architecture.operators.items()) + ".",
         "## Made from",
-        _table(("", "digest"), list(source["digests"].items())),
-        "BatchNorm statistics are the SubNet's own. Inputs are normalised outside the files.",
+        _table(("", "digest"), list(source.digests.items())),
+        "BatchNorm statistics are the SubNet's own.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _file_row(name: str, file: Mapping[str, Any]) -> tuple[str, ...]:
-    if file["state"] != "ok":
-        return name, f"none: {file['reason']}", "", "", "", ""
-    runtime = f"{file['runtime']} {file['precision']}, " + ("the device" if file["on_device"] else "this machine")
-    difference = f"{file['relative_difference']:.2g}"
-    return name, ", ".join(file["sha256"]), str(file["bytes"]), runtime, difference, f"{file['tolerance']:g}"
+def _images(wanted: Preparation) -> str:
+    """What an application does with an image, step by step."""
+    size = " × ".join(map(str, wanted.size))
+    steps = [
+        f"{wanted.colours}, values in [0, 1]",
+        f"cut out: {wanted.crop}",
+        f"{wanted.resolution} × {wanted.resolution} pixels, scaled by: {wanted.interpolation}",
+        f"subtract {_numbers(wanted.mean)}, divide by {_numbers(wanted.deviation)}, by channel",
+        *(
+            [f"{size} pixels, scaled by: {wanted.size_interpolation}"]
+            if set(wanted.size) != {wanted.resolution}
+            else []
+        ),
+    ]
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    return f"An application prepares images; the files do not:\n\n{numbered}"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return f"({', '.join(f'{value:g}' for value in values)})"
+
+
+def _classes(names: tuple[str, ...]) -> str:
+    more = f"\n\n{len(names) - MOST_CLASSES} more are in the card's JSON file." if len(names) > MOST_CLASSES else ""
+    return _table(("output", "class"), list(enumerate(names[:MOST_CLASSES]))) + more
+
+
+def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:
+    if file.state != "ok":
+        return name, f"none: {file.reason}", "", "", "", ""
+    runtime = f"{file.runtime} {file.precision}, " + ("the device" if file.on_device else "this machine")
+    difference = f"{file.relative_difference:.2g}"
+    return name, ", ".join(file.sha256), str(file.bytes), runtime, difference, f"{file.tolerance:g}"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     if not rows:
         return ""
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "/").split())

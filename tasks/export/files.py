@@ -1,10 +1,9 @@
 """The files of one SubNet in each format, each with what runs it to be checked."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,19 +12,21 @@ from torch import nn
 
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
-from tailor_ir import SuperNet
-from tasks.convert import ConversionError, convert
-from tasks.evaluate import EvaluationData
+from tailor_ir import Config, SuperNet
+from tasks.evaluation.subnets import EvaluationData
 from tasks.export.dynamic import BATCHES, dynamic_batch
+from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.settings import FileFormat, Settings
-from tasks.jobs import ncnn_job, onnx_job
-from tasks.predict.measure import Statistics, onnx_of
+from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.measuring.subnets import Statistics, onnx_of
+from tasks.ncnn.conversion import ConversionError, convert
+from tasks.schemas.exports import Card
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
     "onnx": (".onnx",),
-    "ncnn": (".ncnn.param", ".ncnn.bin"),
-    "ncnn_fp16": (".fp16.ncnn.param", ".fp16.ncnn.bin"),
+    "ncnn": (".ncnn.param", ".ncnn.bin", ".ncnn.json"),
+    "ncnn_fp16": (".fp16.ncnn.param", ".fp16.ncnn.bin", ".fp16.ncnn.json"),
     "torch": (".pt2",),
 }
 
@@ -53,26 +54,27 @@ class Maker:
     agents: ExitStack
     _local: dict[Format, AgentClient] = field(default_factory=dict)
 
-    def make(
-        self, name: FileFormat, digest: str, config: Mapping[str, Any], statistics: Statistics, module: nn.Module
-    ) -> Made:
-        """The files of one format. ConversionError where there are none."""
+    def make(self, name: FileFormat, card: Card, statistics: Statistics, module: nn.Module) -> Made:
+        """The files of one format, which tell what the card tells. ConversionError where there are none."""
         match name:
             case "onnx":
-                return self._onnx(digest, config, statistics)
+                return self._onnx(card, statistics)
             case "torch":
-                return self._torch(config, module)
+                return self._torch(card, module)
             case "ncnn" | "ncnn_fp16":
                 fp16 = name == "ncnn_fp16"
-                model = onnx_of(self.net, config, statistics, 1)
-                job = ncnn_job(digest, model, convert(model, self.settings.limits, fp16=fp16))
-                return self._run_by_agent([job], "fp16" if fp16 else None)
+                model = onnx_of(self.net, card.config, statistics, 1)
+                job = ncnn_job(card.digest, model, convert(model, self.settings.limits, fp16=fp16))
+                made = self._run_by_agent([job], "fp16" if fp16 else None)
+                return replace(made, contents=(*made.contents, fact_file(card)))
 
-    def _onnx(self, digest: str, config: Mapping[str, Any], statistics: Statistics) -> Made:
+    def _onnx(self, card: Card, statistics: Statistics) -> Made:
         if not self.settings.dynamic_batch:
-            return self._run_by_agent([onnx_job(digest, onnx_of(self.net, config, statistics))])
-        model = dynamic_batch([onnx_of(self.net, config, statistics, batch) for batch in BATCHES])
-        return self._run_by_agent([onnx_job(digest, model, batch) for batch in sorted({1, self.settings.check_images})])
+            model = tell(onnx_of(self.net, card.config, statistics), card)
+            return self._run_by_agent([onnx_job(card.digest, model)])
+        model = tell(dynamic_batch([onnx_of(self.net, card.config, statistics, batch) for batch in BATCHES]), card)
+        sizes = sorted({1, self.settings.check_images})
+        return self._run_by_agent([onnx_job(card.digest, model, batch) for batch in sizes])
 
     def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
         """By the device when it takes the format, else by an agent on this machine; the jobs differ in their batch."""
@@ -94,14 +96,15 @@ class Maker:
             self._local[model_format] = self.agents.enter_context(agent)
         return self._local[model_format]
 
-    def _torch(self, config: Mapping[str, Any], module: nn.Module) -> Made:
+    def _torch(self, card: Card, module: nn.Module) -> Made:
         batch, shapes = self.net.batch, None
         if self.settings.dynamic_batch:
             batch, shapes = BATCHES[0], ({0: torch.export.Dim.DYNAMIC},)
-        example = torch.zeros(self.net.input_shape(dict(config), batch))
+        example = torch.zeros(self.net.input_shape(card.config, batch))
         content = io.BytesIO()
         try:
-            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=shapes), content)
+            exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
+            torch.export.save(exported, content, extra_files={ARCHIVE_FILE: fact_file(card).decode()})
             loaded = torch.export.load(io.BytesIO(content.getvalue())).module()
         except Exception as error:  # of many kinds, none of them ours
             raise ConversionError(f"torch.export: {str(error).splitlines()[0]}") from error
@@ -117,7 +120,7 @@ class Maker:
 
 
 def references(
-    net: SuperNet, module: nn.Module, config: Mapping[str, Any], images: EvaluationData, count: int
+    net: SuperNet, module: nn.Module, config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
     """So many real images (N, C, H, W), and torch's outputs for them."""
     height, width = net.input_shape(dict(config))[-2:]

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from profiling_agents.messages import MeasureSettings, Precision
-from tasks.convert import Limits
+from profiling_agents.messages import Precision
+from tasks.measuring.settings import TimingSettings
 
 FileFormat = Literal["onnx", "ncnn", "ncnn_fp16", "torch"]
 
@@ -24,10 +24,8 @@ class Tolerance(BaseModel):
         return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16, "fp16_storage": self.fp16}[precision]
 
 
-class Settings(BaseModel):
+class Settings(TimingSettings):
     """Which files are exported, and how they are checked and measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     formats: tuple[FileFormat, ...] = Field(
         ("onnx", "ncnn"), min_length=1, description="ncnn_fp16: weights in half the bytes; torch: an archive (.pt2)"
@@ -36,11 +34,14 @@ class Settings(BaseModel):
     bundle: bool = Field(
         False, description="all SubNets of a device in one folder, whose common weights are there once"
     )
+    replacements: int = Field(
+        2,
+        ge=0,
+        le=100,
+        description="SubNets that are tried in the place of a winner that misses its budget; 0: it stays",
+    )
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: Tolerance = Tolerance()
-    measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
-    conversion_wall_s: float = Field(120.0, gt=0)
-    conversion_memory_mib: int = Field(8192, ge=512)
 
     @field_validator("formats")
     @classmethod
@@ -48,8 +49,3 @@ class Settings(BaseModel):
         if len(set(formats)) != len(formats):
             raise ValueError(f"[{','.join(formats)}]: one is there twice")
         return formats
-
-    @property
-    def limits(self) -> Limits:
-        """What one conversion may use."""
-        return Limits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)

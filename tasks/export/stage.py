@@ -6,7 +6,7 @@ runtime. A file whose outputs differ from torch is not kept.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +18,38 @@ import torch
 import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Measurement
-from tailor_ir import SuperNet
-from tasks.artifacts import append_line, read_lines, write_bytes, write_json
-from tasks.baseline import measure_baseline
-from tasks.convert import ConversionError
-from tasks.evaluate import EvaluationData, count_correct, statistics_of
-from tasks.export.card import UNKNOWN_PROVENANCE, Provenance, architecture, device_row, markdown
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
+from tasks.baselines.uniform import measure_baseline
+from tasks.data.description import DataDescription, describe
+from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
+from tasks.export.card import UNKNOWN_PROVENANCE, Provenance, architecture, card_device, card_files, preparation
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
+from tasks.export.replacing import Alternatives, as_predicted, replaced
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
-from tasks.predict.measure import SubNetMeter
+from tasks.measuring.subnets import SubNetMeter
+from tasks.ncnn.conversion import ConversionError
 from tasks.progress import Progress
-from tasks.search import FRONT_FILE, read_front
+from tasks.schemas.exports import (
+    EXPORTS_FILE,
+    Card,
+    ExportedFile,
+    ExportedWinner,
+    Exports,
+    Latency,
+    MeasuredLargest,
+    MissedWinner,
+)
+from tasks.schemas.front import FRONT_FILE, Winner
+from tasks.schemas.stored import StageResult
+from tasks.search import read_front
 
-EXPORTS_FILE = "exports.json"
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
+LARGEST = "largest"
 ROUNDS = 2
-"""Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.predict.calm`)."""
-
-Config = Mapping[str, Any]
-Row = dict[str, Any]
+"""Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
 
 
 def run(
@@ -51,56 +62,81 @@ def run(
     progress: Progress,
     batch: int = 1,
     provenance: Provenance = UNKNOWN_PROVENANCE,
-) -> Row:
+    store: SubNetStore = NO_STORE,
+    alternatives: Callable[[], Alternatives] | None = None,
+) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
     `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
-    earlier call finished is not done again. AgentError when the device is gone; call again.
+    earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
+    store's measurements of the baseline are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first
+    miss. AgentError when the device is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
-    winners = {row["digest"]: row["config"] for row in front["winners"]}
     net = tailor_ir.load(supernet, batch=batch)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS)
-    found = meter.measure([net.max_config, *winners.values()], out / MEASURED_FILE, progress, "measure winners")
-    measured = dict(zip(winners, found[1:], strict=True))
-    done = {row["digest"]: row for row in read_lines(out / DONE_FILE)}
-    todo = [digest for digest in winners if digest not in done]
-    with ExitStack() as stack, progress.bar("export", len(winners), len(winners) - len(todo)) as bar:
+    lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
+
+    def measure(configs: Mapping[str, Config]) -> dict[str, Measurement]:
+        found = meter.measure([net.max_config, *configs.values()], lines, progress, "measure winners")
+        return dict(zip((LARGEST, *configs), found, strict=True))
+
+    rows, measured = replaced(front.winners, alternatives, settings.replacements, measure)
+    with ExitStack() as stack:
         exporter = Exporter(settings, net, data, Maker(settings, net, client, stack), provenance, out)
-        for digest in todo:
-            done[digest] = exporter.export(digest, winners[digest], measured[digest])
-            append_line(out / DONE_FILE, done[digest])
-            bar.advance()
-    cards = [done[digest] for digest in winners]
-    bundle = {}
-    if settings.bundle:
-        bundle = {"bundle": write_bundle(settings, net, cards, next(iter(data.values())), out, progress)}
-    result = {
-        "device": client.capabilities().model_dump(mode="json"),
-        "winners": [_winner(row, done[row["digest"]]) for row in front["winners"]],
-        "subnets": cards,
-        "largest": {"latency": found[0].model_dump(mode="json", exclude={"key"})},
+        done = exporter.export_all({row.digest: row for row in rows}, measured, progress)
+    cards = tuple(done.values())
+    images = next(iter(data.values()))
+    bundle = {"bundle": write_bundle(settings, net, cards, images, out, progress)} if settings.bundle else {}
+    return Exports(
+        device=client.capabilities(),
+        winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
+        subnets=cards,
+        largest=MeasuredLargest(latency=_latency(measured[LARGEST])),
         **bundle,
-        "baseline": measure_baseline(front["baseline"], meter, data, out, progress),
-    }
-    write_json(out / EXPORTS_FILE, result)
-    return result
+        baseline=measure_baseline(front.baseline, meter, supernet, data, out, progress, store),
+    ).write(out / EXPORTS_FILE)
 
 
-def _winner(chosen: Row, exported: Row) -> Row:
-    """Budget, predicted and measured side by side."""
-    measured_ms = exported["latency"]["p50_ms"]
-    return {
-        "digest": chosen["digest"],
-        "budget_ms": chosen["budget_ms"],
-        "predicted_ms": chosen["predicted_ms"],
-        "measured_ms": measured_ms,
-        "within_budget": measured_ms is not None and measured_ms <= chosen["budget_ms"],
-        "predicted_accuracy": chosen["predicted_accuracy"],
-        "accuracy": exported["accuracy"],
-        "files_ok": all(file["state"] == "ok" for file in exported["files"].values()),
-    }
+def _latency(measured: Measurement) -> Latency:
+    """A measurement without its key."""
+    return Latency.model_validate(measured.model_dump(exclude={"key"}))
+
+
+def _is_whole(card: Card, out: Path) -> bool:
+    """Whether the files of an exported SubNet are there as they were written."""
+    files = {name: digest for file in card.files.values() for name, digest in file.sha256.items()}
+    files |= {f"{card.digest}{suffix}": _sha256(content) for suffix, content in card_files(card).items()}
+    return all((out / name).is_file() and _sha256((out / name).read_bytes()) == known for name, known in files.items())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _winner(
+    before: Winner, chosen: Winner, cards: Mapping[str, Card], measured: Mapping[str, Measurement]
+) -> ExportedWinner:
+    """Budget, predicted and measured side by side; `before`: the winner that was replaced, where that is another."""
+    exported = cards[chosen.digest]
+    measured_ms, missed_ms = exported.latency.p50_ms, measured[before.digest].p50_ms
+    changed: dict[str, Any] = {}
+    if chosen.digest != before.digest:
+        assert missed_ms is not None, "a miss is measured"
+        missed = MissedWinner(digest=before.digest, predicted_ms=before.predicted_ms, measured_ms=missed_ms)
+        changed = {"replaces": missed, "subnet": as_predicted(chosen)}
+    return ExportedWinner(
+        digest=chosen.digest,
+        budget_ms=chosen.budget_ms,
+        predicted_ms=chosen.predicted_ms,
+        measured_ms=measured_ms,
+        within_budget=measured_ms is not None and measured_ms <= chosen.budget_ms,
+        predicted_accuracy=chosen.predicted_accuracy,
+        accuracy=exported.accuracy,
+        files_ok=all(file.state == "ok" for file in exported.files.values()),
+        **changed,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,52 +150,71 @@ class Exporter:
     provenance: Provenance
     out: Path
 
-    def export(self, digest: str, config: Config, measured: Measurement) -> Row:
+    def export_all(
+        self, winners: Mapping[str, Winner], measured: Mapping[str, Measurement], progress: Progress
+    ) -> dict[str, Card]:
+        """Cards by digest; SubNets whose files are there from an earlier call are not exported again."""
+        known = (Card.model_validate(line) for line in read_lines(self.out / DONE_FILE))
+        done = {card.digest: card for card in known if card.digest in winners and _is_whole(card, self.out)}
+        todo = [digest for digest in winners if digest not in done]
+        with progress.bar("export", len(winners), len(done)) as bar:
+            for digest in todo:
+                done[digest] = self.export(winners[digest], measured[digest])
+                append_line(self.out / DONE_FILE, done[digest].to_json())
+                bar.advance()
+        return {digest: done[digest] for digest in winners}
+
+    def export(self, winner: Winner, measured: Measurement) -> Card:
         """Write the files of one SubNet, check them, and write its model card, which is returned."""
-        images = next(iter(self.data.values()))
-        statistics = statistics_of(self.net, dict(config), images)
-        module = self.net.build(dict(config), statistics).eval()
+        images, config = next(iter(self.data.values())), winner.config
+        statistics = statistics_of(self.net, config, images)
+        module = self.net.build(config, statistics).eval()
         inputs, expected = references(self.net, module, config, images, self.settings.check_images)
-        files = {}
+        card = self._card(winner, measured, module, describe(images.dataset))
+        files: dict[str, ExportedFile] = {}
         for name in self.settings.formats:
             try:
-                made = self.maker.make(name, digest, config, statistics, module)
-                files[name] = self._file(name, digest, made, inputs, expected)
+                made = self.maker.make(name, card, statistics, module)
+                files[name] = self._file(name, card.digest, made, inputs, expected)
             except (ConversionError, ModelTooLargeError, RunError) as error:
-                files[name] = {"state": "failed", "reason": str(error)}
-        card = {
-            "digest": digest,
-            "config": dict(config),
-            "batch": self.net.batch,
-            "input_shape": list(self.net.input_shape(dict(config))),
-            "macs": self.net.macs(dict(config)),
-            "parameters": self.net.parameters(dict(config)),
-            "architecture": architecture(self.net, config),
-            "accuracy": {split: self._accuracy(module, config, data) for split, data in self.data.items()},
-            "files": files,
-            "latency": measured.model_dump(mode="json", exclude={"key"}),
-            "device": device_row(self.maker.client.capabilities()),
-            "made_from": {
-                "network": dict(self.provenance.network),
-                "data": self.provenance.data,
-                "digests": dict(self.provenance.digests),
-            },
-        }
-        write_json(self.out / f"{digest}.json", card)
-        write_bytes(self.out / f"{digest}.md", markdown(card).encode())
+                files[name] = ExportedFile(state="failed", reason=str(error))
+        card = card.model_copy(update={"files": files})
+        for suffix, content in card_files(card).items():
+            write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
+
+    def _card(self, winner: Winner, measured: Measurement, module: torch.nn.Module, data: DataDescription) -> Card:
+        """All but the files."""
+        config, shape = winner.config, self.net.input_shape(winner.config)
+        return Card(
+            digest=winner.digest,
+            config=config,
+            batch=self.net.batch,
+            input_shape=shape,
+            preparation=preparation(data, shape),
+            classes=data.class_names,
+            macs=self.net.macs(config),
+            parameters=self.net.parameters(config),
+            architecture=architecture(self.net, config),
+            accuracy={split: self._accuracy(module, config, images) for split, images in self.data.items()},
+            files={},
+            predicted_ms=winner.predicted_ms,
+            latency=_latency(measured),
+            device=card_device(self.maker.client.capabilities()),
+            made_from=self.provenance.origin,
+        )
 
     def _accuracy(self, module: torch.nn.Module, config: Config, images: EvaluationData) -> float:
         height, width = self.net.input_shape(dict(config))[-2:]
         return count_correct(module, images.batches((height, width))).share
 
-    def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> Row:
+    def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
         """Check one format against torch and keep its files when they agree."""
         got = made.outputs(inputs)
         repeated = np.tile(expected, (len(got) // len(expected), *(1,) * (expected.ndim - 1)))
         difference = float(np.abs(got - repeated).max() / np.abs(expected).max())
         tolerance = self.settings.tolerance.of(made.precision)
-        checked = {
+        checked: dict[str, Any] = {
             "relative_difference": difference if math.isfinite(difference) else None,
             "tolerance": tolerance,
             "images": len(inputs),
@@ -169,9 +224,9 @@ class Exporter:
         }
         if not difference <= tolerance:
             reason = f"outputs differ from torch by {difference:.3g}; allowed in {made.precision}: {tolerance:g}"
-            return {"state": "failed", "reason": reason, **checked}
+            return ExportedFile(state="failed", reason=reason, **checked)
         contents = {f"{digest}{suffix}": part for suffix, part in zip(SUFFIXES[name], made.contents, strict=True)}
         for file, content in contents.items():
             write_bytes(self.out / file, content)
-        digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
-        return {"state": "ok", "sha256": digests, "bytes": sum(map(len, made.contents)), **checked}
+        digests = {file: _sha256(content) for file, content in contents.items()}
+        return ExportedFile(state="ok", sha256=digests, bytes=sum(map(len, made.contents)), **checked)

@@ -7,27 +7,25 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from tailor_ir import SuperNet
-from tasks.artifacts import write_json
-from tasks.evaluate import EvaluationData, statistics_of
+from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
 from tasks.progress import Progress
+from tasks.schemas.bundle import INDEX_FILE, BundledSubNet, Index
+from tasks.schemas.exports import Bundle, Card
 
 BUNDLE_FOLDER = "bundle"
-INDEX_FILE = "bundle.json"
-
-Row = dict[str, Any]
 
 
 def write_bundle(
-    settings: Settings, net: SuperNet, cards: Sequence[Row], images: EvaluationData, out: Path, progress: Progress
-) -> Row:
+    settings: Settings, net: SuperNet, cards: Sequence[Card], images: EvaluationData, out: Path, progress: Progress
+) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     `bytes_alone`: of their own ONNX files, where these were exported. The folder is there whole, or not at all.
@@ -36,43 +34,49 @@ def write_bundle(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     with progress.bar("bundle", len(cards)) as bar:
-        statistics = {card["digest"]: statistics_of(net, card["config"], images) for card in cards}
-        net.export_together({card["digest"]: (card["config"], statistics[card["digest"]]) for card in cards}, partial)
+        statistics = {card.digest: statistics_of(net, dict(card.config), images) for card in cards}
+        net.export_together({card.digest: (card.config, statistics[card.digest]) for card in cards}, partial)
         rows = []
         for card in cards:
-            module = net.build(card["config"], statistics[card["digest"]]).eval()
-            inputs, expected = references(net, module, card["config"], images, settings.check_images)
-            got = _run(partial / f"{card['digest']}.onnx", inputs, net.batch)
+            file = partial / f"{card.digest}.onnx"
+            file.write_bytes(tell(file.read_bytes(), card))
+            module = net.build(card.config, statistics[card.digest]).eval()
+            inputs, expected = references(net, module, card.config, images, settings.check_images)
+            got = _run(file, inputs, net.batch)
             rows.append(_row(card, float(np.abs(got - expected).max() / np.abs(expected).max())))
             bar.advance()
-    worst = max(rows, key=lambda row: math.inf if row["relative_difference"] is None else row["relative_difference"])
-    difference, allowed = worst["relative_difference"], settings.tolerance.fp32
+    worst = max(rows, key=lambda row: math.inf if row.relative_difference is None else row.relative_difference)
+    difference, allowed = worst.relative_difference, settings.tolerance.fp32
     if difference is None or difference > allowed:
         shutil.rmtree(partial)
-        reason = f"SubNet {worst['digest']}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
-        return {"state": "failed", "reason": reason}
-    write_json(partial / INDEX_FILE, {"batch": net.batch, "subnets": rows})
+        reason = f"SubNet {worst.digest}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
+        return Bundle(state="failed", reason=reason)
+    Index(batch=net.batch, subnets=tuple(rows)).write(partial / INDEX_FILE)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    alone = [card["files"].get("onnx", {}).get("bytes") for card in cards]
-    return {
-        "state": "ok",
-        "folder": BUNDLE_FOLDER,
-        "bytes": sum(file.stat().st_size for file in final.iterdir()),
-        "bytes_alone": None if None in alone else sum(alone),
-        "relative_difference": difference,
-        "tolerance": allowed,
-    }
+    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
+    return Bundle(
+        state="ok",
+        folder=BUNDLE_FOLDER,
+        bytes=sum(file.stat().st_size for file in final.iterdir()),
+        bytes_alone=None if None in alone else sum(size for size in alone if size is not None),
+        relative_difference=difference,
+        tolerance=allowed,
+    )
 
 
-def _row(card: Row, difference: float) -> Row:
+def _row(card: Card, difference: float) -> BundledSubNet:
     """What an application needs to choose among the SubNets."""
-    return {
-        "file": f"{card['digest']}.onnx",
-        **{key: card[key] for key in ("digest", "input_shape", "macs", "parameters", "accuracy")},
-        "p50_ms": card["latency"]["p50_ms"],
-        "relative_difference": difference if math.isfinite(difference) else None,
-    }
+    return BundledSubNet(
+        file=f"{card.digest}.onnx",
+        digest=card.digest,
+        input_shape=card.input_shape,
+        macs=card.macs,
+        parameters=card.parameters,
+        accuracy=card.accuracy,
+        p50_ms=card.latency.p50_ms,
+        relative_difference=difference if math.isfinite(difference) else None,
+    )
 
 
 def _run(file: Path, inputs: Images, batch: int) -> Images:

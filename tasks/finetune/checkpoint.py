@@ -1,19 +1,22 @@
 """Checkpoints: one .safetensors file with weights, buffers and optimiser state, and JSON in its header.
 
-The file is written whole or not at all. Random numbers need no state of their own: data order, augmentation,
-SubNets and dropout are all drawn from (seed, step).
+The file is written whole or not at all, with a checksum of its tensors, so that a damaged one is not gone on from.
+Random numbers need no state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step).
 """
 
 import json
 import os
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import distributed, nn
 
-from tasks.artifacts import write_bytes
+from tasks.artifacts import set_aside, write_bytes
+from tasks.progress import Progress
 
 MODEL, OPTIMISER, AVERAGE = "model.", "optimiser.", "average."
 
@@ -36,10 +39,38 @@ def save(
         tensors |= {f"{OPTIMISER}{index}.{key}": value for key, value in state.items() if value is not None}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(stored, temporary, metadata={"state": json.dumps({"step": step})})
+    state = {"step": step, "crc32": _checksum(stored)}
+    save_file(stored, temporary, metadata={"state": json.dumps(state)})
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())
     temporary.replace(path)
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Of names, shapes, types and values, in the order of names."""
+    found = 0
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether everything in the file is as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            return bool(isinstance(state["step"], int) and state["crc32"] == _checksum(tensors))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return False
+
+
+def mend(path: Path, name: str, progress: Progress) -> None:
+    """Set a damaged checkpoint aside, and say so; the training `name` then starts anew."""
+    if path.exists() and not _is_whole(path):
+        place = set_aside(path, path.parent)
+        progress.say(f"{name}: the checkpoint is damaged: set aside as '{place}'; training starts from the beginning")
 
 
 def finished_steps(path: Path) -> int:

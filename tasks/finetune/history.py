@@ -1,16 +1,15 @@
 """The history of a training: one JSON line per step, which ranks append to and the launcher follows."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import read_lines, write_bytes
+from tasks.artifacts import line_of, read_lines, whole_lines, write_bytes
 
 
 def rewind(history: Path, step: int) -> None:
     """Forget the lines that a killed run left after its checkpoint."""
-    kept = [json.dumps(line) + "\n" for line in read_lines(history) if line["step"] <= step]
+    kept = [line_of(line) for line in read_lines(history) if line["step"] <= step]
     write_bytes(history, "".join(kept).encode())
 
 
@@ -34,7 +33,7 @@ class Tail:
             stream.seek(self._offset)
             whole = stream.read().rpartition(b"\n")[0]
         self._offset += len(whole) + 1 if whole else 0
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = whole_lines(whole)
         found = [line for line in lines if line["step"] > self._done]
         self._done = max([self._done, *(line["step"] for line in found)])
         return found

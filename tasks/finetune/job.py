@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Literal, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +15,15 @@ JOB_FILE = "job.json"
 HISTORY_FILE = "history.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 LOG_FILE = "workers.log"
+
+
+class RankError(TypedDict):
+    """The error of a failing rank, as the rank wrote it."""
+
+    rank: int
+    time_s: float
+    line: str
+    kind: Literal["user", "memory", "other"]
 
 
 class Job(BaseModel):
@@ -58,8 +67,8 @@ class Job(BaseModel):
         """Where a failing rank says why."""
         return self.folder / f"error-rank{rank}.json"
 
-    def errors(self) -> list[dict[str, Any]]:
-        """What failing ranks of this machine have said, the user's own errors first, then in order of time."""
+    def errors(self) -> list[RankError]:
+        """The errors of failing ranks of this machine: the user's own errors first, then in order of time."""
         found = []
         for file in self.folder.glob("error-rank*.json"):
             with suppress(FileNotFoundError):  # a rank that is started again removes its own

@@ -22,8 +22,9 @@ from tasks.errors import UserError
 from tasks.finetune import checkpoint
 from tasks.finetune.device import fitting_processes, gpus
 from tasks.finetune.history import Tail, rewind
-from tasks.finetune.job import JOB_FILE, LOG_FILE, Job
+from tasks.finetune.job import JOB_FILE, LOG_FILE, Job, RankError
 from tasks.finetune.settings import TrainSettings
+from tasks.finetune.watchdog import Watchdog
 from tasks.processes import end
 from tasks.progress import Bar, Progress
 
@@ -44,6 +45,7 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
     rank dies more often than it may; the next call goes on from the last checkpoint.
     """
     job.folder.chmod(0o700)
+    checkpoint.mend(job.checkpoint, name, progress)
     if job.settings.nodes == 1 and _is_finished(job):  # another node may still need what this one has
         return job
     fewer = fitting_processes(job.settings, gpus(job.settings.device))
@@ -53,14 +55,14 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
         )
         job = job.with_settings(processes=fewer)
     while True:
-        code = _run(job, name, progress)
+        code, silent = _run(job, name, progress)
         if _is_finished(job):
             _clear(job)
             return job
         errors, micro_batch = job.errors(), job.settings.micro_batch
         smaller = _smaller_micro_batch(job, errors)
         if smaller is None:
-            raise _failure(job, name, code, errors)
+            raise _failure(job, name, code, errors, silent)
         job = job.with_settings(micro_batch=smaller)
         progress.say(
             f"{name}: out of memory with micro-batches of {micro_batch} images; goes on with {smaller}, whose "
@@ -72,7 +74,7 @@ def _is_finished(job: Job) -> bool:
     return checkpoint.finished_steps(job.checkpoint) == job.total_steps
 
 
-def _smaller_micro_batch(job: Job, errors: Sequence[Mapping[str, Any]]) -> int | None:
+def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
     """What to try after these errors; None: nothing. Several nodes would have to agree on it."""
     size = job.settings.micro_batch
     is_memory = bool(errors) and errors[0]["kind"] != "user" and any(error["kind"] == "memory" for error in errors)
@@ -81,19 +83,22 @@ def _smaller_micro_batch(job: Job, errors: Sequence[Mapping[str, Any]]) -> int |
     return size // 2
 
 
-def _run(job: Job, name: str, progress: Progress) -> int:
-    """One call of torchrun; its exit code."""
+def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str]]:
+    """One call of torchrun; its exit code, and ranks that were ended since they did not answer."""
     _clear(job)
     write_bytes(job.folder / JOB_FILE, job.model_dump_json(indent=1).encode())
     done = checkpoint.finished_steps(job.checkpoint)
     rewind(job.history, done)
-    with progress.bar(name, job.total_steps, done) as bar, _torchrun(job) as process:
-        lines = Tail(job.history, done)
-        while process.poll() is None:
+    with progress.bar(name, job.total_steps, done) as bar, _meeting(job) as meeting:
+        watchdog = Watchdog(job, meeting, name, progress.say)
+        with _torchrun(job, meeting) as process:
+            lines = Tail(job.history, done)
+            while process.poll() is None:
+                _report(lines.new(), bar, progress)
+                watchdog.look(process.pid)
+                time.sleep(POLL_S)
             _report(lines.new(), bar, progress)
-            time.sleep(POLL_S)
-        _report(lines.new(), bar, progress)
-    return process.returncode
+    return process.returncode, watchdog.ended
 
 
 def _clear(job: Job) -> None:
@@ -155,19 +160,24 @@ def _environment(settings: TrainSettings, interface: str) -> dict[str, str]:
 
 
 @contextmanager
-def _torchrun(job: Job) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun and its workers; ended, whatever happens, on leaving.
+def _meeting(job: Job) -> Iterator[Path]:
+    """A private folder for ranks and launcher, gone on leaving.
 
-    They meet through files in a private folder: torchrun's own TCP store would listen on every network interface,
-    without a password, and its rendezvous unpickles what it finds there. Its folder of logs would stay in the temporary
-    directory.
+    Ranks meet through files there: torchrun's own TCP store would listen on every network interface, without a password, and
+    its rendezvous unpickles what it finds there. Its folder of logs would stay in the temporary directory.
     """
     with tempfile.TemporaryDirectory(prefix="rendezvous-", dir=job.folder) as meeting:
-        process = _start(job, Path(meeting))
-        try:
-            yield process
-        finally:
-            end(process, GRACE_S)
+        yield Path(meeting)
+
+
+@contextmanager
+def _torchrun(job: Job, meeting: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """torchrun and its workers; ended, whatever happens, on leaving."""
+    process = _start(job, meeting)
+    try:
+        yield process
+    finally:
+        end(process, GRACE_S)
 
 
 def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
@@ -176,11 +186,10 @@ def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
     command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
     own = _own_address(settings.rendezvous)
     command += ["--local-addr", own, "--log-dir", str(meeting)]
-    worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE)]
+    worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE), str(meeting)]
     if settings.rendezvous is None:
         command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]
         command += ["--rdzv-id", meeting.name]
-        worker.append(str(meeting / "ranks"))
     else:
         command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", f"join_timeout={MEETING_S}"]
         command += ["--rdzv-id", digest_of(settings.model_dump(mode="json"))]
@@ -195,8 +204,11 @@ def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _failure(job: Job, name: str, code: int, errors: Sequence[Mapping[str, Any]]) -> UserError:
-    """Why the workers ended: the user's error, else too little memory, a killed rank, or the first error of any rank."""
+def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent: Mapping[int, str]) -> UserError:
+    """Why the workers ended: the user's error, else too little memory, a killed rank, or the first error of any rank.
+
+    silent: ranks that were killed since they did not answer.
+    """
     log = (job.folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
     exits = {
         int(rank): int(exit_code)
@@ -218,7 +230,8 @@ def _failure(job: Job, name: str, code: int, errors: Sequence[Mapping[str, Any]]
         return UserError(name, line, next_step=f"set a smaller micro_batch; {again}")
     if killed:
         rank, number = next(iter(killed.items()))
-        return UserError(name, f"rank {rank} was killed by {signal.Signals(number).name}", next_step=again)
+        why = silent.get(rank) or f"was killed by {signal.Signals(number).name}"
+        return UserError(name, f"rank {rank} {why}", next_step=again)
     if errors:
         return UserError(name, f"rank {errors[0]['rank']} failed: {errors[0]['line'][:MOST_SAID]}", next_step=again)
     if re.search(r"Rendezvous(Timeout|Connection)Error", log):

@@ -23,10 +23,11 @@ from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
 from tasks.finetune.losses import loss_of
 from tasks.finetune.mixing import mix
-from tasks.finetune.networks import Network
+from tasks.finetune.networks import Trainable
 from tasks.finetune.precision import mixed_precision
 from tasks.finetune.sampling import Role
 from tasks.finetune.settings import TrainSettings
+from tasks.finetune.watchdog import Move, Phase, unseen
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_per_epoch: int) -> float:
@@ -74,8 +75,17 @@ class Trainer:
     only an earlier pass used, since it marks used parameters over the whole `no_sync` session.
     """
 
-    def __init__(self, job: Job, network: Network, dataset: Dataset, device: torch.device) -> None:
+    def __init__(
+        self,
+        job: Job,
+        network: Trainable,
+        dataset: Dataset,
+        device: torch.device,
+        move: Move = unseen,
+    ) -> None:
+        """move: told what the rank is at, and in which step."""
         self.job = job
+        self.move = move
         self.settings = job.settings
         self.network = network
         self.dataset = dataset
@@ -118,6 +128,7 @@ class Trainer:
         """
         saved_s = self._ended_s = time.monotonic()
         before: Finished | None = None
+        self.move(Phase.READING, self.step + 1)
         with closing(prefetched(self._batches(), self.device)) as batches:
             for x_BCHW, y_B in batches:
                 finished = self.train_step(x_BCHW, y_B)
@@ -128,11 +139,14 @@ class Trainer:
                 if self.first_of_node and due:
                     self._record(before)
                     before = None
+                    self.move(Phase.WRITING, self.step)
                     self._save()
                     saved_s = time.monotonic()
                 if last:
                     break
+                self.move(Phase.READING, self.step + 1)
         self._record(before)
+        self.move(Phase.ENDING, self.step + 1)
 
     def _save(self) -> None:
         self._check_weights()
@@ -223,6 +237,7 @@ class Trainer:
                 teacher_BK = self.teacher(resize(x_BCHW, self.network.base_size))
         losses = []
         for index, role in enumerate(roles):
+            self.move(Phase.TRAINING, self.step + 1)
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
                 size = self.network.activate(role)

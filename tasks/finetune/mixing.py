@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional
-from torchvision.transforms import v2
 
 
 class Mixing(BaseModel):
@@ -36,6 +35,8 @@ def mix(
     Every image is mixed with its neighbour in the micro-batch. `key` is (seed, step, place of the micro-batch in
     the global batch) and decides everything: how, by how much, where. The global random state is left as it is.
     """
+    from torchvision.transforms import v2
+
     soft_BK = functional.one_hot(y_B, classes).to(x_BCHW.dtype)
     ways = [
         way(alpha=alpha)

@@ -13,7 +13,7 @@ from tasks.finetune.sampling import Role, sample_roles
 from tasks.models import create, load_weights
 
 
-class Network(Protocol):
+class Trainable(Protocol):
     """A module whose forward pass is that of the SubNet activated last."""
 
     module: nn.Module
@@ -35,7 +35,7 @@ class Network(Protocol):
         ...
 
 
-class Plain:
+class TrainableNetwork:
     """One network with one input size."""
 
     def __init__(self, module: nn.Module, size: tuple[int, int]) -> None:
@@ -56,7 +56,7 @@ class Plain:
         return self.base_size
 
 
-class Elastic:
+class TrainableSuperNet:
     """A SuperNet and how its SubNets are drawn."""
 
     def __init__(self, net: Any, draw: Callable[[int], list[Role]], teacher: nn.Module | None) -> None:
@@ -78,14 +78,14 @@ class Elastic:
         return height, width
 
 
-def open_network(job: Job, dataset: Dataset) -> Network:
+def open_network(job: Job, dataset: Dataset) -> Trainable:
     """The network of a job, with its initial weights."""
     if job.finetune is not None:
         settings = job.finetune
         assert job.supernet is not None
         net = tailor_ir.load(job.supernet)
         teacher = net.build(net.max_config) if settings.teacher == "base" else None
-        return Elastic(net, lambda step: sample_roles(net, settings, step, job.total_steps), teacher)
+        return TrainableSuperNet(net, lambda step: sample_roles(net, settings, step, job.total_steps), teacher)
     assert job.model is not None
     assert job.initial is not None
     resolution = job.data.resolution
@@ -93,4 +93,4 @@ def open_network(job: Job, dataset: Dataset) -> Network:
     module = create(untrained, dataset.classes, dataset.channels, resolution)
     assert isinstance(module, nn.Module)
     load_weights(module, job.initial)
-    return Plain(module, (resolution, resolution))
+    return TrainableNetwork(module, (resolution, resolution))

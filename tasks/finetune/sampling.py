@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tailor_ir import KINDS, Config
 from tasks.finetune.settings import Settings
 
-Config = dict[str, Any]
-PHASES = ({"kernel_size"}, {"depth"}, {"expand_ratio", "width_mult", "growth_mult", "heads", "v_scale"})
 OPENED = 1.0
 
 
@@ -40,17 +39,17 @@ def sample_roles(net: Any, settings: Settings, step: int, total_steps: int) -> l
 def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
     """A random SubNet of the part of the space that is open when the share `done` [0, 1] of the training is over.
 
-    The resolution is open from the start. Then kernels, depths, and widths with expansions and heads open one kind
-    after the other, each in two steps: the larger half of the choices, then all. Source: Once-for-all (ICLR 2020), §3.3.
+    Kinds without a phase, as the resolution, are open from the start. The others open phase after phase, each in two
+    steps: the larger half of the choices, then all. Source: Once-for-all (ICLR 2020), §3.3.
     """
-    kinds = {variable.kind for variable in space.variables}
-    phases = [phase for phase in PHASES if kinds & phase]
+    phase_of = {variable.kind: KINDS[variable.kind].phase for variable in space.variables}
+    phases = sorted({phase for phase in phase_of.values() if phase is not None})
     config: Config = {}
     for variable in space.variables:
         last = len(variable.choices) - 1
         first = 0
         for number, phase in enumerate(phases):
-            if variable.kind in phase:
+            if phase_of[variable.kind] == phase:
                 steps = min(2, max(0, 1 + math.floor(2 * (done * len(phases) - number))))
                 first = last - math.ceil(last * steps / 2)
         config[variable.name] = variable.choices[int(rng.integers(first, last + 1))]

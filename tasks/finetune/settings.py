@@ -1,10 +1,11 @@
 """How to train: shared by the base network and the SuperNet."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.artifacts import OutsideKey
 from tasks.finetune.mixing import Mixing
 
 LAST_PORT = 65535
@@ -46,14 +47,24 @@ class TrainSettings(BaseModel):
     """Ranks on each node."""
     nodes: int = Field(default=1, ge=1)
     """Machines that train together; the same command runs on each."""
-    rendezvous: str | None = None
+    rendezvous: Annotated[str | None, OutsideKey("where machines meet, not what they compute")] = None
     """HOST:PORT of the first node, with more than one."""
-    restarts: int = Field(default=0, ge=0)
+    restarts: Annotated[int, OutsideKey("how training gets there: it goes on from the same checkpoint")] = Field(
+        default=0, ge=0
+    )
     """How often ranks that died are started again, from the last checkpoint."""
+    silence_remark_s: Annotated[float, OutsideKey("who is told what when, not the weights")] = Field(default=60.0, ge=2)
+    """After which a rank that does not answer is named."""
+    silence_end_s: Annotated[float, OutsideKey("when a rank is started again, not the weights")] = Field(
+        default=300.0, ge=2
+    )
+    """After which it is ended, as one that died; one forward and backward pass of a micro-batch has to take less."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     recalibration_images: int = Field(default=512, ge=2)
     """Training images from which BatchNorm statistics are taken after training."""
-    checkpoint_every_s: float = Field(default=30.0, ge=0)
+    checkpoint_every_s: Annotated[float, OutsideKey("what a killed run loses, not the weights")] = Field(
+        default=30.0, ge=0
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSettings":

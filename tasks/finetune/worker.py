@@ -1,7 +1,8 @@
-"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json [STORE]`.
+"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json MEETING`.
 
-The ranks of one machine find each other through the file STORE, those of several through torchrun. Standard input is a
-pipe from the launcher; its end means that the launcher is gone, and the rank ends too.
+The ranks of one machine find each other through a file in folder MEETING, those of several through torchrun; their signs of
+life are in the folder, too. Standard input is a pipe from the launcher; its end means that the launcher is gone, and the rank
+ends too.
 """
 
 import os
@@ -21,9 +22,11 @@ from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
 from tasks.finetune.networks import open_network
+from tasks.finetune.watchdog import Move, Pulse, unseen
 from tasks.shortage import is_out_of_memory
 
-TIMEOUT = timedelta(minutes=10)
+LEAST_TIMEOUT_S, LATER_S = 600.0, 60.0
+"""How long a rank waits for the others: longer than it takes until a silent one is ended."""
 ORPHANED = 3
 STAY = ("user", "memory")
 """Kinds of errors that a rank that is started again would only meet again."""
@@ -35,24 +38,23 @@ def _end_with_launcher() -> None:
     os._exit(ORPHANED)
 
 
-def train(job: Job, store: Path | None) -> None:
-    """Join the group, train, leave."""
+def train(job: Job, meeting: Path, move: Move = unseen) -> None:
+    """Join the group, through a file in folder `meeting` where one machine is alone; train, leave."""
     device = pick_device(job.settings.device, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = meeting / f"ranks{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=None
-        if store is None
-        else distributed.FileStore(f"{store}{os.environ['TORCHELASTIC_RESTART_COUNT']}", world),
+        store=None if job.settings.nodes > 1 else distributed.FileStore(str(store), world),
         rank=rank,
         world_size=world,
-        timeout=TIMEOUT,
+        timeout=timedelta(seconds=max(LEAST_TIMEOUT_S, job.settings.silence_end_s + LATER_S)),
     )
     try:
         dataset = load(job.data, "train")
-        Trainer(job, open_network(job, dataset), dataset, device).run()
+        Trainer(job, open_network(job, dataset), dataset, device, move).run()
         distributed.barrier()
     finally:
         distributed.destroy_process_group()
@@ -61,13 +63,15 @@ def train(job: Job, store: Path | None) -> None:
 def main() -> None:
     """Run the job of argv[1]; a failing rank leaves one line of why beside it."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
+    meeting = Path(sys.argv[2])
+    pulse = Pulse(meeting, int(os.environ["LOCAL_RANK"]))
     job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
     if any(error["kind"] in STAY for error in job.errors()):
         sys.exit(1)
     job.error_file(rank).unlink(missing_ok=True)
     try:
-        train(job, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+        train(job, meeting, pulse.move)
     except Exception as error:
         line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         kind = "user" if isinstance(error, UserError) else "memory" if is_out_of_memory(error) else "other"

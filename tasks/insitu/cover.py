@@ -1,9 +1,9 @@
 """A few SubNets that together contain every operator: what in-situ measuring runs.
 
-An operator depends on few variables, so that one SubNet can bring as many new operators as it has places for them. SubNets
-are chosen one after the other: from an operator that is still missing, the other variables are set one at a time to
-the choice that brings most new operators, until no single change brings more. What an operator takes depends on what else
-the caches hold, and such SubNets are not typical; so where they are few, random ones that have the rarest operators follow.
+An operator depends on few variables, so one SubNet can bring many new operators. SubNets are chosen one after the other. A
+choice begins with a missing operator. The other variables are then set one at a time to the choice that brings most new
+operators, until no single change brings more. Operators share the caches, and SubNets chosen in this way are not typical. Where
+they are few, random SubNets with the rarest operators follow.
 """
 
 from collections.abc import Set as AbstractSet
@@ -20,7 +20,7 @@ ENOUGH_SUBNETS, ENOUGH_TIMES = 150, 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Occurrence:
     """Where one operator of the largest network stands: its variables, and for their choices the operator's number or -1."""
 
     columns: tuple[int, ...]
@@ -46,8 +46,10 @@ class _Cover:
         self._rng, self._space = rng, net.space
         self._cardinalities = np.array([len(variable.choices) for variable in net.space.variables])
         terms = net.operator_terms()
-        self._places = [_Place(term.variables, term.features.numbers) for term in terms]
-        self._of_column = [[p for p in self._places if c in p.columns] for c in range(len(self._cardinalities))]
+        self._occurrences = [_Occurrence(term.variables, term.features.numbers) for term in terms]
+        self._of_column = [
+            [one for one in self._occurrences if c in one.columns] for c in range(len(self._cardinalities))
+        ]
         operators = terms[0].features.operators
         self._missing = np.zeros(len(operators) + 1, np.int64)  # the last: "skipped", number -1
         self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = 1
@@ -57,11 +59,11 @@ class _Cover:
         codes: dict[bytes, Code] = {}
         wanted = self._missing.copy()
         seen = np.where(wanted, 0, ENOUGH_TIMES)
-        for place in self._places:
-            for at in np.argwhere(self._missing[place.numbers] > 0):
-                number = place.numbers[tuple(at)]
+        for occurrence in self._occurrences:
+            for at in np.argwhere(self._missing[occurrence.numbers] > 0):
+                number = occurrence.numbers[tuple(at)]
                 if self._missing[number]:
-                    code = self._space.canonical_codes(self._around(place, at)[None])[0]
+                    code = self._space.canonical_codes(self._around(occurrence, at)[None])[0]
                     found = self._numbers(code)
                     self._missing[[*found, number]] = 0
                     seen[np.unique(found)] += 1
@@ -70,24 +72,24 @@ class _Cover:
         for _ in range(ENOUGH_SUBNETS):
             if len(codes) >= ENOUGH_SUBNETS or seen.min() >= ENOUGH_TIMES:
                 break
-            place, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
+            occurrence, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
             code = self._rng.integers(self._cardinalities)
-            code[list(place.columns)] = at[int(self._rng.integers(len(at)))]
+            code[list(occurrence.columns)] = at[int(self._rng.integers(len(at)))]
             code = self._space.canonical_codes(code[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
         return np.array(list(codes.values()), np.int64).reshape(-1, len(self._cardinalities))
 
-    def _where(self, wanted: NDArray[np.int64]) -> dict[int, tuple[_Place, NDArray[np.int64]]]:
+    def _where(self, wanted: NDArray[np.int64]) -> dict[int, tuple[_Occurrence, NDArray[np.int64]]]:
         """For each wanted operator the choices (n, columns) with which it stands in one of its places."""
-        found: dict[int, tuple[_Place, NDArray[np.int64]]] = {}
-        for place in self._rng.permutation(np.array(self._places, object)):
-            for number in np.unique(place.numbers):
+        found: dict[int, tuple[_Occurrence, NDArray[np.int64]]] = {}
+        for occurrence in self._rng.permutation(np.array(self._occurrences, object)):
+            for number in np.unique(occurrence.numbers):
                 if number >= 0 and wanted[number] and number not in found:
-                    found[int(number)] = place, np.argwhere(place.numbers == number)
+                    found[int(number)] = occurrence, np.argwhere(occurrence.numbers == number)
         return found
 
-    def _around(self, seed: _Place, at: NDArray[np.int64]) -> Code:
+    def _around(self, seed: _Occurrence, at: NDArray[np.int64]) -> Code:
         """A SubNet with the operator at these choices and as many other missing ones as single changes find."""
         code = self._rng.integers(self._cardinalities)
         code[list(seed.columns)] = at
@@ -95,7 +97,7 @@ class _Cover:
         for _ in range(SWEEPS):
             before = code.copy()
             for column in self._rng.permutation(free):
-                gains = sum(self._missing[p.along(code, column)] for p in self._of_column[column])
+                gains = sum(self._missing[one.along(code, column)] for one in self._of_column[column])
                 ties = np.flatnonzero(gains == np.max(gains))
                 if gains[code[column]] != np.max(gains):
                     code[column] = self._rng.choice(ties)
@@ -104,4 +106,4 @@ class _Cover:
         return code
 
     def _numbers(self, code: Code) -> NDArray[np.int32]:
-        return np.array([place.numbers[tuple(code[list(place.columns)])] for place in self._places])
+        return np.array([occurrence.numbers[tuple(code[list(occurrence.columns)])] for occurrence in self._occurrences])

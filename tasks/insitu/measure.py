@@ -15,19 +15,18 @@ import numpy as np
 import tailor_ir
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Cache, Measurement, MeasureSettings
-from tailor_ir import OperatorFeature, SuperNet
-from tasks.ahead import ahead, pieces
+from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.artifacts import append_line, read_lines
-from tasks.convert import ConversionError, Limits, convert_operators
-from tasks.fleet import Meter
 from tasks.insitu.cover import covering_codes
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
-from tasks.insitu.overhead import layer_overhead_ms, without_overhead
+from tasks.insitu.overhead import MeasuredLine, layer_overhead_ms, without_overhead
 from tasks.lut import Entry, feature_text, now
-from tasks.ncnn_files import NcnnModel
+from tasks.measuring.ahead import ahead, pieces
+from tasks.measuring.fleet import Meter
+from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
+from tasks.ncnn.files import NcnnFiles
 from tasks.progress import Progress
 
-Config = Mapping[str, Any]
 USUAL = 0.25  # quantile of an operator's times
 SUBNETS_AT_ONCE = 8
 """SubNets that are made while the device measures as many."""
@@ -35,7 +34,7 @@ SUBNETS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One time of an operator [ms] in one SubNet, without overhead; noisy if that SubNet's timing was."""
+    """The time of an operator [ms] in one SubNet, without overhead. It is noisy where the SubNet's timing was."""
 
     time_ms: float
     noisy: bool
@@ -47,7 +46,7 @@ def entries(
     meter: Meter,
     settings: MeasureSettings,
     settings_text: str,
-    limits: Limits,
+    limits: ConversionLimits,
     file: Path,
     progress: Progress,
 ) -> Iterator[Entry]:
@@ -69,7 +68,7 @@ def entries(
                 seen[digest].append(Seen(time_ms, line["noisy"]))
         if line["state"] == "failed":
             config = net.space.decode(net.space.row(line["config"]))
-            reasons |= {feature.digest: line["reason"] for feature in net.operators(config)}
+            reasons |= {feature.digest: line["reason"] or "" for feature in net.operators(config)}
     for digest, feature in todo.items():
         reason = reasons.get(digest, "no SubNet that has it could be measured")
         yield _entry(feature, seen[digest], settings.cache, settings_text, reason)
@@ -80,11 +79,11 @@ def measure_subnets(
     configs: Sequence[Config],
     meter: Meter,
     settings: MeasureSettings,
-    limits: Limits,
+    limits: ConversionLimits,
     file: Path,
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """Lines of `file`: for each SubNet its config, latency [ms] or reason, and each operator's digest, time and layers."""
+) -> list[MeasuredLine]:
+    """The lines of `file`, one for each SubNet."""
     by_key = {net.space.digest(config): config for config in configs}
     known = {line["key"]: line for line in read_lines(file) if line["key"] in by_key}
     capabilities = meter.capabilities()
@@ -111,7 +110,7 @@ def measure_subnets(
 
 
 def _with_failures(measured: Iterator[Measurement], failed: deque[Measurement]) -> Iterator[Measurement]:
-    """What was measured, and between it what failed before it came to a device."""
+    """Measurements, and between them the failures of SubNets that never came to a device."""
     for measurement in measured:
         yield measurement
         while failed:
@@ -120,22 +119,30 @@ def _with_failures(measured: Iterator[Measurement], failed: deque[Measurement]) 
         yield failed.popleft()
 
 
-def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> dict[str, Any]:
+def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> MeasuredLine:
     operators: list[tuple[str, float, int]] = []
     if subnet is not None and measurement.state == "ok":
         features = [placed.feature.digest for placed in subnet.placed.operators]
         attributed = subnet.attribute(measurement.layers)
         operators = [(digest, *found) for digest, found in zip(features, attributed, strict=True)]
-    kept = measurement.model_dump(include={"key", "state", "reason", "p50_ms", "spread", "noisy"})
-    return kept | {"config": dict(config), "operators": operators}
+    return {
+        "key": measurement.key,
+        "state": measurement.state,
+        "reason": measurement.reason,
+        "p50_ms": measurement.p50_ms,
+        "spread": measurement.spread,
+        "noisy": measurement.noisy,
+        "config": dict(config),
+        "operators": operators,
+    }
 
 
 class _Maker:
     """Makes SubNets for the device; for ncnn it converts each operator once."""
 
-    def __init__(self, net: SuperNet, ncnn: bool, limits: Limits) -> None:
+    def __init__(self, net: SuperNet, ncnn: bool, limits: ConversionLimits) -> None:
         self._net, self._ncnn, self._limits = net, ncnn, limits
-        self._snippets: dict[OperatorFeature, NcnnModel | ConversionError] = {}
+        self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
 
     def make(self, chunk: Sequence[tuple[str, Config]]) -> tuple[list[WholeSubNet], list[Measurement]]:
         """The SubNets by digest, and a failure for each that the device cannot get."""
@@ -151,7 +158,7 @@ class _Maker:
                 feature, error = next(iter(errors.items()))
                 failures.append(Measurement.failed(key, f"{feature.operator} {feature.digest}: {error}"))
             else:
-                snippets = {feature: one for feature, one in outcomes.items() if isinstance(one, NcnnModel)}
+                snippets = {feature: one for feature, one in outcomes.items() if isinstance(one, NcnnFiles)}
                 made.append(ncnn_subnet(self._net, key, config, snippets))
         return made, failures
 

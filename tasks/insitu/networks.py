@@ -12,13 +12,11 @@ from pathlib import Path
 
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import LayerTiming
-from tailor_ir import OperatorFeature, SuperNet
-from tailor_ir.operators import PlacedOperators
-from tasks.jobs import onnx_job
-from tasks.ncnn_files import Layer, NcnnModel
+from tailor_ir import Config, OperatorFeature, PlacedOperators, SuperNet
+from tasks.measuring.jobs import onnx_job
+from tasks.ncnn.files import Layer, NcnnFiles
 
-Config = Mapping[str, int | float]
-Snippets = Mapping[OperatorFeature, NcnnModel]
+Snippets = Mapping[OperatorFeature, NcnnFiles]
 OWN = re.compile(r"op(\d+)/")
 
 
@@ -55,7 +53,7 @@ def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> 
     job = ModelJob(
         key=key,
         format="ncnn",
-        files=(NcnnModel.of(layers, b"").param,),
+        files=(NcnnFiles.of(layers, b"").param,),
         input_names=tuple(f"in{number}" for number in range(len(placed.inputs))),
         input_shapes=(net.input_shape(config),),
         output_names=tuple(f"out{number}" for number in range(len(placed.outputs))),

@@ -1,23 +1,40 @@
-"""What timing a layer adds to its time: a clock read and an event written, a few microseconds, for each layer that runs.
+"""The overhead of timing layers: a few microseconds for each layer that runs.
 
-SubNets as a whole are timed without that, so the sums of their layers tell: by how much the ratio of the two grows with the
-number of layers a millisecond. It matters where layers are many and short.
+A runtime that times a layer reads a clock and writes an event, which adds to the layer's time. SubNets that are timed as a
+whole have no such overhead. The ratio of the sum of a SubNet's layers to its whole time grows with the number of layers in a
+millisecond, and the slope is the overhead of one layer. The overhead matters where layers are many and short.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal, TypedDict
 
 import numpy as np
-from scipy.stats import theilslopes
 
-Times = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
-Operators = Sequence[tuple[str, float, int]]  # digest of an operator, time in a SubNet [ms], layers that ran for it
+from tailor_ir import Config
+
+LayerTimes = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
+OperatorTimes = Sequence[tuple[str, float, int]]  # digest of an operator, time in a SubNet [ms], layers that ran for it
+
+
+class MeasuredLine(TypedDict):
+    """A SubNet in `subnets.jsonl`: its config, its latency [ms] or the reason of a failure, and the times of its operators."""
+
+    key: str
+    state: Literal["ok", "failed"]
+    reason: str | None
+    p50_ms: float | None
+    spread: float | None
+    noisy: bool
+    config: Config
+    operators: OperatorTimes
+
+
 LEAST_SUBNETS = 5
 KEPT = 0.1  # share of its time that an operator keeps in any case
 
 
-def layer_overhead_ms(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Added to each layer [ms]; 0 where nothing tells. A robust slope: Theil's and Sen's (J. Am. Stat. Assoc. 63, 1968)."""
+def layer_overhead_ms(lines: Sequence[MeasuredLine]) -> float:
+    """Overhead of one layer [ms]; 0 without enough SubNets. Robust slope: Theil and Sen (J. Am. Stat. Assoc. 63, 1968)."""
     found = [
         (
             sum(time_ms for _, time_ms, _ in line["operators"]),
@@ -32,9 +49,11 @@ def layer_overhead_ms(lines: Sequence[Mapping[str, Any]]) -> float:
     sums_ms, layers, p50_ms = np.array(found, np.float64).T
     if np.ptp(layers / p50_ms) == 0:
         return 0.0
+    from scipy.stats import theilslopes  # takes a second
+
     return max(0.0, float(theilslopes(sums_ms / p50_ms, layers / p50_ms).slope))
 
 
-def without_overhead(operators: Operators, overhead_ms: float) -> Times:
-    """The times of a SubNet's operators, had their layers not been timed."""
+def without_overhead(operators: OperatorTimes, overhead_ms: float) -> LayerTimes:
+    """The times of a SubNet's operators [ms], less the overhead of their layers."""
     return [(digest, max(ms - overhead_ms * layers, KEPT * ms)) for digest, ms, layers in operators]

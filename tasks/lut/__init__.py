@@ -1,6 +1,6 @@
 """Look-up tables (LUTs): latencies of operators on devices, in append-only Parquet parts that runs and networks share."""
 
-from tasks.lut.entry import Cache, DeviceKey, Entry, Method, feature_text, now, settings_text
+from tasks.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
 from tasks.lut.store import LutStore
 from tasks.lut.table import Lut
 
@@ -10,7 +10,7 @@ __all__ = [
     "Entry",
     "Lut",
     "LutStore",
-    "Method",
+    "ProfilingMethod",
     "feature_text",
     "now",
     "settings_text",

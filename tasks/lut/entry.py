@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
 
@@ -13,10 +13,10 @@ from tasks.artifacts import digest_of
 from tasks.errors import UserError
 
 State = Literal["ok", "fused", "failed"]
-Method = Literal["alone", "in situ"]
+ProfilingMethod = Literal["alone", "in situ"]
 Cache = Literal["warm", "cold"]
 Row = dict[str, Any]
-METHODS: tuple[Method, ...] = ("in situ", "alone")
+METHODS: tuple[ProfilingMethod, ...] = ("in situ", "alone")
 """In order of trust: what was timed inside a network before what was timed by itself."""
 
 SCHEMA = pa.schema(
@@ -57,6 +57,16 @@ ABSENT: dict[str, Any] = {
 """Columns that came later, and what a part that was written before them means."""
 
 
+class DeviceIdentity(TypedDict):
+    """The fields of a `DeviceKey` that tell devices apart."""
+
+    backend: str
+    build: str
+    precision: str
+    threads: int
+    fingerprint: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
     """What besides the operator decides a latency: entries of two keys are never mixed.
@@ -76,9 +86,15 @@ class DeviceKey:
         """The device's folder in a store."""
         return f"{self.backend}-{self.precision}-{self.threads}t-{digest_of(self.identity())[:12]}"
 
-    def identity(self) -> dict[str, Any]:
-        """What tells devices apart, as JSON."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+    def identity(self) -> DeviceIdentity:
+        """The fields that tell devices apart, as JSON."""
+        return {
+            "backend": self.backend,
+            "build": self.build,
+            "precision": self.precision,
+            "threads": self.threads,
+            "fingerprint": self.fingerprint,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +118,7 @@ class Entry:
     n: int
     noisy: bool
     measured_at: str
-    method: Method = "alone"
+    method: ProfilingMethod = "alone"
     settings: str = ""
     reason: str | None = None
     p50_ms: float | None = None
@@ -115,7 +131,7 @@ class Entry:
     def __post_init__(self) -> None:
         where = f"LUT entry of {self.operator} {self.digest}"
         _one_of(where, "state", self.state, get_args(State))
-        _one_of(where, "method", self.method, get_args(Method))
+        _one_of(where, "method", self.method, get_args(ProfilingMethod))
         _one_of(where, "cache", self.cache, (None, *get_args(Cache)))
         if not _is_utc(self.measured_at):
             raise ValueError(f"{where}: measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00")
@@ -137,12 +153,12 @@ class Entry:
 
     @property
     def latency_ms(self) -> float | None:
-        """What it adds to a network's sum; None where nothing is known."""
+        """The operator's part in a network's sum; None where its latency is not known."""
         return 0.0 if self.state == "fused" else self.p50_ms
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a later entry of the same device has to share to take this one's place."""
+        """Operator, method and settings: a later entry of the device with an equal key replaces this entry."""
         return self.digest, self.method, self.settings
 
 

@@ -4,9 +4,11 @@ Nothing is locked. Names are unique; rows say themselves which is the latest, so
 harm; a part is removed only when another that holds its rows is safely on disk.
 """
 
+import hashlib
 import io
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,12 +25,18 @@ from tasks.lut.entry import SCHEMA, Row, as_schema, device_of
 PARTS = "part-*.parquet"
 LEFTOVERS = ".part-*.tmp"
 LEFTOVER_AGE = timedelta(hours=1)
+DIGEST = re.compile(r"-sha256\.([0-9a-f]{16})\.parquet$")
+"""Of a part's content, in its name; parts from before have none."""
 ATTEMPTS = 100
+
+
+class DamagedPartError(UserError):
+    """A part is no Parquet file any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What was read of a folder: the files, and their rows in no order that counts."""
+    """A folder as it was read: its files, and their rows in any order."""
 
     files: tuple[Path, ...] = ()
     rows: list[Row] = field(default_factory=list)
@@ -45,11 +53,25 @@ def read(folder: Path) -> Parts:
     raise UserError(f"LUT '{folder}'", f"changed {ATTEMPTS} times while it was read", next_step="try again")
 
 
+def mend(folder: Path) -> Iterator[str]:
+    """Set aside, as `part-….parquet.damaged`, each part that cannot be read; a line for each."""
+    for part in _listing(folder):
+        try:
+            _read(part)
+        except FileNotFoundError:
+            continue  # compacted meanwhile
+        except DamagedPartError:
+            place = part.with_name(f"{part.name}.damaged")
+            part.rename(place)
+            yield f"a part of the look-up table is damaged: set aside as '{place}', its operators are measured again"
+
+
 def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:
     """One more part; it is on disk when this returns. UserError when it cannot be written: then nothing is."""
     stream = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), stream, compression="zstd")
-    path = folder / (name or _unique_name())
+    table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+    parquet.write_table(table, stream, compression="zstd")
+    path = folder / (name or _unique_name(stream.getvalue()))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(path, stream.getvalue())
@@ -81,7 +103,7 @@ def compact(folder: Path) -> tuple[int, int]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row for each device, operator, method and settings: the one that was measured last."""
+    """The latest row for each device, operator, method and settings."""
     chosen: dict[tuple[object, ...], Row] = {}
     for row in rows:
         key = (device_of(row), row["digest"], row["method"], row["settings"])
@@ -109,18 +131,25 @@ def _listing(folder: Path) -> tuple[Path, ...]:
 def _read(part: Path) -> list[Row]:
     where = f"LUT part '{part}'"
     try:
-        table = parquet.read_table(pa.BufferReader(part.read_bytes()))
-        rows: list[Row] = as_schema(table, where).to_pylist()
+        content = part.read_bytes()
+        known = DIGEST.search(part.name)
+        if known is not None and known[1] != _digest(content):
+            raise OSError("it has another content than it was written with")
+        rows: list[Row] = as_schema(parquet.read_table(pa.BufferReader(content)), where).to_pylist()
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
         next_step = "remove the file; its operators are then measured again"
-        raise UserError(where, f"cannot be read ({error})", next_step=next_step) from error
+        raise DamagedPartError(where, f"cannot be read ({error})", next_step=next_step) from error
     return rows
 
 
-def _unique_name() -> str:
-    return f"part-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}.parquet"
+def _unique_name(content: bytes) -> str:
+    return f"part-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}-sha256.{_digest(content)}.parquet"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _sync(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.lut import parts
-from tasks.lut.entry import METHODS, DeviceKey, Method, Row, complaint, device_of
+from tasks.lut.entry import METHODS, DeviceKey, ProfilingMethod, Row, complaint, device_of
 from tasks.lut.table import Lut
 
 
@@ -17,11 +17,19 @@ class LutStore:
     root: Path
 
     def open(
-        self, device: DeviceKey, *, methods: Sequence[Method] = METHODS, settings: Collection[str] | None = None
+        self,
+        device: DeviceKey,
+        *,
+        methods: Sequence[ProfilingMethod] = METHODS,
+        settings: Collection[str] | None = None,
     ) -> Lut:
         """The table of a device, to be filled: what is not valid in it counts as not there."""
         folder = self.root / device.name
         return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)
+
+    def mend(self, device: DeviceKey) -> Iterator[str]:
+        """Set aside the damaged parts of a device's table; a line for each."""
+        return parts.mend(self.root / device.name)
 
     def folders(self) -> tuple[Path, ...]:
         """Every folder with parts: the root itself (a stage's table is a store of one), then its sub-folders."""

@@ -1,13 +1,14 @@
-"""The look-up table of one device: what is known of each operator, in one folder of parts."""
+"""The look-up table of one device: an entry for each measurement of an operator, in a folder of Parquet parts."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from tasks.errors import UserError
 from tasks.lut import parts
-from tasks.lut.entry import METHODS, DeviceKey, Entry, Method, Row, device_of, entry_of, row_of
+from tasks.lut.entry import METHODS, DeviceKey, Entry, ProfilingMethod, Row, device_of, entry_of, row_of
+from tasks.lut.summaries import LutSummary
 
 if TYPE_CHECKING:  # tables are also looked at where no network is: without loading torch
     from tailor_ir import OperatorFeature
@@ -20,11 +21,11 @@ NAMED_IN_ERRORS = 3
 class Lut:
     """The entries of one device in one folder, one for each operator.
 
-    Where an operator was measured by several `methods`, the first of them that succeeded counts; where with several
-    settings, the latest.
+    An operator may have been measured by several methods: the first of `methods` that succeeded counts. It may have been
+    measured with several settings: the latest entry counts.
     """
 
-    def __init__(self, folder: Path, device: DeviceKey, methods: Sequence[Method] = METHODS) -> None:
+    def __init__(self, folder: Path, device: DeviceKey, methods: Sequence[ProfilingMethod] = METHODS) -> None:
         self.folder = folder
         self.device = device
         self.methods = tuple(methods)
@@ -39,14 +40,15 @@ class Lut:
         folder: Path,
         device: DeviceKey | None = None,
         *,
-        methods: Sequence[Method] = METHODS,
+        methods: Sequence[ProfilingMethod] = METHODS,
         settings: Collection[str] | None = None,
         leave_out_invalid: bool = False,
     ) -> Self:
         """Read all parts in `folder`; entries of other devices, methods and (unless None) settings are left out.
 
-        Without `device` the folder must hold exactly one. UserError: a part cannot be read, which device, or a time
-        that is no positive number; with `leave_out_invalid` such an entry counts as not there.
+        Without `device` the folder must hold entries of exactly one device. UserError: a part cannot be read, the folder
+        holds several devices, or a time is not a positive number. With `leave_out_invalid`, an entry without a positive
+        time is left out.
         """
         rows = parts.latest(parts.read(folder).rows)
         devices = {device_of(row) for row in rows}
@@ -78,7 +80,7 @@ class Lut:
             known[entry.method] = entry
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """Write one more part; it is on disk when this returns. A later entry replaces an earlier one."""
+        """Write one more part; the part is on disk when the call returns. A later entry replaces an earlier entry."""
         new = {entry.key: entry for entry in entries}
         if not new:
             return
@@ -89,7 +91,7 @@ class Lut:
     def snapshot(self, folder: Path, digests: Iterable[str]) -> "Lut":
         """A table of these operators alone in a folder of its own, in one part; equal entries make equal files.
 
-        The entry of each that counts, and the one that has its energy, where that is another.
+        Every operator keeps the entry that counts (`get`). Its energy may be in another entry, which is kept, too.
         """
         found = ((self.get(digest), self._metered(digest)) for digest in sorted(set(digests)))
         chosen = [entry for both in found for entry in dict.fromkeys(both) if entry is not None]
@@ -101,28 +103,28 @@ class Lut:
         return tuple(entry for digest in self._entries if (entry := self.get(digest)))
 
     def get(self, digest: str) -> Entry | None:
-        """The entry of an operator: of the first method that succeeded, else of the first that failed."""
+        """The entry that counts for an operator: of the first method that succeeded, else of the first method that failed."""
         found = self._entries.get(digest, {})
         inorder = [found[method] for method in self.methods if method in found]
         return next((entry for entry in inorder if entry.state != "failed"), inorder[0] if inorder else None)
 
-    def of_method(self, digest: str, method: Method) -> Entry | None:
+    def of_method(self, digest: str, method: ProfilingMethod) -> Entry | None:
         """The entry of an operator that one method gave."""
         return self._entries.get(digest, {}).get(method)
 
     def energies_mj(self) -> dict[str, float]:
-        """Energy of one run [mJ] of each operator (by digest) of which the device's sensors told it, by any method."""
+        """Energy of one run [mJ] by operator (digest), of all operators whose energy a device's sensors measured."""
         metered = ((digest, self._metered(digest)) for digest in self._entries)
         return {digest: entry.energy_mj for digest, entry in metered if entry is not None and entry.energy_mj}
 
     def _metered(self, digest: str) -> Entry | None:
-        """The entry of an operator that has an energy: of the first method with one."""
+        """The entry with an operator's energy: of the first method that has an energy."""
         found = self._entries.get(digest, {})
         inorder = (found[method] for method in self.methods if method in found)
         return next((entry for entry in inorder if entry.energy_mj), None)
 
     def missing(self, digests: Iterable[str]) -> Iterator[str]:
-        """Those without an entry; an operator that failed has one."""
+        """Operators (digests) without an entry. An operator that failed has an entry."""
         return (digest for digest in digests if self.get(digest) is None)
 
     def require(self, features: "Iterable[OperatorFeature]") -> None:
@@ -133,11 +135,8 @@ class Lut:
         where = f"LUT '{self.folder}'"
         if not self._entries and self._others:
             other = min(self._others, key=lambda device: device.name)
-            differs = [
-                f"{name} {value}, here {self.device.identity()[name]}"
-                for name, value in other.identity().items()
-                if value != self.device.identity()[name]
-            ]
+            pairs = zip(other.identity().items(), self.device.identity().values(), strict=True)
+            differs = [f"{name} {value}, here {own}" for (name, value), own in pairs if value != own]
             next_step = "autotailor profile … with this device measures its operators"
             raise UserError(where, f"was measured on another device ({'; '.join(differs)})", next_step=next_step)
         names = [f"{feature.operator} {feature.digest}" for feature in missing[:NAMED_IN_ERRORS]]
@@ -147,14 +146,14 @@ class Lut:
             where, got, next_step="autotailor profile … profile.remeasure=[failed] measures what is missing"
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> LutSummary:
         """For reports: counts by state, method and operator type, every failure by name, the median spread."""
         entries = self.entries()
         ok = [entry for entry in entries if entry.state == "ok"]
         failed = [entry for entry in entries if entry.state == "failed"]
         spreads = sorted(entry.spread for entry in ok if entry.spread is not None)
         return {
-            "device": self.device.identity() | {"description": self.device.description},
+            "device": {**self.device.identity(), "description": self.device.description},
             "entries": len(entries),
             "ok": len(ok),
             "fused": sum(entry.state == "fused" for entry in entries),

@@ -15,7 +15,8 @@ from pyarrow import csv
 
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
-from tasks.lut.entry import SCHEMA, Method, Row, complaint, device_of
+from tasks.lut.entry import SCHEMA, ProfilingMethod, Row, complaint, device_of
+from tasks.lut.summaries import EntryCounts, Ratios, TableDifference, TableListing
 
 SAMPLES_FIRST = {
     *(
@@ -40,7 +41,7 @@ class Filter:
 
     devices: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    methods: tuple[Method, ...] = ()
+    methods: tuple[ProfilingMethod, ...] = ()
 
     def apply(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that fit. UserError when a wish fits none."""
@@ -71,7 +72,7 @@ def _name(row: Row) -> str:
     return device_of(row).name
 
 
-def show(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def show(rows: Sequence[Row]) -> list[TableListing]:
     """One answer for each device and method: what was measured, when, what failed or was noisy, what it cost."""
     groups = _grouped(_current(rows), lambda row: (_name(row), row["method"]))
     settings = _grouped(rows, lambda row: (_name(row), row["method"]))
@@ -113,7 +114,7 @@ def batch_of(feature: Mapping[str, Any]) -> int | None:
     return int(shape[0]) if first["op"] in SAMPLES_FIRST else None
 
 
-def _counts(entries: Sequence[Row]) -> dict[str, Any]:
+def _counts(entries: Sequence[Row]) -> EntryCounts:
     ok = [row for row in entries if row["state"] == "ok"]
     spreads = [row["spread"] for row in ok if row["spread"] is not None]
     return {
@@ -126,7 +127,7 @@ def _counts(entries: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def diff(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
+def diff(first: Sequence[Row], second: Sequence[Row]) -> TableDifference:
     """Latency of the second device relative to the first, for each operator type; operators that only one has.
 
     Compared is p50 of the same operator, measured by the same method. `worst`: the ratio that is farthest from 1.
@@ -149,7 +150,7 @@ def diff(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _ratios(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
+def _ratios(pairs: Sequence[tuple[Row, Row]]) -> Ratios:
     ratios = [y["p50_ms"] / x["p50_ms"] for x, y in pairs]
     worst = max(range(len(pairs)), key=lambda index: abs(math.log(ratios[index])))
     x, y = pairs[worst]

@@ -11,74 +11,37 @@ accuracies are equal.
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.artifacts import write_json
-from tasks.errors import UserError
-from tasks.evaluate import Accuracy, EvaluationData, accuracies
-from tasks.predict.agreement import errors_in_points, kendall_tau
+from solvers.tables import Table
+from tailor_ir import Config
+from tasks.artifacts import SubNetLines
+from tasks.evaluation.agreement import errors_in_points, kendall_tau
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.predict.pairs import Pair, kept
-from tasks.predict.sums import Sums, Table
+from tasks.predict.sums import Sums
 from tasks.progress import Progress
+from tasks.schemas.accuracy import (
+    AccuracyErrors,
+    Interaction,
+    MeasuredAccuracy,
+    PredictedAccuracy,
+    Sensitivities,
+    Sensitivity,
+)
 
-Config = dict[str, Any]
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 
-class Frozen(BaseModel):
-    """Strict, immutable record."""
+class Checked(NamedTuple):
+    """How far predictions are from measurements, and both for each SubNet."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Measured(Frozen):
-    """Accuracy (fraction) and mean cross-entropy loss of one SubNet on the validation split."""
-
-    accuracy: float = Field(ge=0, le=1)
-    loss: float = Field(allow_inf_nan=False)
-
-
-class Sensitivity(Frozen):
-    """One variable: what was measured for each of its choices, the last of which is the largest SubNet's."""
-
-    variable: str
-    choices: tuple[float, ...]
-    measured: tuple[Measured, ...]
-
-
-class Interaction(Frozen):
-    """Two variables at other choices than the largest SubNet's: what was measured for both together.
-
-    `standard_error`: of what they do beyond the sum of both alone.
-    """
-
-    variables: tuple[str, str]
-    choices: tuple[float, float]
-    measured: Measured
-    standard_error: float = Field(ge=0)
-
-
-class Sensitivities(Frozen):
-    """Everything the predictor is made of; `samples` is the size of the validation split."""
-
-    samples: int = Field(gt=0)
-    largest: Measured
-    variables: tuple[Sensitivity, ...]
-    interactions: tuple[Interaction, ...] = ()
-
-    @model_validator(mode="after")
-    def _interactions_are_of_modifications(self) -> Self:
-        known = {(row.variable, choice) for row in self.variables for choice in row.choices[:-1]}
-        for each in self.interactions:
-            for name, choice in zip(each.variables, each.choices, strict=True):
-                if (name, choice) not in known:
-                    raise ValueError(f"interaction of {name}={choice:g}, which is no modification")
-        return self
+    errors: AccuracyErrors
+    rows: list[PredictedAccuracy]
 
 
 def modifications(space: Any) -> list[Config]:
@@ -93,14 +56,16 @@ def modifications(space: Any) -> list[Config]:
     return [default, *changed]
 
 
-def measure_sensitivities(net: Any, data: EvaluationData, file: Path, progress: Progress) -> Sensitivities:
+def measure_sensitivities(
+    net: Any, data: EvaluationData, file: Path | SubNetLines, progress: Progress
+) -> Sensitivities:
     """Evaluate every modification; each is a JSON line of `file`, and a second call goes on from there."""
     return sensitivities(net.space, accuracies(net, modifications(net.space), data, file, progress, "sensitivities"))
 
 
 def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
     """Sensitivities from what was measured for `modifications(space)`, in that order."""
-    largest, *rest = (Measured(accuracy=found.share, loss=found.loss) for found in measured)
+    largest, *rest = (MeasuredAccuracy(accuracy=found.share, loss=found.loss) for found in measured)
     following = iter(rest)
     rows = []
     for variable in space.variables:
@@ -128,8 +93,8 @@ class AccuracyPredictor:
         self._tie_weight = 0.25 / table.samples / spread if spread > 0 else 0.0
 
     def _sums(self, effects: Sequence[Values], of_pairs: Sequence[Values]) -> Sums:
-        singles: list[Table] = [((column,), values) for column, values in enumerate(effects)]
-        pairs = [(pair.columns, values) for pair, values in zip(self.pairs, of_pairs, strict=True)]
+        singles = [Table((column,), values) for column, values in enumerate(effects)]
+        pairs = [Table(pair.columns, values) for pair, values in zip(self.pairs, of_pairs, strict=True)]
         return Sums([len(row.choices) for row in self.table.variables], [*singles, *pairs])
 
     def predict(self, codes: Codes) -> Values:
@@ -155,7 +120,7 @@ class AccuracyPredictor:
     def tables(self) -> list[Table]:
         """What is added to the largest SubNet's score: by the choices of each variable, then by each interaction."""
         both = zip(self._accuracy.tables, self._loss.tables, strict=True)
-        return [(columns, accuracy - self._tie_weight * loss) for (columns, accuracy), (_, loss) in both]
+        return [Table(columns, accuracy - self._tie_weight * loss) for (columns, accuracy), (_, loss) in both]
 
     def standard_error(self, codes: Codes) -> Values:
         """Standard error (n,) of the prediction that comes from the sample size alone.
@@ -182,21 +147,17 @@ class AccuracyPredictor:
                 variance += (of_modifications[:, column, choice] * self._error(measured)) ** 2
         return np.sqrt(variance + ((1 - modified + of_pairs) * self._error(self.table.largest)) ** 2)
 
-    def _error(self, measured: Measured) -> float:
+    def _error(self, measured: MeasuredAccuracy) -> float:
         return standard_error(measured.accuracy, self.table.samples)
 
     def save(self, path: Path) -> None:
         """Write the sensitivities as JSON."""
-        write_json(path, self.table.model_dump(mode="json"))
+        self.table.write(path)
 
     @classmethod
     def load(cls, path: Path) -> "AccuracyPredictor":
         """Read what `save` wrote. UserError when the file is not that."""
-        try:
-            return cls(Sensitivities.model_validate_json(path.read_bytes()))
-        except (ValidationError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"sensitivities '{path.name}'", reason, next_step="run the predict stage again") from error
+        return cls(Sensitivities.read(path))
 
 
 def _effects(table: Sensitivities, quantity: Literal["accuracy", "loss"]) -> list[Values]:
@@ -234,29 +195,25 @@ def standard_error(accuracy: float, samples: int) -> float:
     return float(np.sqrt(share * (1 - share) / (samples + 4)))
 
 
-def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]) -> dict[str, Any]:
+def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]) -> Checked:
     """Predicted against measured accuracy of held-out SubNets (n, V): errors in points, Kendall's tau."""
     accuracy = np.array([found.share for found in measured])
-    predicted = predictor.predict(codes)
-    return {
-        "samples": predictor.table.samples,
-        "standard_error_points": 100 * float(np.mean([standard_error(a, predictor.table.samples) for a in accuracy])),
+    predicted, samples = predictor.predict(codes), predictor.table.samples
+    errors = AccuracyErrors(
+        samples=samples,
+        standard_error_points=100 * float(np.mean([standard_error(a, samples) for a in accuracy])),
         **errors_in_points(predicted, accuracy),
-        "kendall_tau": kendall_tau(predictor.score(codes), accuracy),
-        "rows": [
-            {
-                "predicted_accuracy": float(p),
-                "accuracy": found.share,
-                "predicted_loss": float(q),
-                "loss": found.loss,
-                "standard_error": float(s),
-            }
-            for p, q, s, found in zip(
-                predicted,
-                predictor.predict_loss(codes),
-                predictor.standard_error(codes),
-                measured,
-                strict=True,
-            )
-        ],
-    }
+        kendall_tau=kendall_tau(predictor.score(codes), accuracy),
+    )
+    columns = zip(predicted, predictor.predict_loss(codes), predictor.standard_error(codes), measured, strict=True)
+    rows = [
+        PredictedAccuracy(
+            predicted_accuracy=float(p),
+            accuracy=found.share,
+            predicted_loss=float(q),
+            loss=found.loss,
+            standard_error=float(s),
+        )
+        for p, q, s, found in columns
+    ]
+    return Checked(errors, rows)

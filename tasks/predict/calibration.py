@@ -9,7 +9,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import nnls
 
 Values = NDArray[np.float64]
 FEWEST_SUBNETS = 3
@@ -37,6 +36,8 @@ class Calibration(BaseModel):
 
         Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
         """
+        from scipy.optimize import nnls  # takes a second
+
         inputs = np.column_stack([np.ones(len(measured_mj)), model_mj, latency_ms])
         scales = np.where(inputs.max(axis=0) > 0, inputs.max(axis=0), 1.0)  # units must not decide what counts as 0
         found, _ = nnls(inputs / scales, measured_mj)

@@ -27,7 +27,7 @@ def family(feature: OperatorFeature) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class OperatorSums:
     """A network's operators in the look-up table: how many run, and the sum of their latencies [ms] by family."""
 
     operators: int
@@ -55,7 +55,7 @@ class Correction(BaseModel):
     spread: float | None = Field(default=None, ge=0)
 
     @classmethod
-    def fit(cls, networks: Sequence[Network], measured_ms: Values) -> Self:
+    def fit(cls, networks: Sequence[OperatorSums], measured_ms: Values) -> Self:
         """Bayesian linear regression on relative errors with Huber's weights; (n,) networks.
 
         Before any network is seen, all families have one factor and there is no overhead: a handful of networks moves

@@ -21,17 +21,18 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from solvers.tables import Codes, Values
 from tailor_ir import OperatorFeature, SuperNet
-from tasks.artifacts import write_json
 from tasks.predict.calibration import Calibration
-from tasks.predict.latency import LatencyFile, LatencyPredictor
-from tasks.predict.sums import Codes, Sums, SumsFile, Values, read_file
+from tasks.predict.latency import LatencyPredictor, LatencyRecord
+from tasks.predict.sums import Sums, SumsRecord
+from tasks.schemas.stored import Stored
 
 FLOAT_BYTES = 4
 MJ = 1e-9  # of one pJ
@@ -151,33 +152,35 @@ class EnergyPredictor:
     def save(self, path: Path) -> None:
         """Write JSON."""
         calibration, latency = self.calibration or (None, None)
-        file = _File(
+        EnergyFile(
             settings=self.settings,
-            operators=self.operators.to_file(),
-            weights=self.weights.to_file(),
+            operators=self.operators.to_record(),
+            weights=self.weights.to_record(),
             calibration=calibration,
-            latency=latency and latency.to_file(),
-        )
-        write_json(path, file.model_dump(mode="json"))
+            latency=latency and latency.to_record(),
+        ).write(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. UserError when the file is not that."""
-        file = read_file(_File, path)
+        file = EnergyFile.read(path)
         calibration = None
         if file.calibration is not None and file.latency is not None:
-            calibration = file.calibration, LatencyPredictor.of_file(file.latency)
-        return cls(file.settings, Sums.of_file(file.operators), Sums.of_file(file.weights), calibration)
+            calibration = file.calibration, LatencyPredictor.of_record(file.latency)
+        return cls(file.settings, Sums.of_record(file.operators), Sums.of_record(file.weights), calibration)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class EnergyFile(Stored):
+    """`EnergyPredictor` in a file."""
+
+    STAGE: ClassVar[str] = "predict"
+    KIND: ClassVar[str] = "predictor"
 
     settings: EnergySettings
-    operators: SumsFile
-    weights: SumsFile
+    operators: SumsRecord
+    weights: SumsRecord
     calibration: Calibration | None = None
-    latency: LatencyFile | None = None
+    latency: LatencyRecord | None = None
 
     @model_validator(mode="after")
     def _calibration_has_latencies(self) -> Self:

@@ -5,18 +5,20 @@ have the largest product come first: that product is the interaction of two modi
 accuracy. The predictors stay sums of terms over variables that operators couple anyway, so the exact search stays fast.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import SuperNet
-from tasks.evaluate import Accuracy, EvaluationData, accuracies
-from tasks.predict.accuracy import AccuracyPredictor, Interaction, Measured
+from tasks.artifacts import SubNetLines
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
+from tasks.predict.accuracy import AccuracyPredictor
 from tasks.progress import Progress
+from tasks.schemas.accuracy import Interaction, Interactions, MeasuredAccuracy, UsedInteraction
+from tasks.schemas.agreement import PointErrors
 
 Codes = NDArray[np.int64]
 
@@ -37,7 +39,12 @@ def strongest_pairs(net: SuperNet, plain: AccuracyPredictor, most: int) -> Codes
 
 
 def with_interactions(
-    net: SuperNet, plain: AccuracyPredictor, most: int, data: EvaluationData, file: Path, progress: Progress
+    net: SuperNet,
+    plain: AccuracyPredictor,
+    most: int,
+    data: EvaluationData,
+    file: Path | SubNetLines,
+    progress: Progress,
 ) -> AccuracyPredictor:
     """The predictor with what the strongest pairs add, at most `most` evaluations more than `plain` has.
 
@@ -54,7 +61,7 @@ def with_interactions(
         Interaction(
             variables=(variables[a].name, variables[b].name),
             choices=(variables[a].choices[code[a]], variables[b].choices[code[b]]),
-            measured=Measured(accuracy=four[-1].share, loss=four[-1].loss),
+            measured=MeasuredAccuracy(accuracy=four[-1].share, loss=four[-1].loss),
             standard_error=_error(four),
         )
         for code, (a, b), four in zip(codes, columns, _fours(measured), strict=True)
@@ -80,36 +87,36 @@ def _error(four: Sequence[Accuracy]) -> float:
     return float(np.std(both - first - second + largest) / np.sqrt(len(both)))
 
 
-def better(plain: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def better(plain: PointErrors, other: PointErrors) -> bool:
     """Whether `other` orders held-out SubNets better than `plain`, or as well with smaller errors (of `validate`)."""
     return _rank(other) > _rank(plain)
 
 
-def _rank(stated: Mapping[str, Any]) -> tuple[float, float]:
-    tau = stated["kendall_tau"]
-    return (-1.0 if tau is None else tau), -stated["mean_error_points"]
+def _rank(stated: PointErrors) -> tuple[float, float]:
+    return (-1.0 if stated.kendall_tau is None else stated.kendall_tau), -stated.mean_error_points
 
 
-def describe(
-    plain: Mapping[str, Any], other: Mapping[str, Any], predictor: AccuracyPredictor, used: bool
-) -> dict[str, Any]:
+def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredictor, used: bool) -> Interactions:
     """What was measured, and both predictors' errors on the SubNets that decided which one is used."""
-    errors = ("mean_error_points", "max_error_points", "kendall_tau")
-    return {
-        "used": used,
-        "evaluations": len(predictor.table.interactions),
-        "plain": {name: plain[name] for name in errors},
-        "with_interactions": {name: other[name] for name in errors},
-        "rows": [
-            {
-                "variables": list(each.variables),
-                "choices": list(each.choices),
-                "residual_points": 100 * float(residual),
-                "standard_error_points": 100 * each.standard_error,
-                "kept": float(kept),
-            }
-            for each, residual, kept in zip(
-                predictor.table.interactions, predictor.residuals, predictor.kept, strict=True
+    table = zip(predictor.table.interactions, predictor.residuals, predictor.kept, strict=True)
+    return Interactions(
+        used=used,
+        evaluations=len(predictor.table.interactions),
+        plain=_errors(plain),
+        with_interactions=_errors(other),
+        rows=tuple(
+            UsedInteraction(
+                variables=each.variables,
+                choices=each.choices,
+                residual_points=100 * float(residual),
+                standard_error_points=100 * each.standard_error,
+                kept=float(kept),
             )
-        ],
-    }
+            for each, residual, kept in table
+        ),
+    )
+
+
+def _errors(stated: PointErrors) -> PointErrors:
+    """Without what is the same of both predictors."""
+    return PointErrors.model_validate({name: getattr(stated, name) for name in PointErrors.model_fields})

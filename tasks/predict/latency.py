@@ -8,18 +8,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from tailor_ir import OperatorFeature, SuperNet
-from tasks.artifacts import write_json
 from tasks.errors import UserError
 from tasks.lut import Lut
-from tasks.predict.correction import UNCORRECTED, Correction, Network, family
-from tasks.predict.sums import Sums, SumsFile, read_file
+from tasks.predict.correction import UNCORRECTED, Correction, OperatorSums, family
+from tasks.predict.sums import Sums, SumsRecord
+from tasks.schemas.stored import Record, Stored
 
 Codes = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -74,31 +73,31 @@ class LatencyPredictor:
             next_step=NEXT_STEP,
         )
 
-    def to_file(self) -> "LatencyFile":
-        """As JSON; `of_file` gives an equal predictor."""
+    def to_record(self) -> "LatencyRecord":
+        """As JSON; `of_record` gives an equal predictor."""
         missing = [
-            _MissingFile(operator=m.operator, reason=m.reason, choices=tuple(m.choices.items())) for m in self.missing
+            _MissingRecord(operator=m.operator, reason=m.reason, choices=tuple(m.choices.items())) for m in self.missing
         ]
-        sums, unknown = self.sums.to_file(), self.unknown.to_file()
-        return LatencyFile(sums=sums, correction=self.correction, unknown=unknown, missing=tuple(missing))
+        sums, unknown = self.sums.to_record(), self.unknown.to_record()
+        return LatencyRecord(sums=sums, correction=self.correction, unknown=unknown, missing=tuple(missing))
 
     @classmethod
-    def of_file(cls, file: "LatencyFile") -> Self:
-        """What `to_file` described."""
+    def of_record(cls, file: "LatencyRecord") -> Self:
+        """What `to_record` described."""
         missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
-        return cls(Sums.of_file(file.sums), file.correction, Sums.of_file(file.unknown), missing)
+        return cls(Sums.of_record(file.sums), file.correction, Sums.of_record(file.unknown), missing)
 
     def save(self, path: Path) -> None:
         """Write JSON."""
-        write_json(path, self.to_file().model_dump(mode="json"))
+        LatencyFile(**self.to_record().to_json()).write(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. UserError when the file is not that."""
-        return cls.of_file(read_file(LatencyFile, path))
+        return cls.of_record(LatencyFile.read(path))
 
 
-def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> Network:
+def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> OperatorSums:
     """A SubNet's operators in the table. UserError when one has no latency."""
     sums_ms: dict[str, float] = {}
     count = 0
@@ -109,7 +108,7 @@ def network_of(net: SuperNet, lut: Lut, config: Mapping[str, Any]) -> Network:
         if latency_ms > 0:
             count += 1
             sums_ms[family(feature)] = sums_ms.get(family(feature), 0.0) + latency_ms
-    return Network(count, sums_ms)
+    return OperatorSums(count, sums_ms)
 
 
 def subnet_ms(net: SuperNet, lut: Lut, correction: Correction, config: Mapping[str, Any]) -> float:
@@ -149,20 +148,23 @@ def _reason(lut: Lut, feature: OperatorFeature) -> str:
     return "not measured" if entry is None else str(entry.reason)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _MissingFile(_Strict):
+class _MissingRecord(Record):
     operator: str
     reason: str
     choices: tuple[tuple[int, int], ...]
 
 
-class LatencyFile(_Strict):
+class LatencyRecord(Record):
+    """`LatencyPredictor` as a part of a file."""
+
+    sums: SumsRecord
+    correction: Correction
+    unknown: SumsRecord
+    missing: tuple[_MissingRecord, ...]
+
+
+class LatencyFile(LatencyRecord, Stored):
     """`LatencyPredictor` in a file."""
 
-    sums: SumsFile
-    correction: Correction
-    unknown: SumsFile
-    missing: tuple[_MissingFile, ...]
+    STAGE: ClassVar[str] = "predict"
+    KIND: ClassVar[str] = "predictor"

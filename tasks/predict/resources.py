@@ -5,9 +5,9 @@ device. So does energy, unless the look-up table has energies of operators, whic
 timed on the device have measured energies, which it is calibrated by; best both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +15,27 @@ from pydantic import Field
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tailor_ir.steps import Rules
-from tasks.artifacts import read_json, write_json
+from tailor_ir.memory import Rules
 from tasks.lut import Lut
 from tasks.predict.calibration import FEWEST_SUBNETS
 from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MIB, MemoryPredictor
-from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE, errors
+from tasks.predict.validate import LATENCY_FILE, errors
 from tasks.profile import LUT_FOLDER
+from tasks.schemas.agreement import RelativeErrors
+from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.schemas.resources import RESOURCES_FILE, Metered, ResourceNeeds, Resources
+from tasks.schemas.stored import StageResult
 
 MACS_FILE = "macs.json"
 PARAMETERS_FILE = "parameters.json"
 ENERGY_FILE = "energy.json"
-RESOURCES_FILE = "resources.json"
 
 
 class Settings(EnergySettings):
-    """A device's arithmetic and memory, and what its runtime does with memory (`tailor_ir.steps.Rules`)."""
+    """A device's arithmetic and memory, and what its runtime does with memory (`tailor_ir.memory.Rules`)."""
 
     channel_block: int = Field(
         default=16, ge=1, description="channels that lie side by side; 8 with AVX2; 1: no blocks"
@@ -58,7 +60,7 @@ def run(
     latency: Path | None = None,
     batch: int = 1,
     profiled: Path | None = None,
-) -> dict[str, Any]:
+) -> StageResult:
     """Write the predictors, and what they say of the largest and the smallest SubNet; of one sample.
 
     `latency`, `profiled`: folders of the device's latency and profile stages, which ran in batches of `batch`; None: nothing
@@ -83,50 +85,58 @@ def run(
         "macs": macs.predict(codes).astype(int),
         "energy_mj": energy.predict(codes),
     }
-    rows = [
+    needs = [
         {"kind": kind, "config": dict(config), "digest": net.space.digest(config)}
         | {name: values[index].item() for name, values in columns.items()}
         for index, (kind, config) in enumerate(zip(("largest", "smallest"), configs, strict=True))
     ]
-    result["subnets"] = rows
-    write_json(out / RESOURCES_FILE, result)
-    return result
+    rows = tuple(ResourceNeeds.model_validate(row) for row in needs)
+    return Resources(**result, subnets=rows).write(out / RESOURCES_FILE)
+
+
+class _EnergyOrigin(TypedDict, total=False):
+    """The fields of `Resources` that tell where energy comes from."""
+
+    energy_from: Literal["model", "operators", "sensor"]
+    energy_operators: Metered
+    energy_calibration: dict[str, Any]
+    energy_held_out: RelativeErrors | None
 
 
 def _of_operators(
     settings: EnergySettings, net: SuperNet, supernet: Path, profiled: Path | None, batch: int
-) -> tuple[EnergyPredictor, dict[str, Any]]:
-    """The sum of what the table has of operators, or the model where it has nothing; and how many it has."""
+) -> tuple[EnergyPredictor, _EnergyOrigin]:
+    """The sum of the operators' energies in the table, or the model where the table has no energies; and their number."""
     energies_mj = {} if profiled is None else Lut.open(profiled / LUT_FOLDER).energies_mj()
     measured = net if batch == 1 else tailor_ir.load(supernet, batch=batch)  # of another batch are other operators
     unique = measured.unique_operators()
     known = sum(feature.digest in energies_mj for feature in unique)
-    result = {"energy_from": "operators", "energy_operators": {"measured": known, "all": len(unique)}}
+    result: _EnergyOrigin = {"energy_from": "operators", "energy_operators": Metered(measured=known, all=len(unique))}
     if known:
         return EnergyPredictor.compile(measured, settings, energies_mj, batch), result
-    return EnergyPredictor.compile(net, settings), result | {"energy_from": "model"}
+    return EnergyPredictor.compile(net, settings), {**result, "energy_from": "model"}
 
 
 def _by_sensor(
     net: SuperNet, model: EnergyPredictor, latency: Path, batch: int
-) -> tuple[EnergyPredictor, dict[str, Any]]:
-    """The predictor, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and how it was."""
-    rows = [row for row in read_json(latency / VALIDATION_FILE)["subnets"] if row["energy_mj"]]
-    fitting = [row for row in rows if row["used_for"] == "fit"]
+) -> tuple[EnergyPredictor, _EnergyOrigin]:
+    """The predictor, calibrated where enough fitting SubNets have an energy (None and 0 are unknown), and its origin."""
+    rows = [row for row in LatencyValidation.read(latency / VALIDATION_FILE).subnets if row.energy_mj]
+    fitting = [row for row in rows if row.used_for == "fit"]
     if len(fitting) < FEWEST_SUBNETS:
         return model, {}
-    codes = net.space.encode([row["config"] for row in fitting])
+    codes = net.space.encode([row.config for row in fitting])
     found = model.calibrated(LatencyPredictor.load(latency / LATENCY_FILE), codes, _sample_mj(fitting, batch))
     assert found.calibration is not None
-    others = [row for row in rows if row["used_for"] != "fit"]
-    predicted_mj = found.predict(net.space.encode([row["config"] for row in others]))
+    others = [row for row in rows if row.used_for != "fit"]
+    predicted_mj = found.predict(net.space.encode([row.config for row in others]))
     return found, {
         "energy_from": "sensor",
-        "energy_calibration": found.calibration[0].model_dump(),
+        "energy_calibration": found.calibration[0].model_dump(mode="json"),
         "energy_held_out": errors(predicted_mj, _sample_mj(others, batch)),
     }
 
 
-def _sample_mj(rows: Sequence[Mapping[str, Any]], batch: int) -> NDArray[np.float64]:
+def _sample_mj(rows: Sequence[CheckedLatency], batch: int) -> NDArray[np.float64]:
     """Measured energies (n,) [mJ] of one sample of SubNets that ran in batches."""
-    return np.array([row["energy_mj"] for row in rows]) / batch
+    return np.array([row.energy_mj for row in rows], np.float64) / batch

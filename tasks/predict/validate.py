@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,20 +9,20 @@ from numpy.typing import NDArray
 import tailor_ir
 from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
-from tasks.artifacts import write_json
-from tasks.convert import Limits
 from tasks.errors import UserError
+from tasks.evaluation.agreement import kendall_tau
 from tasks.lut import Lut
-from tasks.predict.agreement import kendall_tau
+from tasks.measuring.subnets import SubNetMeter, validation_configs
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor, network_of
-from tasks.predict.measure import SubNetMeter, validation_configs
-from tasks.predict.settings import Settings
+from tasks.predict.settings import LatencySettings
 from tasks.profile import LUT_FOLDER, device_key
 from tasks.progress import Progress
+from tasks.schemas.agreement import RelativeErrors
+from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.schemas.stored import StageResult
 
 LATENCY_FILE = "latency.json"
-VALIDATION_FILE = "latency_validation.json"
 MEASURED_FILE = "measured_subnets.jsonl"
 FIXED_SUBNETS = 2  # the largest and the smallest are always part of the fit
 
@@ -31,14 +30,14 @@ Values = NDArray[np.float64]
 
 
 def run(
-    settings: Settings,
+    settings: LatencySettings,
     supernet: Path,
     profile: Path,
     client: AgentClient,
     out: Path,
     progress: Progress,
     batch: int = 1,
-) -> dict[str, Any]:
+) -> StageResult:
     """Write the corrected predictor and its validation for one device, whose lease the caller holds.
 
     `profile` is the folder of the profile stage; latencies are those of a batch. UserError: operators without a latency,
@@ -50,50 +49,47 @@ def run(
     configs = validation_configs(net, settings.random_subnets, settings.seed)
     codes = net.space.encode(configs)
     networks = [network_of(net, lut, config) for config in configs]
-    limits = Limits(wall_s=settings.conversion_wall_s, memory_mib=settings.conversion_memory_mib)
-    meter = SubNetMeter(net, client, settings.measure, limits, settings.rounds)
+    meter = SubNetMeter(net, client, settings.measure, settings.limits, settings.rounds)
     measured = meter.measure(configs, out / MEASURED_FILE, progress, "validate latency")
     measured_ms = _times(measured)
     fitted = FIXED_SUBNETS + settings.fit_subnets
     predictor = LatencyPredictor.compile(net, lut, Correction.fit(networks[:fitted], measured_ms[:fitted]))
     predictor.save(out / LATENCY_FILE)
     predicted_ms = predictor.predict(codes)
-    rows = [
-        {
-            "config": dict(config),
-            "digest": measurement.key,
-            "kind": ("largest", "smallest")[index] if index < FIXED_SUBNETS else "random",
-            "used_for": "fit" if index < fitted else "held out",
-            "sum_ms": networks[index].sum_ms,
-            "predicted_ms": float(predicted_ms[index]),
-            "measured_ms": float(measured_ms[index]),
-            "noisy": measurement.noisy,
-            "energy_mj": measurement.energy_mj,
-        }
+    rows = tuple(
+        CheckedLatency(
+            config=dict(config),
+            digest=measurement.key,
+            kind="random" if index >= FIXED_SUBNETS else "smallest" if index else "largest",
+            used_for="fit" if index < fitted else "held out",
+            sum_ms=networks[index].sum_ms,
+            predicted_ms=float(predicted_ms[index]),
+            measured_ms=float(measured_ms[index]),
+            noisy=measurement.noisy,
+            energy_mj=measurement.energy_mj,
+        )
         for index, (config, measurement) in enumerate(zip(configs, measured, strict=True))
-    ]
-    result = {
-        "correction": predictor.correction.model_dump(),
-        "fit": errors(predicted_ms[:fitted], measured_ms[:fitted]),
-        "held_out": errors(predicted_ms[fitted:], measured_ms[fitted:]),
-        "subnets": rows,
-    }
-    write_json(out / VALIDATION_FILE, result)
-    return result
+    )
+    return LatencyValidation(
+        correction=predictor.correction.model_dump(mode="json"),
+        fit=errors(predicted_ms[:fitted], measured_ms[:fitted]),
+        held_out=errors(predicted_ms[fitted:], measured_ms[fitted:]),
+        subnets=rows,
+    ).write(out / VALIDATION_FILE)
 
 
-def errors(predicted_ms: Values, measured_ms: Values) -> dict[str, float | int | None]:
+def errors(predicted_ms: Values, measured_ms: Values) -> RelativeErrors:
     """Relative errors (n,) of predictions: median and largest, share within ±10 %, Kendall's tau."""
     if not len(measured_ms):
-        return {"n": 0}
+        return RelativeErrors(n=0)
     relative = np.abs(predicted_ms - measured_ms) / measured_ms
-    return {
-        "n": len(relative),
-        "median_relative_error": float(np.median(relative)),
-        "max_relative_error": float(relative.max()),
-        "within_10_percent": float((relative <= 0.1).mean()),
-        "kendall_tau": kendall_tau(predicted_ms, measured_ms),
-    }
+    return RelativeErrors(
+        n=len(relative),
+        median_relative_error=float(np.median(relative)),
+        max_relative_error=float(relative.max()),
+        within_10_percent=float((relative <= 0.1).mean()),
+        kendall_tau=kendall_tau(predicted_ms, measured_ms),
+    )
 
 
 def _times(measured: Sequence[Measurement]) -> Values:

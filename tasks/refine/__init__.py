@@ -1,6 +1,9 @@
 """Refinement: the best candidates of every budget are evaluated and timed; measurements choose the winners."""
 
+from tasks.refine.known import EVALUATED_FILE
 from tasks.refine.settings import Settings
-from tasks.refine.stage import EVALUATED_FILE, MEASURED_FILE, choose, measure
+from tasks.refine.stage import SearchedDevice, measure
+from tasks.refine.winners import choose
+from tasks.schemas.candidates import MEASURED_FILE
 
-__all__ = ["EVALUATED_FILE", "MEASURED_FILE", "Settings", "choose", "measure"]
+__all__ = ["EVALUATED_FILE", "MEASURED_FILE", "SearchedDevice", "Settings", "choose", "measure"]

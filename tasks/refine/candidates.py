@@ -15,43 +15,48 @@ AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What lies around the winners (n, V) of a search: one modification from any of them, two from a center.
+    """The neighbourhood of the winners (n, V) of a search: one modification from any winner, two modifications from a center.
 
-    limits: of the problem's costs (K,), the latency's not counted.
+    limits: of the problem's costs (K,), those of latencies not counted.
     """
 
     problem: Problem
     limits: Values
     winners: Codes
 
-    def best(self, center: Codes, limit_ms: float, count: int, known: Codes) -> list[tuple[Codes, float]]:
-        """The (at most) `count` codes (V,) with the best predicted score within a predicted latency, and theirs [ms].
+    def best(self, center: Codes, limits_ms: Values, count: int, known: Codes) -> list[tuple[Codes, Values]]:
+        """The (at most) `count` codes (V,) with the best predicted score within predicted latencies, and theirs [ms] (D,).
 
-        center: the code (V,) that is modified twice. known: canonical codes (m, V) that are not wanted again.
+        center: the code (V,) that is modified twice. limits_ms: (D,), of each device. known: canonical codes (m, V) that
+        are not wanted again.
         """
         if not count:
             return []
         taken = set(row_keys(known))
         best, scores = self.winners[:0], np.zeros(0)
         for codes in self._near(center):
-            fits = codes[self._predicted_ms(codes) <= limit_ms]
+            fits = codes[self._fits(codes, limits_ms)]
             both, both_scores = (
                 np.concatenate([best, fits]),
                 np.concatenate([scores, self.problem.accuracy.score(fits)]),
             )
-            rows = _first(both, np.lexsort((self._predicted_ms(both), -both_scores)), count, taken)
+            shares = (self._predicted_ms(both) / limits_ms).max(axis=1)
+            rows = _first(both, np.lexsort((shares, -both_scores)), count, taken)
             best, scores = both[rows], both_scores[rows]
-        return list(zip(best, self._predicted_ms(best).tolist(), strict=True))
+        return list(zip(best, self._predicted_ms(best), strict=True))
 
-    def top(self, starts: Codes, limit_ms: float) -> Codes:
-        """Where `best` leads again and again from the best of codes (n, V) within a predicted latency; the first if none is."""
-        fits = starts[self._predicted_ms(starts) <= limit_ms]
+    def top(self, starts: Codes, limits_ms: Values) -> Codes:
+        """Where `best` leads again and again from the best of codes (n, V) within predicted latencies (D,) of the devices.
+
+        The first code if none is within them.
+        """
+        fits = starts[self._fits(starts, limits_ms)]
         if not len(fits):
             return starts[0]
         score = self.problem.accuracy.score
         center: Codes = fits[np.argmax(score(fits))]
         while True:
-            ((better, _),) = self.best(center, limit_ms, 1, starts[:0])
+            ((better, _),) = self.best(center, limits_ms, 1, starts[:0])
             if score(better[None])[0] <= score(center[None])[0]:
                 return center
             center = better
@@ -63,19 +68,26 @@ class Around:
         for start in range(0, len(singles), step):
             yield neighbours(self.problem.space, singles[start : start + step]).codes
 
+    def _fits(self, codes: Codes, limits_ms: Values) -> NDArray[np.bool_]:
+        fits: NDArray[np.bool_] = np.all(self._predicted_ms(codes) <= limits_ms, axis=1)
+        return fits
+
     def _predicted_ms(self, codes: Codes) -> Values:
-        """Infinite where an operator has no latency, and beyond the limits."""
-        latency = self.problem.latency
-        assert isinstance(latency, LatencyPredictor)
-        known = np.flatnonzero(latency.unknown.predict(codes) == 0)
-        costs = self.problem.predict_costs(codes[known])
-        found = np.full(len(codes), np.inf)
-        found[known] = np.where((costs[:, 1:] <= self.limits[1:]).all(axis=1), costs[:, 0], np.inf)
+        """Of each device (n, D). Infinite where an operator has no latency, and beyond the limits."""
+        timed = self.problem.timed
+        is_known = np.ones(len(codes), bool)
+        for latency in self.problem.costs[:timed]:
+            assert isinstance(latency, LatencyPredictor)
+            is_known &= latency.unknown.predict(codes) == 0
+        costs = self.problem.predict_costs(codes[is_known])
+        found = np.full((len(codes), timed), np.inf)
+        within: NDArray[np.bool_] = np.all(costs[:, timed:] <= self.limits[timed:], axis=1)
+        found[is_known] = np.where(within[:, None], costs[:, :timed], np.inf)
         return found
 
 
 def _first(codes: Codes, order: NDArray[np.int64], count: int, known: Set[bytes]) -> list[int]:
-    """The first rows in this order, different ones that are not known."""
+    """The first rows in this order that are distinct and not known."""
     rows: dict[bytes, int] = {}
     for row in order.tolist():
         if len(rows) == count:

@@ -1,12 +1,13 @@
-"""What SubNets that were measured teach about others like them: a Gaussian process over the sensitivities of their choices.
+"""Estimates for SubNets from measurements of similar SubNets: a Gaussian process over the sensitivities of their choices.
 
-Sensitivities are those of the largest SubNet, and add up badly far from it: two modifications cost more together than one after
-the other, or less. A Gaussian process (Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006; Matérn kernel,
-ν = 5/2) takes SubNets to be as alike as their choices cost alike: its coordinates are what each choice costs in loss, so that
-variables that matter count, and three hyperparameters are enough for any number of variables. It knows how sure it is.
+The accuracy predictor adds sensitivities of the largest SubNet. Far from the largest SubNet the sum is wrong, since two
+modifications together cost more than their sum, or less. A Gaussian process (Rasmussen and Williams, *Gaussian Processes for
+Machine Learning*, 2006; Matérn kernel, ν = 5/2) learns the accuracies of SubNets that were not evaluated. The coordinates of a
+SubNet are the losses that its choices cost. So SubNets with similar losses are similar, variables without effect do not count,
+and three hyperparameters are enough for any number of variables. Each estimate comes with its standard deviation.
 
-Accuracies of SubNets that were not evaluated are learned so, and latencies are smoothed: of hundreds of measurements the
-smallest are lucky ones, and SubNets like it tell.
+The same process smooths latencies: the smallest of hundreds of measured latencies are small by luck, and the latencies of
+similar SubNets correct them.
 """
 
 import warnings
@@ -14,12 +15,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from tasks.evaluate import Accuracy
-from tasks.predict.accuracy import AccuracyPredictor, Measured
+from tasks.evaluation.subnets import Accuracy
+from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy
 from tasks.search.problem import Codes, SearchSpace, Values, row_keys
 
 FEWEST = 8
@@ -30,7 +28,7 @@ AT_ONCE = 1 << 12
 
 
 class Guess(NamedTuple):
-    """Accuracies (n,), fractions, and the standard deviation of what they may be wrong by."""
+    """Accuracies (n,), fractions, and the standard deviations (n,) of their errors."""
 
     accuracy: Values
     deviation: Values
@@ -40,7 +38,11 @@ class _Surface:
     """Values over SubNets, at canonical codes (n, V) and between them."""
 
     def __init__(self, coordinates: Sequence[Values], codes: Codes, values: Values, noise: float) -> None:
-        """coordinates: of each choice of each variable. noise: of the values' variance, to begin with."""
+        """coordinates: of each choice of each variable. noise: share of the values' variance, where fitting begins."""
+        from sklearn.exceptions import ConvergenceWarning  # sklearn takes a second or two
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
         self._coordinates = coordinates
         self._mean, self._spread = float(values.mean()), float(values.std()) or 1.0
         white = WhiteKernel(noise, (1e-6, 1e1))
@@ -52,12 +54,12 @@ class _Surface:
             self._process.fit(self._placed(codes), (values - self._mean) / self._spread)
 
     def guess(self, codes: Codes) -> tuple[Values, Values]:
-        """Of few: values (n,), and the standard deviation of what they may be wrong by."""
+        """For few codes: values (n,), and the standard deviations (n,) of their errors."""
         value, deviation = self._process.predict(self._placed(codes), return_std=True)
         return self._mean + self._spread * value, self._spread * deviation
 
     def at(self, codes: Codes) -> Values:
-        """Values (n,), of many."""
+        """For many codes: values (n,)."""
         parts = [self._process.predict(self._placed(codes[at : at + AT_ONCE])) for at in range(0, len(codes), AT_ONCE)]
         return self._mean + self._spread * np.concatenate([np.zeros(0), *parts])
 
@@ -66,7 +68,7 @@ class _Surface:
 
 
 def _coordinates(predictor: AccuracyPredictor) -> list[Values] | None:
-    """What each choice costs in loss, relative to the one that costs most; None where none costs anything."""
+    """The loss that each choice costs, relative to the dearest choice; None where no choice costs anything."""
     table = predictor.table
     lost = [np.array([found.loss for found in row.measured]) - table.largest.loss for row in table.variables]
     spread = max((float(np.abs(one).max()) for one in lost), default=0.0)
@@ -74,7 +76,7 @@ def _coordinates(predictor: AccuracyPredictor) -> list[Values] | None:
 
 
 class LearnedAccuracy:
-    """An `AccuracyModel`: what was evaluated, and between it what is likely."""
+    """An `AccuracyModel`: accuracies of evaluated SubNets, and estimates between them."""
 
     def __init__(self, coordinates: Sequence[Values], codes: Codes, accuracies: Values) -> None:
         """coordinates: of each choice of each variable. Learns from canonical codes (n, V) and their accuracies (n,)."""
@@ -84,9 +86,9 @@ class LearnedAccuracy:
     def of(
         cls, space: SearchSpace, predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]
     ) -> Self | None:
-        """From what the predictor is made of, and what was measured for canonical codes (n, V), the last of these at most.
+        """Learns from the predictor's measurements and from accuracies of canonical codes (n, V), the last codes where many.
 
-        None where that is too little to learn from.
+        None where there are too few accuracies to learn from.
         """
         coordinates = _coordinates(predictor)
         first, of_first = _modified(predictor)
@@ -98,7 +100,7 @@ class LearnedAccuracy:
         return cls(coordinates, every[rows], accuracies[rows])
 
     def guess(self, codes: Codes) -> Guess:
-        """Of canonical codes (n, V), few of them."""
+        """Accuracies and their standard deviations for canonical codes (n, V); n must be small."""
         return Guess(*self._surface.guess(codes))
 
     def predict(self, codes: Codes) -> Values:
@@ -106,14 +108,14 @@ class LearnedAccuracy:
         return np.clip(self.score(codes), 0.0, 1.0)
 
     def score(self, codes: Codes) -> Values:
-        """What a search maximises (n,): accuracies, which are not clipped."""
+        """The values (n,) that a search maximises: accuracies, which are not clipped."""
         return self._surface.at(codes)
 
 
 def smoothed_ms(predictor: AccuracyPredictor, codes: Codes, predicted_ms: Values, measured_ms: Values) -> Values:
-    """Latencies [ms] of canonical codes (n, V), of each as all measurements (n,) tell it; these, where there are too few.
+    """Latencies (n,) [ms] of canonical codes (n, V), each smoothed by all measurements (n,); unchanged where these are too few.
 
-    What is smoothed is measured over predicted latency.
+    The ratio of measured to predicted latency is smoothed.
     """
     coordinates = _coordinates(predictor)
     if coordinates is None or len(codes) < FEWEST:
@@ -123,8 +125,8 @@ def smoothed_ms(predictor: AccuracyPredictor, codes: Codes, predicted_ms: Values
     return predicted_ms * np.exp(_Surface(coordinates, codes[rows], ratios[rows], noise=0.1).at(codes))
 
 
-def _modified(predictor: AccuracyPredictor) -> tuple[Codes, list[Measured]]:
-    """The SubNets that sensitivities and interactions were measured with: their codes (n, V) and what was measured."""
+def _modified(predictor: AccuracyPredictor) -> tuple[Codes, list[MeasuredAccuracy]]:
+    """The SubNets with which sensitivities and interactions were measured: their codes (n, V), and their accuracies."""
     table = predictor.table
     single = [
         ((column,), (choice,), measured)

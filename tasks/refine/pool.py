@@ -1,20 +1,22 @@
-"""The candidates of a refinement: a budget's own, and where further ones are sought."""
+"""The candidates of a refinement: candidates of each budget, and the search for further candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
-from typing import Any
 
 import numpy as np
 
-from tailor_ir import SuperNet
-from tasks.evaluate import Accuracy
+from tailor_ir import Config, SuperNet
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.refine.candidates import Around
+from tasks.refine.known import Latencies, within
 from tasks.refine.learned import LearnedAccuracy, smoothed_ms
+from tasks.schemas.candidates import Likely, Proposal
+from tasks.schemas.front import Front
+from tasks.schemas.subnets import Predicted
 from tasks.search.methods import Method
-from tasks.search.problem import Codes, Problem
+from tasks.search.problem import Codes, Problem, Values
 from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import Target, costs_of, method_of
@@ -22,106 +24,139 @@ from tasks.search.stage import Target, costs_of, method_of
 NEAR = 0.02
 """Limits of latency that differ by less, relative, are searched once."""
 
-Row = dict[str, Any]
-
 
 @dataclass(slots=True)
 class Budget:
-    """A budget, the code (V,) of its winner, and the SubNets that were taken for it: digest -> predicted latency [ms]."""
+    """A budget of each device (D,) [ms], and the most that candidates take of it; the code (V,) of its winner.
 
-    budget_ms: float
-    limit_ms: float
+    own: the SubNets that were taken for it: digest -> predicted latencies [ms].
+    """
+
+    budgets_ms: Latencies
+    limits_ms: Latencies
     winner: Codes
-    own: dict[str, float]
+    own: dict[str, Latencies]
 
-    def predicted_limit_ms(self, timed_ms: Mapping[str, float]) -> float:
-        """The predicted latency that its next candidates may have; more careful where none of its own keeps the budget."""
+    def is_missed_by(self, timed_ms: Mapping[str, Latencies]) -> bool:
+        """Whether none keeps it, less the margin."""
+        return not any(within(ms, self.limits_ms) for ms in timed_ms.values())
+
+    def predicted_limits_ms(self, timed_ms: Mapping[str, Latencies]) -> Latencies:
+        """The largest predicted latencies [ms] of the next candidates; lower where no candidate keeps the budget so far."""
         own = {digest: predicted_ms for digest, predicted_ms in self.own.items() if digest in timed_ms}
         if not own:
-            return self.budget_ms
-        ratios = [timed_ms[digest] / predicted_ms for digest, predicted_ms in own.items()]
-        missed = min(timed_ms[digest] for digest in own) > self.limit_ms
-        return self.limit_ms / (max(ratios) if missed else median(ratios))
+            return self.budgets_ms
+        own_ms = {digest: timed_ms[digest] for digest in own}
+        ratios = np.array(list(own_ms.values())) / np.array(list(own.values()))
+        factors = (ratios.max(axis=0) if self.is_missed_by(own_ms) else np.median(ratios, axis=0)).tolist()
+        return tuple(limit_ms / factor for limit_ms, factor in zip(self.limits_ms, factors, strict=True))
 
 
 class Pool:
-    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits."""
+    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits.
 
-    def __init__(self, net: SuperNet, target: Target, accuracy: AccuracyPredictor, front: Row) -> None:
-        self.winners: list[Row] = front["winners"]
-        self.configs = {row["digest"]: row["config"] for row in self.winners}
-        self.likely: dict[str, Row] = {}
+    targets, fronts: one for each device, of one search.
+    """
+
+    def __init__(
+        self, net: SuperNet, targets: Sequence[Target], accuracy: AccuracyPredictor, fronts: Sequence[Front]
+    ) -> None:
+        self.winners = fronts[0].winners
+        self.configs = {row.digest: row.config for row in self.winners}
+        self.likely: dict[str, Likely] = {}
         self.learned: LearnedAccuracy | None = None
         self._evaluated: Codes
-        self._net, self._accuracy = net, accuracy
-        self._settings = SearchSettings.model_validate(front["settings"])
-        self._costs = costs_of(net, [target], self._settings)
-        others = tuple(cost.model for cost in self._costs[1:])
-        self._problem = Problem(net.space, target.latency, accuracy, others)
+        self._net, self._accuracy, self._timed = net, accuracy, len(targets)
+        self._settings = SearchSettings.model_validate(fronts[0].settings)
+        self._costs = costs_of(net, targets, self._settings)
+        latency, *others = (cost.model for cost in self._costs)
+        self._problem = Problem(net.space, latency, accuracy, tuple(others), timed=self._timed)
         self._limits = np.array([cost.limit for cost in self._costs])
-        self.around = Around(self._problem, self._limits, self._codes([row["config"] for row in self.winners]))
+        self.around = Around(self._problem, self._limits, self._codes([row.config for row in self.winners]))
 
-    def _codes(self, configs: Sequence[Row]) -> Codes:
+    def _codes(self, configs: Sequence[Config]) -> Codes:
         codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
         return codes
 
     def learn(self, found: Mapping[str, Accuracy]) -> None:
-        """Further candidates are sought with what was measured for these: digest -> accuracy."""
+        """Learn from measured accuracies (digest -> accuracy), for the search for further candidates."""
         codes = self._codes([self.configs[digest] for digest in found])
         self.learned = LearnedAccuracy.of(self._net.space, self._accuracy, codes, list(found.values()))
         self._evaluated = codes
         if self.learned is not None:
             self.around = replace(self.around, problem=replace(self._problem, accuracy=self.learned))
 
-    def more(self, budget: Budget, limit_ms: float, count: int) -> list[Row]:
-        """Further candidates of a budget within a predicted latency, none of which another budget has.
+    def more(self, budget: Budget, limits_ms: Latencies, count: int) -> list[Proposal]:
+        """Further candidates of a budget within predicted latencies; no candidate belongs to another budget.
 
-        With `config`, `predicted_ms` and, where the pool has learned, the accuracy that is `likely` and its deviation.
+        Where the pool has learned, each candidate comes with its learned accuracy.
         """
-        center = self._center(budget, limit_ms) if count else None
+        center = self._center(budget, limits_ms) if count else None
         if center is None:
             return []
+        most_ms = np.array(limits_ms)
         if self.learned is not None:
-            center = self.around.top(np.concatenate([center[None], self._evaluated]), limit_ms)
-        found = self.around.best(center, limit_ms, count, self._codes(list(self.configs.values())))
-        rows = self._rows(found)
-        if self.learned is not None and rows:
-            likely = self.learned.guess(np.stack([code for code, _ in found]))
-            for row, accuracy, deviation in zip(rows, *(column.tolist() for column in likely), strict=True):
-                row["likely"] = {"accuracy": accuracy, "deviation": deviation}
-        return rows
+            center = self.around.top(np.concatenate([center[None], self._evaluated]), most_ms)
+        found = self.around.best(center, most_ms, count, self._codes(list(self.configs.values())))
+        likely: Sequence[Likely | None] = [None] * len(found)
+        if self.learned is not None and found:
+            guess = self.learned.guess(np.stack([code for code, _ in found]))
+            columns = zip(*(column.tolist() for column in guess), strict=True)
+            likely = [Likely(accuracy=accuracy, deviation=deviation) for accuracy, deviation in columns]
+        return [
+            Proposal(config=self._net.space.decode(code), predicted_ms=tuple(predicted_ms.tolist()), likely=one)
+            for (code, predicted_ms), one in zip(found, likely, strict=True)
+        ]
 
-    def _rows(self, found: Sequence[tuple[Codes, float]]) -> list[Row]:
-        return [{"config": self._net.space.decode(code), "predicted_ms": predicted_ms} for code, predicted_ms in found]
-
-    def add(self, budget: Budget, rows: Sequence[Row]) -> None:
-        """Take candidates in."""
+    def add(self, budget: Budget, rows: Sequence[Proposal]) -> None:
+        """Add candidates to the pool."""
         for row in rows:
-            digest = self._net.space.digest(row["config"])
-            self.configs[digest] = row["config"]
-            budget.own[digest] = row["predicted_ms"]
-            if "likely" in row:
-                self.likely[digest] = row["likely"]
+            digest = self._net.space.digest(row.config)
+            self.configs[digest] = row.config
+            budget.own[digest] = row.predicted_ms
+            if row.likely is not None:
+                self.likely[digest] = row.likely
 
-    def _center(self, budget: Budget, limit_ms: float) -> Codes | None:
-        """What the search finds within a latency; the winner where that is about the budget, None if nothing is as fast."""
-        if abs(limit_ms / budget.budget_ms - 1) <= NEAR:
+    def _center(self, budget: Budget, limits_ms: Latencies) -> Codes | None:
+        """The code (V,) that the search finds within latencies: the winner for about the budget; None if no code is as fast."""
+        if all(abs(ms / own_ms - 1) <= NEAR for ms, own_ms in zip(limits_ms, budget.budgets_ms, strict=True)):
             return budget.winner
-        if limit_ms < self._problem.evaluate(self._method.quickest()[None]).latency_ms[0]:
-            return None
-        return self._method.winner(np.array([limit_ms, *self._limits[1:]])).code
+        most = np.array([*limits_ms, *self._limits[self._timed :]])
+        fastest = self._method.quickest()
+        if self._timed > 1 and not self._keeps(fastest, most):  # the fastest on all devices together
+            fastest = self._method.quickest(most)
+        return self._method.winner(most).code if self._keeps(fastest, most) else None
+
+    def _keeps(self, code: Codes, most: Values) -> bool:
+        return bool(self._problem.evaluate(code[None]).within(most)[0])
 
     @cached_property
     def _method(self) -> Method:
         return method_of(self._problem, self._net.space, self._settings, self._limits)
 
-    def smoothed_ms(self, timed_ms: Mapping[str, float]) -> dict[str, float]:
-        """Latencies [ms] by digest as all measurements together tell them."""
+    def smoothed_ms(self, timed_ms: Mapping[str, Latencies]) -> dict[str, Latencies]:
+        """Latencies [ms] by digest, smoothed over all measurements."""
         codes = self._codes([self.configs[digest] for digest in timed_ms])
-        predicted_ms = self._problem.latency.predict(codes)
-        found = smoothed_ms(self._accuracy, codes, predicted_ms, np.array(list(timed_ms.values())))
-        return dict(zip(timed_ms, found.tolist(), strict=True))
+        columns = [
+            smoothed_ms(self._accuracy, codes, cost.model.predict(codes), np.array(measured_ms)).tolist()
+            for cost, measured_ms in zip(self._costs, zip(*timed_ms.values(), strict=True), strict=False)
+        ]
+        return dict(zip(timed_ms, zip(*columns, strict=True), strict=True))
 
-    def rows(self) -> list[Row]:
-        """Digest, config, predictions and size of each."""
-        return rows_of(self._net, self._problem, self._costs, self._codes(list(self.configs.values())))
+    def rows(self, device: int) -> list[Predicted]:
+        """The rows of all SubNets of the pool, with sizes and the predictions for one device, by its number."""
+        codes = self._codes(list(self.configs.values()))
+        return [Predicted.model_validate(row) for row in rows_of(self._net, self._problem, self._costs, codes, device)]
+
+
+def budgets_of(pool: Pool, fronts: Sequence[Front], margin: float) -> list[Budget]:
+    """The budgets of a search, whose fronts there are for each device. margin: of a budget, left free."""
+    return [
+        Budget(
+            budgets_ms=(budgets_ms := tuple(row.budget_ms for row in rows)),
+            limits_ms=tuple((1 - margin) * budget_ms for budget_ms in budgets_ms),
+            winner=code,
+            own={rows[0].digest: tuple(row.predicted_ms for row in rows)},
+        )
+        for rows, code in zip(zip(*(front.winners for front in fronts), strict=True), pool.around.winners, strict=True)
+    ]

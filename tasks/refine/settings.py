@@ -4,9 +4,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """How many SubNets are measured for each budget, and what a winner leaves free of it.
+    """The number of SubNets that are measured for each budget, and the share of a budget that a winner leaves free.
 
-    They are evaluated and timed as the predict stage does it: its images, `measure` and `rounds`.
+    The SubNets are evaluated and timed with the settings of the predict stage: its images, `measure` and `rounds`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import write_bytes, write_json
-from tasks.report.gather import gather
-from tasks.report.page import render
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.report.terminal import terminal_table
@@ -18,6 +16,9 @@ __all__ = ["DATA_FILE", "PAGE_FILE", "DeviceSources", "Settings", "Sources", "ru
 
 def run(sources: Sources, settings: Settings, out: Path) -> dict[str, Any]:
     """Write report.html and report.json into `out`; returns what report.json holds."""
+    from tasks.report.gather import gather  # plotly takes a second
+    from tasks.report.page import render
+
     report = gather(sources, settings)
     write_json(out / DATA_FILE, report)
     write_bytes(out / PAGE_FILE, render(report).encode())

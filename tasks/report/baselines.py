@@ -10,11 +10,10 @@ import plotly.graph_objects as go
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from tasks.artifacts import read_json
-from tasks.baselines import COMPARED_FILE
 from tasks.layers import Layers
 from tasks.pages.text import amount, milliseconds, percent
 from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, point_label
+from tasks.schemas.baselines import COMPARED_FILE, Compared
 
 Row = Mapping[str, Any]
 TITLES = {"uniform": "uniformly shrunk", "random": "random SubNets", "macs": "searched by MACs", "siblings": "siblings"}
@@ -36,11 +35,11 @@ def title(name: str) -> str:
     return TITLES.get(name, name)
 
 
-def against(folder: Path | None, layers: Layers) -> dict[str, Any] | None:
+def against(folder: Path | None, layers: Layers) -> Row | None:
     """What the stage `compared` found, with the architecture of each SubNet; None where there are no baselines."""
     if folder is None:
         return None
-    found: dict[str, Any] = read_json(folder / COMPARED_FILE)
+    found = Compared.read(folder / COMPARED_FILE).to_json()
     for row in found["rows"]:
         row["architecture"] = layers.architecture(row["config"]) if row["network"] is None else []
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.layers import Layers, Operator
+from tasks.layers import Layers, SubNetLayer
 
 Row = dict[str, Any]
 
@@ -13,7 +13,7 @@ def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Row:
 
     The predicted latency of a SubNet is `offset_ms` plus those of its operators.
     """
-    numbers: dict[Operator, int] = {}
+    numbers: dict[SubNetLayer, int] = {}
     subnets = {}
     for digest, config in configs.items():
         subnets[digest] = {

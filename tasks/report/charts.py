@@ -69,7 +69,7 @@ def fronts(devices: Rows) -> go.Figure:
         winners = list({row["digest"]: row for row in device["winners"] if row["on_front"]}.values())
         _scatter(figure, device["name"], winners, device, {"color": color, "size": 9}, "lines+markers")
         star: Row = {"color": color, "size": 15, "symbol": "star"}
-        _scatter(figure, f"{device['name']}, base model", [device["base"]], device, star, "markers")
+        _scatter(figure, f"{device['name']}, {device['base']['name']}", [device["base"]], device, star, "markers")
     return figure
 
 
@@ -96,7 +96,7 @@ def front(device: Row) -> go.Figure:
     style = {"color": RED, "size": 15, "symbol": "circle-open", "line": {"width": 2}}
     _scatter(figure, "misses its budget", missed, device, style, "markers")
     style = {"color": GREEN, "size": 15, "symbol": "star"}
-    _scatter(figure, "base model", [device["base"]], device, style, "markers")
+    _scatter(figure, device["base"]["name"], [device["base"]], device, style, "markers")
     figure.add_scatter(
         x=[], y=[], name=CHOSEN, mode="markers", showlegend=False, hoverinfo="skip",
         marker={"color": PURPLE, "size": 20, "symbol": "circle-open", "line": {"width": 3}},

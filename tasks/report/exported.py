@@ -1,36 +1,37 @@
 """What was exported, by format, and the bundle where one was made."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
+
+from tasks.schemas.exports import ExportedFile, Exports
 
 Row = dict[str, Any]
 
 
-def files_of(exports: Mapping[str, Any]) -> Row:
+def files_of(exports: Exports) -> Row:
     """`formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for."""
-    files: dict[str, list[Mapping[str, Any]]] = {}
-    for card in exports["subnets"]:
-        for name, file in card["files"].items():
+    files: dict[str, list[ExportedFile]] = {}
+    for card in exports.subnets:
+        for name, file in card.files.items():
             files.setdefault(name, []).append(file)
-    return {"formats": [_format(name, rows) for name, rows in files.items()], "bundle": exports.get("bundle")}
+    bundle = exports.bundle and exports.bundle.to_json()
+    return {"formats": [_format(name, rows) for name, rows in files.items()], "bundle": bundle}
 
 
-def _format(name: str, files: Iterable[Mapping[str, Any]]) -> Row:
-    rows = list(files)
-    good = [row for row in rows if row["state"] == "ok"]
-    sizes = [row["bytes"] for row in good]
+def _format(name: str, files: Sequence[ExportedFile]) -> Row:
+    good = [file for file in files if file.state == "ok"]
+    sizes = [file.bytes for file in good if file.bytes is not None]
     checked = dict.fromkeys(
-        f"{row['runtime']} {row['precision']}, {'on the device' if row['on_device'] else 'on this machine'}"
-        for row in good
+        f"{file.runtime} {file.precision}, {'on the device' if file.on_device else 'on this machine'}" for file in good
     )
     return {
         "name": name,
         "subnets": len(good),
-        "failed": len(rows) - len(good),
+        "failed": len(files) - len(good),
         "bytes": sum(sizes),
         "smallest_bytes": min(sizes, default=None),
         "largest_bytes": max(sizes, default=None),
         "checked": list(checked),
-        "max_difference": max((row["relative_difference"] for row in good), default=None),
-        "tolerance": max((row["tolerance"] for row in good), default=None),
+        "max_difference": max((one for file in good if (one := file.relative_difference) is not None), default=None),
+        "tolerance": max((one for file in good if (one := file.tolerance) is not None), default=None),
     }

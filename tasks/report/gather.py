@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 import tailor_ir
-from tasks.artifacts import RESULT_FILE, read_json, read_lines
-from tasks.export import EXPORTS_FILE
+from solvers.front import pareto_mask
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import RESULT_FILE, read_lines
 from tasks.layers import Layers
 from tasks.lut import Lut
-from tasks.predict import sensitivity
-from tasks.predict.accuracy import AccuracyPredictor, standard_error
+from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
-from tasks.predict.validate import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
@@ -25,8 +24,21 @@ from tasks.report.headline import headline
 from tasks.report.refined import refinement
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
-from tasks.search import FRONT_FILE
-from tasks.search.front import pareto_mask
+from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
+from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.schemas.exports import EXPORTS_FILE, Exports
+from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
+from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.results import (
+    BaseResult,
+    EndsAccuracy,
+    EnumerateResult,
+    FinetuneResult,
+    GivenFile,
+    GivenSuperNet,
+    NetworkAccuracy,
+)
 
 Row = dict[str, Any]
 HISTORY_FILE = "history.jsonl"
@@ -35,15 +47,14 @@ HISTORY_FILE = "history.jsonl"
 def gather(sources: Sources, settings: Settings) -> Row:
     """The report as data; the page and the terminal's table show nothing that is not in it."""
     net = tailor_ir.load(sources.supernet)
-    base = _result(sources.base)
-    finetune = _result(sources.finetune)
+    base, finetune = _network(sources), _ends(sources)
     report: Row = {
         "model": sources.model,
         "data": sources.data,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "supernet": _supernet(net, _result(sources.enumerate)),
+        "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
-        "devices": [_device(device, net, base, sources) for device in sources.devices],
+        "devices": [_device(device, net, _given(base, finetune), sources) for device in sources.devices],
         "sensitivities": _sensitivities(sources.sensitivities),
         "training": _training(sources),
         "stages": [
@@ -57,12 +68,25 @@ def gather(sources: Sources, settings: Settings) -> Row:
     return report
 
 
-def _result(folder: Path | None) -> Row:
-    result: Row = read_json(folder / RESULT_FILE) if folder else {}
-    return result
+def _network(sources: Sources) -> NetworkAccuracy | None:
+    """Accuracies of the network that the SuperNet was made of; None where it is not known."""
+    if sources.base is not None:
+        return BaseResult.read(sources.base / RESULT_FILE)
+    if sources.given is not None and sources.finetune is not None:
+        return GivenFile.read(sources.given / RESULT_FILE)
+    return None
 
 
-def _supernet(net: Any, enumerated: Row) -> Row:
+def _ends(sources: Sources) -> EndsAccuracy | None:
+    """Accuracies of the SuperNet's ends; None where they are not known."""
+    if sources.finetune is not None:
+        return FinetuneResult.read(sources.finetune / RESULT_FILE)
+    if sources.given is not None and sources.base is None:
+        return GivenSuperNet.read(sources.given / RESULT_FILE)
+    return None
+
+
+def _supernet(net: SuperNet, enumerated: EnumerateResult) -> Row:
     space = net.space
     return {
         "variables": [
@@ -72,55 +96,68 @@ def _supernet(net: Any, enumerated: Row) -> Row:
         "modifications": space.modifications,
         "codes": str(space.codes),  # beyond what JSON readers keep exact
         "distinct": str(space.distinct),
-        "unique_operators": enumerated["unique_operators"],
+        "unique_operators": enumerated.unique_operators,
     }
 
 
-def _accuracies(base: Row, finetune: Row) -> dict[str, float]:
-    named = {"base model": base, "largest SubNet": finetune, "smallest SubNet": finetune}
-    keys = {"base model": "", "largest SubNet": "largest_", "smallest SubNet": "smallest_"}
-    return {
-        f"{name}, {split}": result[key]
-        for name, result in named.items()
-        for split in ("validation", "test")
-        if (key := f"{keys[name]}{split}_accuracy") in result
-    }
+def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if base is not None:
+        found |= {
+            "base model, validation": base.validation_accuracy,
+            "base model, test": base.test_accuracy,
+        }
+    if finetune is not None:
+        found |= {
+            "largest SubNet, validation": finetune.largest_validation_accuracy,
+            "largest SubNet, test": finetune.largest_test_accuracy,
+            "smallest SubNet, validation": finetune.smallest_validation_accuracy,
+            "smallest SubNet, test": finetune.smallest_test_accuracy,
+        }
+    return found
 
 
-def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row:
-    front = read_json(device.search / FRONT_FILE)
-    exports = read_json(device.export / EXPORTS_FILE)
-    validation = read_json(device.latency / LATENCY_VALIDATION_FILE)
-    largest_ms = exports["largest"]["latency"]["p50_ms"]  # beside the winners
+def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> Row:
+    """What winners are seen beside: the base model, or the largest SubNet of a SuperNet whose base model is not known."""
+    if base is not None or ends is None:
+        return {"name": "base model", "accuracy": base and base.test_accuracy}
+    return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}
+
+
+def _device(device: DeviceSources, net: SuperNet, given: Row, sources: Sources) -> Row:
+    front = Front.read(device.search / FRONT_FILE)
+    exports = Exports.read(device.export / EXPORTS_FILE)
+    validation = LatencyValidation.read(device.latency / LATENCY_VALIDATION_FILE)
+    largest_ms = exports.largest.latency.p50_ms  # beside the winners
     if largest_ms is None:
-        largest_ms = next(row["measured_ms"] for row in validation["subnets"] if row["kind"] == "largest")
+        largest_ms = next(row.measured_ms for row in validation.subnets if row.kind == "largest")
     lut = Lut.open(device.profile / LUT_FOLDER)
     batched = net if device.batch == 1 else tailor_ir.load(sources.supernet, batch=device.batch)
-    row = {
+    row: Row = {
         "name": device.name,
         "batch": device.batch,
-        "runtime": exports["device"],
+        "runtime": exports.device.model_dump(mode="json"),
         "base": {
             "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
             "config": net.max_config,
             "measured_ms": largest_ms,  # of the same shapes; latency does not depend on weights
-            "accuracy": base.get("test_accuracy"),
+            **given,
         },
         "winners": _winners(net, front, exports),
-        "searched": dict(Counter(row["stopped"] for row in front["winners"] if "stopped" in row)),
+        "searched": dict(Counter(row.stopped for row in front.winners if row.stopped)),
         "baseline": _baseline(net, front, exports),
         "random": _random(validation, sources.sensitivities),
-        "latency_validation": validation["held_out"],
-        "latency_correction": validation["correction"],
+        "latency_validation": validation.held_out.to_json(),
+        "latency_correction": validation.correction,
         "lut": _lut(lut),
-        "hypervolume": front["hypervolume"],
-        "whole_front": front["whole_front"],
+        "hypervolume": front.hypervolume.to_json(),
+        "whole_front": front.whole_front and front.whole_front.to_json(),
         "refinement": refinement(device.search, front),
         "exported": files_of(exports),
     }
     shown = (row["base"], *row["winners"], *row["baseline"], *row["random"])
-    layers = Layers(batched, lut, Correction.model_validate(validation["correction"]))
+    layers = Layers(batched, lut, Correction.model_validate(validation.correction))
     return {
         **row,
         "baselines": against(device.compared, layers),
@@ -128,7 +165,7 @@ def _device(device: DeviceSources, net: Any, base: Row, sources: Sources) -> Row
     }
 
 
-def _size(net: Any, config: Row) -> Row:
+def _size(net: SuperNet, config: Config) -> Row:
     return {
         "macs": int(net.macs(config)),
         "parameters": int(net.parameters(config)),
@@ -136,25 +173,26 @@ def _size(net: Any, config: Row) -> Row:
     }
 
 
-def _winners(net: Any, front: Row, exports: Row) -> list[Row]:
-    cards = {card["digest"]: card for card in exports["subnets"]}
+def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
+    cards = {card.digest: card for card in exports.subnets}
     rows = []
-    for chosen, exported in zip(front["winners"], exports["winners"], strict=True):
-        formats = cards[chosen["digest"]]["files"]
-        files = formats.values()
-        failures = [f"{name}: {file['reason']}" for name, file in formats.items() if file["state"] == "failed"]
-        latency = cards[chosen["digest"]]["latency"]
-        if exported["measured_ms"] is None:
-            failures.append(f"not measured: {latency['reason']}")
-        differences = [d for file in files if (d := file.get("relative_difference")) is not None]
+    for chosen, exported in zip(front.winners, exports.winners, strict=True):
+        card, subnet = cards[exported.digest], exported.subnet
+        row = chosen.to_json() if subnet is None else {"budget_ms": chosen.budget_ms, **subnet.to_json()}
+        failures = [f"{name}: {file.reason}" for name, file in card.files.items() if file.state == "failed"]
+        if exported.measured_ms is None:
+            failures.append(f"not measured: {card.latency.reason}")
+        files = card.files.values()
+        differences = [file.relative_difference for file in files if file.relative_difference is not None]
         rows.append(
             {
-                **chosen,
-                **_size(net, chosen["config"]),
-                "measured_ms": exported["measured_ms"],
-                "within_budget": None if exported["measured_ms"] is None else exported["within_budget"],
-                "accuracy": exported["accuracy"].get("test"),
-                "files": [name for file in files for name in file.get("sha256", ())],
+                **row,
+                **_size(net, row["config"]),
+                "missed": exported.replaces and exported.replaces.to_json(),
+                "measured_ms": exported.measured_ms,
+                "within_budget": None if exported.measured_ms is None else exported.within_budget,
+                "accuracy": exported.accuracy.get("test"),
+                "files": [name for file in files for name in file.sha256],
                 "reason": "; ".join(failures) or None,
                 "max_difference": max(differences, default=None),
             }
@@ -173,30 +211,30 @@ def _measured_front(rows: list[Row]) -> set[str]:
     return {known[index]["digest"] for index in kept}
 
 
-def _baseline(net: Any, front: Row, exports: Row) -> list[Row]:
+def _baseline(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
     """Uniformly shrunk SubNets: predicted by the search, measured by the export stage."""
-    measured = {row["digest"]: row for row in exports["baseline"]}
+    measured = {row.digest: row for row in exports.baseline}
     return [
         {
-            **row,
-            **_size(net, row["config"]),
-            "measured_ms": measured[row["digest"]]["measured_ms"],
-            "accuracy": measured[row["digest"]]["accuracy"].get("test"),
+            **row.to_json(),
+            **_size(net, row.config),
+            "measured_ms": measured[row.digest].measured_ms,
+            "accuracy": measured[row.digest].accuracy.get("test"),
         }
-        for row in front["baseline"]
+        for row in front.baseline
     ]
 
 
-def _random(validation: Row, sensitivities: Path) -> list[Row]:
+def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
     """SubNets that both predictors were checked on; `accuracy` is that of the validation split."""
-    known = {row["digest"]: row for row in read_json(sensitivities / sensitivity.VALIDATION_FILE)["rows"]}
+    known = {row.digest: row for row in AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE).rows}
     return [
         {
-            **row,
-            "accuracy": known[row["digest"]]["accuracy"] if row["digest"] in known else None,
-            "predicted_accuracy": known[row["digest"]]["predicted_accuracy"] if row["digest"] in known else None,
+            **row.to_json(),
+            "accuracy": known[row.digest].accuracy if row.digest in known else None,
+            "predicted_accuracy": known[row.digest].predicted_accuracy if row.digest in known else None,
         }
-        for row in validation["subnets"]
+        for row in validation.subnets
     ]
 
 
@@ -223,7 +261,7 @@ def _lut(lut: Lut) -> Row:
 
 
 def _sensitivities(folder: Path) -> Row:
-    table = AccuracyPredictor.load(folder / sensitivity.SENSITIVITIES_FILE).table
+    table = Sensitivities.read(folder / SENSITIVITIES_FILE)
     largest_error = standard_error(table.largest.accuracy, table.samples)
     rows = [
         {
@@ -237,12 +275,12 @@ def _sensitivities(folder: Path) -> Row:
         for row in table.variables
         for choice, measured in list(zip(row.choices, row.measured, strict=True))[:-1]
     ]
-    validation = read_json(folder / sensitivity.VALIDATION_FILE)
+    validation = AccuracyValidation.read(folder / ACCURACY_VALIDATION_FILE)
     return {
         "samples": table.samples,
         "accuracy": table.largest.accuracy,
         "rows": rows,
-        "validation": validation,
+        "validation": validation.to_json(),
     }
 
 

@@ -106,7 +106,7 @@ def _chosen(report: Row, device: Row) -> str:
     return digest
 
 
-def _figures(report: Row) -> dict[str, Any]:
+def _figures(report: Row) -> Row:
     devices = report["devices"]
     return {
         "fronts": _div(charts.fronts(devices), "fronts") if len(devices) > 1 else None,

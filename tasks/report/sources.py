@@ -21,7 +21,7 @@ class DeviceSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Stage folders of one run. `base` and `finetune` are None where a run has no such stage.
+    """Stage folders of one run. `base` and `finetune` are None where they were not trained; `given` tells accuracies then.
 
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
     """
@@ -31,6 +31,7 @@ class Sources:
     supernet: Path
     base: Path | None
     finetune: Path | None
+    given: Path | None = None
     enumerate: Path
     sensitivities: Path
     devices: Sequence[DeviceSources]

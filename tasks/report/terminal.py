@@ -37,7 +37,7 @@ def _device_table(device: Row) -> Table:
     base = device["base"]
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
     measured = (milliseconds(base["measured_ms"]), "", percent(base["accuracy"]))
-    table.add_row("base model", "", *measured, *size, end_section=True)
+    table.add_row(base["name"], "", *measured, *size, end_section=True)
     if failed := {row["digest"]: row["reason"] for row in device["winners"] if row["reason"]}:
         first, of = next(iter(failed.items())), len({row["digest"] for row in device["winners"]})
         table.caption = (
@@ -45,6 +45,8 @@ def _device_table(device: Row) -> Table:
         )
     for row in device["winners"]:
         within = {True: "[green]yes[/]", False: "[bold red]misses[/]", None: "[red]failed[/]"}[row["within_budget"]]
+        if row["missed"]:
+            within = f"[green]replaced[/] {milliseconds(row['missed']['measured_ms'])}"
         table.add_row(
             milliseconds(row["budget_ms"]),
             milliseconds(row["predicted_ms"]),

@@ -1,4 +1,4 @@
-"""Descents from the largest SubNet: good starts for every budget, and the SubNets that need least."""
+"""Descents from the largest SubNet: good starts for every budget, and the SubNets with the least cost."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,18 +11,20 @@ FASTEST_STARTS = 8
 
 
 class Archive(NamedTuple):
-    """Codes (n, V) met on the way down, distinct, with their scores."""
+    """Distinct codes (n, V) that a descent met, with their scores."""
 
     codes: Codes
     scores: Scores
 
 
 def beam_descent(problem: Problem, width: int, limits: Values | None = None) -> Archive:
-    """Step down from the largest SubNet, one modification at a time, keeping the `width` best of each step.
+    """Descends from the largest SubNet, one modification at a time, keeping the `width` best SubNets of each round.
 
-    A step lowers one variable to its next choice that is predicted faster. States are ranked by accuracy lost
-    per ms gained since the largest SubNet. Every state met is returned: starts for all budgets. With `limits` (K,), time
-    is `_strain`, which counts what is beyond them, too.
+    A modification lowers one variable to its next choice that is predicted faster. SubNets are ranked by the accuracy
+    lost per ms gained since the largest SubNet. All SubNets that were met are returned: they are starts for all
+    budgets.
+
+    limits: (K,); with limits, the time of a SubNet grows by the shares that are beyond them (`_strain`).
     """
 
     def cost(codes: Codes) -> Values:
@@ -42,13 +44,13 @@ def beam_descent(problem: Problem, width: int, limits: Values | None = None) -> 
 
 
 def _strain(problem: Problem, scores: Scores, limits: Values | None) -> Values:
-    """The pace (n,), for each limit increased by the share that is beyond it."""
+    """The pace (n,), increased by the share that is beyond each limit."""
     pace = problem.pace(scores)
     return pace if limits is None else pace * (1 + scores.excess(limits))
 
 
 def _faster_children(problem: Problem, beam: Codes, cost: Callable[[Codes], Values]) -> Codes:
-    """Per state and variable, the nearest lower choice that is faster (distinct rows)."""
+    """For each SubNet and variable the nearest lower choice that is faster; distinct rows."""
     steps = neighbours(problem.space, beam, lower_only=True)
     faster = np.flatnonzero(cost(steps.codes) < cost(beam)[steps.parent])
     group = steps.parent[faster] * beam.shape[1] + steps.variable[faster]
@@ -57,7 +59,7 @@ def _faster_children(problem: Problem, beam: Codes, cost: Callable[[Codes], Valu
 
 
 def fastest(problem: Problem, rng: np.random.Generator, limits: Values | None = None) -> Codes:
-    """Code (V,) of the fastest SubNet within `limits` (K,), else of the one that exceeds them least: see `least`."""
+    """Code (V,) of the fastest SubNet within `limits` (K,): `least`, where the cost is the pace."""
     return least(problem, rng, problem.pace, limits)
 
 
@@ -67,10 +69,10 @@ def least(
     cost: Callable[[Scores], Values],
     limits: Values | None = None,
 ) -> Codes:
-    """Code (V,) with the least cost within `limits` (K,), else of the one that exceeds them least.
+    """Code (V,) with the least cost within `limits` (K,); where none is found, the code that exceeds them least.
 
-    By coordinate descent from the largest, the smallest and random SubNets. Exact when each variable's best choice does not
-    depend on the others; else a very good local optimum.
+    By coordinate descent from the largest, the smallest and random SubNets. The result is exact when each variable's
+    best choice does not depend on the other variables; else it is a very good local optimum.
     """
     limits = problem.unlimited if limits is None else limits
     cardinalities = np.asarray(problem.space.cardinalities)
@@ -88,7 +90,7 @@ def least(
 
 
 def _coordinate_descent(problem: Problem, code: Codes, keys: Callable[[Codes], tuple[Values, Values]]) -> Codes:
-    """Best single modification of code (V,) again and again until none has lower keys."""
+    """The best single modification of a code (V,), again and again, until no modification has lower keys."""
     excess, cost = keys(code[None])
     while True:
         around = neighbours(problem.space, code[None]).codes

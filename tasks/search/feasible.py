@@ -1,4 +1,4 @@
-"""Budgets and limits that no SubNet keeps: which they are, and the nearest ones that a SubNet does."""
+"""Refusals of budgets and limits that no SubNet keeps, with the nearest values that a SubNet keeps."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ NEXT_STEP = "raise it or give the space smaller choices"
 
 
 class Cost(NamedTuple):
-    """What is bounded besides the score: its name in the settings, the device, how it is predicted, its limit (inf: none)."""
+    """A bounded quantity: its name in the settings, the device, the predictor, the limit (inf: none)."""
 
     name: str
     device: str
@@ -23,19 +23,19 @@ class Cost(NamedTuple):
     limit: float = math.inf
 
     def text(self, value: float) -> str:
-        """A value of it in words."""
+        """A value of the cost in words."""
         return f"{value:.10g} ms on '{self.device}'" if self.name == LATENCY else f"{self.name}={value:.10g}"
 
     @property
     def setting(self) -> str:
-        """Where it is bounded."""
+        """The setting that bounds the cost."""
         return f"search.{LATENCY}" if self.name == LATENCY else f"search.limits.{self.name}"
 
 
 def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator) -> UserError:
-    """Why no SubNet keeps `budgets` (K,), of which one at least is finite, and what the nearest are.
+    """The error that says why no SubNet keeps `budgets` (K,), of which one at least is finite, and the nearest budgets.
 
-    The least of each cost is found by descents (`tasks.search.descent.least`): some SubNet has it.
+    Descents find the least of each cost (`tasks.search.descent.least`), so that some SubNet keeps the stated numbers.
     """
     bounded = [column for column in range(len(costs)) if math.isfinite(budgets[column])]
     near: list[str] = []

@@ -1,10 +1,15 @@
-"""Genetic search for the best SubNet within budgets (a number: of latency; or (K,): of each cost), on integer matrices.
+"""Genetic search for the best SubNet within budgets, on integer matrices.
 
-Source: OFA (ICLR 2020), evolution finder: population 100, a quarter of it parents, half of the children
-mutated (each variable with probability 0.1), half crossed. Infeasible children are repaired, not redrawn. Populations begin
-with SubNets built around the largest and the fastest one (`tasks.search.rebalance`); at a plateau those around the best one
-join, until they have brought nothing. Then a second population begins without the starts: where the first ended, another
-rarely ends too when it is not the optimum. The last step is to build around the best of those around the winner.
+Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated
+(each variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
+
+This search adds to OFA's:
+
+- A population begins with SubNets around the largest and around the fastest SubNet (`tasks.search.rebalance`).
+- At a plateau SubNets around the best SubNet join the population, until they bring nothing.
+- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the
+  optimum.
+- At the end SubNets are built around the best neighbours of the winner.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +23,12 @@ from tasks.search.settings import Settings
 
 IMPROVEMENT = 1e-12
 PAIRED = 3
-"""Around how many SubNets, the best of those around the winner, others are built at the end."""
+"""How many neighbours of the winner have SubNets built around them at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Winner:
-    """The best code (V,) found for one budget and how the search ended."""
+class BestCode:
+    """The best code (V,) for one budget, and why the search stopped."""
 
     code: Codes
     generations: int
@@ -37,18 +42,18 @@ def search(
     fastest: Codes,
     settings: Settings,
     rng: np.random.Generator,
-) -> Winner:
-    """Best code whose predicted costs are within the budgets.
+) -> BestCode:
+    """The best code whose predicted costs are within the budgets.
 
-    starts: (n, V) canonical codes to begin with, feasible or not. fastest: code (V,) that is feasible; repair
-    walks towards it. Never returns an infeasible code.
+    budgets: (K,), or of latency alone. starts: (n, V) canonical codes to begin with, within the budgets or not.
+    fastest: a code (V,) within the budgets; repair walks towards it. The result is always within the budgets.
     """
     return _Search(problem, np.broadcast_to(budgets, len(problem.costs)), fastest, settings, rng).winner(starts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Within budgets (K,)."""
+    """A search within budgets (K,)."""
 
     problem: Problem
     budgets: Values
@@ -57,8 +62,8 @@ class _Search:
     rng: np.random.Generator
     _known: dict[bytes, Codes] = field(default_factory=dict)
 
-    def winner(self, starts: Codes) -> Winner:
-        """After all populations, which go on until a plateau each, or when all generations are used."""
+    def winner(self, starts: Codes) -> BestCode:
+        """The best of all populations. Each goes on until a plateau, or until all generations are used."""
         populations, population, generations = self.settings.populations, starts[:0], 0
         for number in range(populations):
             first = self._first(starts if number == 0 else starts[:0])
@@ -66,15 +71,15 @@ class _Search:
             population, _ = _ranked(self.problem, np.concatenate([population, found]))
             generations += used
             if not stalled:
-                return Winner(code=population[0], generations=generations, stopped="all generations used")
+                return BestCode(code=population[0], generations=generations, stopped="all generations used")
         if self.settings.rebalance:
             population = self._paired(population)
         each = f" in each of {populations} populations" if populations > 1 else ""
         stopped = f"plateau: no improvement in {self.settings.plateau} generations{each}"
-        return Winner(code=population[0], generations=generations, stopped=stopped)
+        return BestCode(code=population[0], generations=generations, stopped=stopped)
 
     def _evolved(self, population: Codes, generations: int) -> tuple[Codes, int, bool]:
-        """A population (n, V) after it has stalled or `generations`, best first; after how many, and whether it stalled."""
+        """The population (n, V), best first, at its plateau or after `generations`; how many were used; whether it stalled."""
         best, stalled, rebalanced = self.problem.evaluate(population[:1]).score[0], 0, population[:0]
         for generation in range(1, generations + 1):
             parents = population[: max(2, round(self.settings.parent_share * self.settings.population))]
@@ -92,25 +97,26 @@ class _Search:
         return population, generations, False
 
     def _around(self, code: Codes) -> Codes:
-        """Codes (n, V) built around one (V,); populations often ask for those around the same one."""
+        """Codes (n, V) around a code (V,), remembered: populations often ask for the same code."""
         key = code.tobytes()
         if key not in self._known:
             self._known[key] = around(self.problem, code, self.budgets, self.settings.rebalance)
         return self._known[key]
 
     def _paired(self, population: Codes) -> Codes:
-        """The population (n, V), best first, with SubNets around the best of those around its best one.
+        """The population (n, V), best first, with SubNets around the best neighbours of its best SubNet.
 
-        These are two decisions away from it, which may pay only together, as another width of one stage and depth of another.
+        Such a SubNet is two decisions away from the best one. Two decisions may pay only together, as another width
+        of one stage and another depth of a second stage.
         """
         near, _ = _ranked(self.problem, self._around(population[0]))
         pairs = [self._around(code) for code in near[:PAIRED]]
         return _ranked(self.problem, np.concatenate([population, *pairs]))[0]
 
     def _first(self, starts: Codes) -> Codes:
-        """First population: up to half of it the best starts that fit (and the fastest), the rest random.
+        """The first population: up to half of it the best starts within the budgets and the fastest SubNet, the rest random.
 
-        What is built around the largest and the fastest SubNet starts, too: there skipping a block saves most and least.
+        SubNets around the largest and around the fastest SubNet are starts, too: skipping a block saves most there, and least.
         """
         problem, fastest = self.problem, self.fastest
         if self.settings.rebalance:
@@ -125,7 +131,10 @@ class _Search:
         return repair(self.problem, codes, self.budgets, self.fastest, self.rng)
 
     def _children(self, parents: Codes, n: int) -> Codes:
-        """n canonical children (n, V): mutations, then uniform crossovers. What does nothing in a parent is drawn anew."""
+        """n canonical children (n, V): mutations, then uniform crossovers.
+
+        Variables without effect in a parent are drawn anew.
+        """
         space, rng = self.problem.space, self.rng
         mutated = round(self.settings.mutation_share * n)
         variables = parents.shape[1]
@@ -146,10 +155,10 @@ def _ranked(problem: Problem, codes: Codes) -> tuple[Codes, Scores]:
 
 
 def repair(problem: Problem, codes: Codes, budgets: float | Values, fastest: Codes, rng: np.random.Generator) -> Codes:
-    """Make codes (n, V) feasible: a row beyond a budget moves random variables stepwise towards `fastest`.
+    """Codes (n, V) within the budgets: a row beyond a budget moves its variables, in random order, towards `fastest`.
 
-    Each such row has a path of single steps in random order. Halving it again and again finds a step that leads from beyond
-    the budgets to within them: the first one, where costs only fall along the path.
+    Each such row has a path of single moves to `fastest`. Bisection finds a move that leads from beyond the budgets
+    to within them; where costs only fall along the path, the first such move.
     """
     codes = codes.copy()
     beyond = np.flatnonzero(~problem.within(codes, budgets))
@@ -165,20 +174,20 @@ def repair(problem: Problem, codes: Codes, budgets: float | Values, fastest: Cod
 
 
 class _Paths:
-    """From each of n codes to a goal, one choice of one variable at a time, in random order."""
+    """Paths from each of n codes to a goal: single moves of one variable to its next choice, in random order."""
 
     def __init__(self, problem: Problem, codes: Codes, goal: Codes, rng: np.random.Generator) -> None:
         self._space, self._codes, self._away = problem.space, codes, goal - codes
         self.lengths = np.abs(self._away).sum(axis=1)
-        steps = np.asarray(problem.space.cardinalities) - 1
-        variable = np.repeat(np.arange(len(steps)), steps)
-        number = np.arange(len(variable)) - (np.cumsum(steps) - steps)[variable]
+        most = np.asarray(problem.space.cardinalities) - 1
+        variable = np.repeat(np.arange(len(most)), most)
+        number = np.arange(len(variable)) - (np.cumsum(most) - most)[variable]
         needed = number < np.abs(self._away)[:, variable]
         self._turns = np.argsort(np.argsort(np.where(needed, rng.random(needed.shape), 1.0)))
-        self._of_variable = np.eye(len(steps), dtype=np.float32)[variable]
+        self._of_variable = np.eye(len(most), dtype=np.float32)[variable]
 
-    def at(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> Codes:
-        """Canonical codes (m, V) of some paths (m,), each after so many steps (m,), at most its length."""
-        taken = (self._turns[rows] < steps[:, None]).astype(np.float32) @ self._of_variable
+    def at(self, rows: NDArray[np.int64], moves: NDArray[np.int64]) -> Codes:
+        """Canonical codes (m, V) of the paths `rows` (m,), each after its number of moves (m,), at most its length."""
+        taken = (self._turns[rows] < moves[:, None]).astype(np.float32) @ self._of_variable
         codes = self._codes[rows] + np.sign(self._away[rows]) * taken.astype(np.int64)
         return self._space.canonical_codes(codes)

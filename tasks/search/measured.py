@@ -1,6 +1,7 @@
-"""Genetic search for the best measured accuracy: the SubNets of the populations are evaluated, each once; costs are predicted.
+"""Genetic search for the best measured accuracy: SubNets of a population are evaluated, their costs are predicted.
 
-Populations begin with the winners by predicted accuracy. A SubNet that was evaluated for one budget is a candidate for all.
+Populations begin with the winners by predicted accuracy. A SubNet that was evaluated for one budget is a candidate
+for all budgets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,21 +13,21 @@ from typing import NamedTuple
 import numpy as np
 
 from tailor_ir import SuperNet
-from tasks.evaluate import Accuracy, EvaluationData, accuracies, known_accuracies
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, known_accuracies
 from tasks.progress import Bar, Progress, Silent
-from tasks.search.genetic import Winner
+from tasks.search.genetic import BestCode
 from tasks.search.methods import Genetic
 from tasks.search.problem import Codes, Problem, Values, row_keys
 from tasks.search.settings import Settings
 
 EVALUATED_FILE = "evaluated.jsonl"
 LOSS_COUNTS = 0.25
-"""Of one image's worth of accuracy, at most: of equal accuracies the smaller loss."""
+"""The share of one image's accuracy that a loss takes at most: of SubNets with equal accuracies the smaller loss is better."""
 
 
 @dataclass(slots=True)
-class MeasuredAccuracy:
-    """Evaluates SubNets where a predictor would predict them. Each is written to `file`; another one of the file goes on."""
+class AccuracyEvaluator:
+    """Evaluates SubNets in the place of a predictor. Each result is a line of `file`; a second object with the file goes on."""
 
     net: SuperNet
     images: EvaluationData
@@ -41,15 +42,15 @@ class MeasuredAccuracy:
 
     @property
     def codes(self) -> Codes:
-        """Of all that were asked for (n, V)."""
+        """All codes that were asked for (n, V)."""
         return np.concatenate(self._codes)
 
     def predict(self, codes: Codes) -> Values:
-        """Accuracy (n,) on the images."""
+        """Accuracies (n,) on the images."""
         return np.array([found.share for found in self._accuracies(codes)])
 
     def score(self, codes: Codes) -> Values:
-        """The same, equal ones ordered by their loss."""
+        """Accuracies (n,), equal ones ordered by their loss."""
         found = self._accuracies(codes)
         moved = [LOSS_COUNTS / one.total * one.loss / (1 + one.loss) for one in found]
         return np.array([one.share for one in found]) - np.array(moved)
@@ -68,7 +69,7 @@ class MeasuredAccuracy:
 
 
 class _Within(Silent):
-    """Progress inside of another bar, which does not move, but ends the work where the run was interrupted."""
+    """Progress inside an outer bar. The outer bar does not move, but ends the work when the run is interrupted."""
 
     def __init__(self, outer: Bar) -> None:
         self._outer = outer
@@ -78,17 +79,17 @@ class _Within(Silent):
         yield self
 
     def advance(self, count: int = 1) -> None:
-        """Something inside was done."""
+        """Lets the outer bar end the work."""
         self._outer.advance(0)
 
     def note(self, text: str) -> None:
-        """The outer bar has its own."""
+        """Nothing: the outer bar has its own note."""
 
 
-class Measured(NamedTuple):
-    """A winner for each budget, their accuracies (n,), and how many SubNets were evaluated."""
+class MeasuredWinners(NamedTuple):
+    """The winners, one for each budget, their accuracies (n,), and how many SubNets were evaluated."""
 
-    winners: list[Winner]
+    winners: list[BestCode]
     accuracy: Values
     evaluated: int
 
@@ -97,23 +98,23 @@ def measured_winners(
     net: SuperNet,
     predicted: Problem,
     budgets: Sequence[Values],
-    winners: Sequence[Winner],
+    winners: Sequence[BestCode],
     fastest: Codes,
     settings: Settings,
     images: EvaluationData,
     out: Path,
     progress: Progress,
-) -> Measured:
-    """For each row of budgets (n, K) the most accurate SubNet of all that were evaluated.
+) -> MeasuredWinners:
+    """For each row of budgets (n, K) the most accurate SubNet of all evaluated ones.
 
     winners: by predicted accuracy. fastest: code (V,) of a SubNet within the limits. A second call with the same `out` goes on.
     """
     net.elastic.to(images.device)
     starts = np.stack([winner.code for winner in winners])
     own = settings.model_copy(update={"rebalance": 0, "beam_width": 0})
-    found: list[Winner] = []
+    found: list[BestCode] = []
     with progress.bar("search by measured accuracy", len(budgets)) as bar:
-        accuracy = MeasuredAccuracy(net, images, out / EVALUATED_FILE, bar)
+        accuracy = AccuracyEvaluator(net, images, out / EVALUATED_FILE, bar)
         problem = Problem(
             predicted.space, predicted.latency, accuracy, predicted.others, predicted.timed, measured=True
         )
@@ -128,4 +129,4 @@ def measured_winners(
     codes, ranked = accuracy.codes[order], scores.take(order)
     best = np.stack([codes[np.flatnonzero(ranked.within(row))[0]] for row in budgets])
     chosen = [replace(one, code=code) for one, code in zip(found, best, strict=True)]
-    return Measured(chosen, accuracy.predict(best), len(codes))
+    return MeasuredWinners(chosen, accuracy.predict(best), len(codes))

@@ -1,47 +1,48 @@
-"""The ways to search, behind one interface. Budgets are (K,): of the latency, then of the problem's other costs."""
+"""The methods of search, behind one interface. Budgets are (K,): of the latency, then of the problem's other costs."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.chain import Chain
+from solvers.errors import Infeasible, Undecided
+from solvers.exact import Optimum, optimum
+from solvers.whole import FrontSearch, Points
 from tasks.errors import UserError
 from tasks.progress import Progress
-from tasks.search.chain import Chain
 from tasks.search.descent import beam_descent, fastest
-from tasks.search.exact import Infeasible, Optimum, Unknown, optimum
-from tasks.search.genetic import Winner, search
+from tasks.search.genetic import BestCode, search
 from tasks.search.problem import Codes, Problem, Values, unique_rows
 from tasks.search.settings import Settings
 from tasks.search.terms import Additive, Bounds
-from tasks.search.whole import Points, whole_front
-
-if TYPE_CHECKING:
-    from tasks.search.nsga2 import Front
 
 TIE_PRICE = 1e-9
-"""Of all that can be gained, for all that can be spent: of equal gains the cheapest."""
+"""The share of the whole gain that all costs together are worth: of SubNets with equal gains the cheapest wins."""
 ROUNDING = 2e-12
-"""Of a budget: sums in another order round differently."""
+"""The share of a budget by which two sums of the same numbers may differ."""
 
 
 class Method(Protocol):
-    """Searches one problem, budget by budget, within its limits."""
+    """Searches one problem within its limits, budget by budget."""
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """Code (V,) of the fastest SubNet within budgets (None: the limits); where none is, of one that exceeds them little."""
+        """Code (V,) of the fastest SubNet within budgets (None: the limits).
+
+        Where no SubNet is found within them, the code of a SubNet that exceeds them little.
+        """
         ...
 
     def best(self) -> Codes:
-        """Code (V,) of the SubNet with the best score within the limits, whatever its latency."""
+        """Code (V,) of the SubNet with the best score within the limits, at any latency."""
         ...
 
-    def winner(self, budgets: Values) -> Winner:
-        """The best SubNet within budgets that some SubNet keeps."""
+    def winner(self, budgets: Values) -> BestCode:
+        """The best SubNet within budgets. The caller knows that some SubNet keeps them."""
         ...
 
 
@@ -56,7 +57,7 @@ class Exact:
         costs: Sequence[Additive] = (Additive(rows=((),)),),
         limits: Values | None = None,
     ) -> None:
-        """costs: K, whose rows are those of the chain, in order. limits: (K,), inf: none."""
+        """costs: K; their rows, one after the other, are the costs of the chain. limits: (K,), inf: none."""
         self._problem, self._chain, self._settings, self._additive = problem, chain, settings, tuple(costs)
         self._first_rows = list(accumulate((len(cost.rows) for cost in costs[:-1]), initial=0))
         self._limits = problem.unlimited if limits is None else limits
@@ -67,7 +68,7 @@ class Exact:
         self._pace[self._first_rows] = problem.paces
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """The fastest of all."""
+        """The fastest SubNet of the whole space."""
         if budgets is None:
             if self._quickest is None:
                 self._quickest = self.quickest(self._limits)
@@ -80,35 +81,40 @@ class Exact:
         return code
 
     def best(self) -> Codes:
-        """The best score; of equal ones the fastest."""
-        gain = sum(float(np.ptp(step.gain)) for step in self._chain.steps)
+        """The SubNet with the best score; of equal scores the fastest."""
+        gain = sum(float(np.ptp(each.gain)) for each in self._chain.eliminations)
         spent = self._pace @ self._chain.best(np.zeros(self._chain.constraints))[2]
         return self._canonical(self._solve(self._limits, self._pace * TIE_PRICE * gain / spent).code)
 
-    def winner(self, budgets: Values) -> Winner:
-        """Optimal, or within the tolerance of the budgets or a gap of predicted accuracy, which it then says."""
+    def winner(self, budgets: Values) -> BestCode:
+        """The optimum. Where the tolerance of the budgets or a gap of predicted accuracy remains, `stopped` says so."""
         found = self._solve(budgets)
         stopped = "optimal" if not found.gap else f"within {100 * found.gap:.2g} points of the optimum"
         if found.error:
             stopped += f" within {100 * found.error:.2g}% of the budget"
-        return Winner(code=self._canonical(found.code), generations=0, stopped=stopped)
+        return BestCode(code=self._canonical(found.code), generations=0, stopped=stopped)
 
     def whole_front(self, progress: Progress, name: str) -> Points:
-        """All SubNets that are optimal for some latency budget (`tasks.search.whole`), where there are no other costs."""
+        """All SubNets that are optimal for some latency budget (`solvers.whole`), where there are no other costs."""
         slowest_ms = float(self._problem.evaluate(self.best()[None]).latency_ms[0])
-        found = whole_front(self._view([0], None, 1.0), slowest_ms, self._settings.tolerance, progress, name)
+        search = FrontSearch(self._view([0], None, 1.0), slowest_ms, self._settings.tolerance)
+        with progress.bar(f"whole front {name}", len(search.gaps)) as bar:
+            for known in search.fill():
+                bar.note(f"{known} SubNets")
+                bar.advance()
+        found = search.points()
         codes = self._problem.space.canonical_codes(found.codes)
         scores = self._problem.evaluate(codes)
         return Points(codes, scores.latency_ms, scores.score, found.error)
 
     def _solve(self, budgets: Values, prices: Values | None = None, weight: float = 1.0) -> Optimum:
-        """The best of all cases; the gain is `weight` times the score less the `prices` of the chain's rows."""
+        """The best code of all cases. The gain is `weight` times the score, less the `prices` of the chain's costs."""
         found: list[Optimum] = []
-        undecided: list[Unknown] = []
+        undecided: list[Undecided] = []
         for case in product(*(cost.cases for cost in self._additive)):
             try:
                 found.append(self._solve_case(budgets, case, prices, weight))
-            except Unknown as case_undecided:
+            except Undecided as case_undecided:
                 undecided.append(case_undecided)
             except Infeasible:
                 continue
@@ -120,7 +126,10 @@ class Exact:
         return replace(best, error=error, gap=most - best.gain)
 
     def _solve_case(self, budgets: Values, case: Sequence[Bounds], prices: Values | None, weight: float) -> Optimum:
-        """Rows that a solution without them exceeds are added one by one: what keeps all of them is the best of all."""
+        """The best code of one case.
+
+        A row is bounded only once a solution exceeds it. The first solution within the bounds of all rows is the best.
+        """
         bounds = {
             first + row: float(budget if bound is None else bound)
             for first, rows, budget in zip(self._first_rows, case, budgets, strict=True)
@@ -133,7 +142,7 @@ class Exact:
             most = np.array([bounds[row] for row in active])
             try:
                 found = optimum(view, most, self._settings.tolerance)
-            except Unknown:
+            except Undecided:
                 return self._asked(view, most, budgets, timed=weight == 0.0)
             costs = self._chain.value(found.code)[1]
             excess = {row: costs[row] / most - 1 for row, most in bounds.items()}
@@ -146,7 +155,7 @@ class Exact:
         return self._asked(view, most, budgets, timed=weight == 0.0)
 
     def _asked(self, view: Chain, most: Values, budgets: Values, *, timed: bool) -> Optimum:
-        """Where a cost is no sum, or none was found: from what the genetic search finds, the best of those within budgets."""
+        """The best code where a cost is no sum, or none was found. The search begins with the result of the genetic search."""
         known = None
         code = self._genetic.quickest(budgets) if timed else self._genetic.winner(budgets).code
         if self._allowed(code[None], budgets)[0]:
@@ -169,7 +178,10 @@ class Exact:
 
 
 def starts_of(problem: Problem, beam_width: int, limits: Values) -> Codes:
-    """What beams meet on their way down (n, V), within limits (K,) too; the largest SubNet where there is no beam."""
+    """Codes (n, V) that beams meet on their way down, with and without limits (K,).
+
+    Without a beam the only code is that of the largest SubNet.
+    """
     if not beam_width:
         return problem.space.canonical_codes(problem.largest[None])
     starts = beam_descent(problem, beam_width).codes
@@ -179,7 +191,7 @@ def starts_of(problem: Problem, beam_width: int, limits: Values) -> Codes:
 
 
 class Genetic:
-    """Generations of a population; each budget starts from the winners of those before, too."""
+    """Generations of a population. The winners of earlier budgets are starts of later ones."""
 
     def __init__(
         self,
@@ -190,9 +202,9 @@ class Genetic:
         exact: Callable[[], Method] | None = None,
         starts: Codes | None = None,
     ) -> None:
-        """limits: (K,), inf: none. exact: asked for a SubNet within budgets where descents find none.
+        """limits: (K,), inf: none. exact: the method to ask for a SubNet within budgets where descents find none.
 
-        starts: (n, V) canonical codes to begin with; None: those of a beam.
+        starts: (n, V) canonical codes to begin with; None: codes of a beam.
         """
         self._problem, self._settings, self._rng = problem, settings, rng
         self._limits = problem.unlimited if limits is None else limits
@@ -202,7 +214,7 @@ class Genetic:
         self._starts = starts
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """The fastest that descents find, or the fastest of all where they find none."""
+        """The fastest SubNet that descents find; where they find none, the fastest SubNet that the exact search finds."""
         if budgets is None:
             if self._quickest is None:
                 self._quickest = self.quickest(self._limits)
@@ -215,18 +227,18 @@ class Genetic:
         return found
 
     def knows(self, code: Codes) -> None:
-        """A fast SubNet (V,) that others are repaired towards."""
+        """Takes note of a fast SubNet (V,), a goal of repairs."""
         self._goals.append(code)
 
     def best(self) -> Codes:
-        """With the larger of the largest and the fastest SubNet's latency as the budget."""
+        """The winner of a budget that the largest and the fastest SubNet keep."""
         ends = np.stack([self._goal(self._limits), self._problem.space.canonical_codes(self._problem.largest[None])[0]])
         budgets, timed = self._limits.copy(), self._problem.timed
         budgets[:timed] = self._problem.evaluate(ends).costs[:, :timed].max(axis=0)
         return self.winner(budgets).code
 
-    def winner(self, budgets: Values) -> Winner:
-        """The best that was met."""
+    def winner(self, budgets: Values) -> BestCode:
+        """The best SubNet that was met."""
         goal = self._goal(budgets)
         starts = self._begin()
         found = search(self._problem, budgets, starts, goal, self._settings, self._rng)
@@ -234,13 +246,13 @@ class Genetic:
         return found
 
     def _begin(self) -> Codes:
-        """The starts for all budgets."""
+        """The starts (n, V) of all budgets."""
         if self._starts is None:
             self._starts = starts_of(self._problem, self._settings.beam_width, self._limits)
         return self._starts
 
     def _goal(self, budgets: Values) -> Codes:
-        """A fast SubNet within the budgets."""
+        """Code (V,) of a fast SubNet within the budgets."""
         if self._goals:
             goals = np.stack(self._goals)
             scores = self._problem.evaluate(goals)
@@ -248,48 +260,3 @@ class Genetic:
             if len(within):
                 return goals[within[np.argmin(self._problem.pace(scores)[within])]]
         return self.quickest(budgets)
-
-
-class Nsga2:
-    """One run for all budgets, which are met from whatever it has found. For costs and scores of any kind."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        settings: Settings,
-        limits: Values | None = None,
-        exact: Callable[[], Method] | None = None,
-    ) -> None:
-        """As of `Genetic`."""
-        self._problem, self._settings = problem, settings
-        self._limits = problem.unlimited if limits is None else limits
-        self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits, exact)
-        self._met: Front | None = None
-
-    def quickest(self, budgets: Values | None = None) -> Codes:
-        """As the genetic search finds it."""
-        return self._genetic.quickest(budgets)
-
-    def best(self) -> Codes:
-        """The best that was met."""
-        return self.winner(self._limits).code
-
-    def winner(self, budgets: Values) -> Winner:
-        """The best of the run's SubNets within the budgets; the fastest within them where it met none."""
-        front = self._front()
-        within = np.flatnonzero(front.scores.within(budgets))
-        if len(within):
-            scores = front.scores.take(within)
-            code = front.codes[within[np.lexsort((self._problem.pace(scores), -scores.score))[0]]]
-        else:
-            code = self.quickest(budgets)
-        return Winner(code=code, generations=front.generations, stopped=front.stopped)
-
-    def _front(self) -> "Front":
-        if self._met is None:
-            from tasks.search.nsga2 import Front  # pymoo takes a while
-
-            starts = starts_of(self._problem, self._settings.beam_width, self._limits)
-            starts = np.concatenate([starts, self.quickest()[None]])
-            self._met = Front(self._problem, starts, self._limits, self._settings)
-        return self._met

@@ -1,9 +1,12 @@
-"""What activations take up at each moment of a run, at least, as sums of small tables: the rows that bound a memory limit.
+"""Lower bounds of the activations' memory at each moment of a run, as sums of small tables: exact search prunes with them.
 
-While a step runs, the tensors that it reads lie in memory, those that it writes anew, and those that a step of the same block,
-or one that runs in every SubNet, reads later. Left out is what only the walk through a whole SubNet knows
-(`tasks.predict.memory`): places that are held between two tensors of the same shape, and steps whose runs depend on other
-blocks. So no moment is above the peak of the walk.
+A moment is the time while one step runs. At that moment memory holds three groups of tensors: tensors that the step reads,
+tensors that the step writes anew, and tensors that wait for a later step. A waiting tensor counts where the later step runs in
+every SubNet in which the present step runs.
+
+The true peak comes from the walk through whole SubNets (`tailor_ir.memory.lifetimes`). The walk also counts buffers that are
+held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. So no moment is above the
+peak of the walk.
 """
 
 from collections.abc import Sequence
@@ -11,18 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tailor_ir.lifetimes import MemoryTerms, StepTerm
-from tasks.search.chain import Table, Values, over
+from solvers.tables import Table, Values, spread
+from tailor_ir.memory import MemoryTerms, StepTerm
 
 INPUT = -1  # stands for the network's input, which is not counted
 MOST_ENTRIES = 20_000
-Skip = tuple[int, tuple[bool, ...]] | None
 
 
 def moments(terms: MemoryTerms, cardinalities: Sequence[int]) -> list[list[Table]]:
-    """For each moment tables whose sum is at most the bytes that are alive; moments that another one covers are left out.
+    """For each moment, tables whose sum is at most the bytes that are alive. Moments that another moment covers are left out.
 
-    Never empty: one moment may have no table.
+    The result is never empty: it may be one moment without tables.
     """
     found = [row for row in _Moments(terms, tuple(cardinalities)).rows() if row]
     kept: list[tuple[frozenset[int], list[Table], Values | None]] = []
@@ -46,7 +48,7 @@ def _dense(columns: frozenset[int], row: Sequence[Table], cardinalities: Sequenc
         return None
     total = np.zeros(shape)
     for own, values in row:
-        total += over(own, values, scope)
+        total += spread(own, values, scope)
     return total
 
 
@@ -55,7 +57,7 @@ def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: f
     above, _, larger = other
     if larger is None or not columns <= above:
         return False
-    return bool((over(tuple(sorted(columns)), values, tuple(sorted(above))) <= larger).all())
+    return bool((spread(tuple(sorted(columns)), values, tuple(sorted(above))) <= larger).all())
 
 
 @dataclass(slots=True)
@@ -64,16 +66,14 @@ class _Moments:
     cardinalities: tuple[int, ...]
     writer: dict[int, StepTerm] = field(default_factory=dict)
     lies: dict[int, frozenset[int]] = field(default_factory=dict)
-    sure: list[bool] = field(default_factory=list)
 
     def rows(self) -> list[list[Table]]:
-        """One for each step that surely runs."""
+        """One for each step."""
         self.writer = {value: step for step in self.terms.steps for value in step.writes}
-        self.sure = self._sure()
         written: set[int] = set()
         found = []
         for at, step in enumerate(self.terms.steps):
-            if self.sure[at]:
+            if not step.present.never:
                 found.append(self._row(at, step, written))
             written.update(step.writes)
         return found
@@ -82,8 +82,8 @@ class _Moments:
         groups: list[tuple[frozenset[int], int]] = []
         later = [
             value
-            for after, other in enumerate(self.terms.steps[at + 1 :], at + 1)
-            if self.sure[after] and _implies(_skip(step), _skip(other))
+            for other in self.terms.steps[at + 1 :]
+            if step.present.implies(other.present)
             for value in other.reads
             if self._tensors(value) <= written | {INPUT}
         ]
@@ -101,47 +101,24 @@ class _Moments:
     def _tensors(self, value: int) -> frozenset[int]:
         """The tensors that readers of a value may read."""
         if value not in self.lies:
-            found: set[int] = set()
-            if value in self.terms.aliases:
-                found |= self._tensors(self.terms.aliases[value][0])
-            step = self.writer.get(value)
-            if step is None:
-                found.add(INPUT)
-            elif step.view or step.relayout:
-                found |= self._tensors(step.reads[0]) | (set() if step.view else {value})
-            else:
-                found.add(value)
-            self.lies[value] = frozenset(found)
+            sources = self.terms.sources.get(value, ((value, None),))
+            self.lies[value] = frozenset().union(*(self._written(source) for source, _ in sources))
         return self.lies[value]
 
-    def _sure(self) -> list[bool]:
-        """For each step, whether it surely runs in the SubNets that have its block: somebody reads what it writes."""
-        used = set(self.terms.outputs)
-        entries: dict[int, list[int]] = {}
-        for exit_, (entry, _) in self.terms.aliases.items():
-            entries.setdefault(entry, []).append(exit_)
-        readers: dict[int, list[int]] = {}
-        for at, step in enumerate(self.terms.steps):
-            for value in step.reads:
-                readers.setdefault(value, []).append(at)
-        sure = [False] * len(self.terms.steps)
-        for at in range(len(self.terms.steps) - 1, -1, -1):
-            own = self.terms.steps[at]
-            for value in own.writes:
-                follows = any(
-                    sure[reader] and _implies(_skip(own), _skip(self.terms.steps[reader]))
-                    for reader in readers.get(value, [])
-                )
-                if value in used or follows or any(exit_ in used for exit_ in entries.get(value, [])):
-                    used.add(value)
-                    sure[at] = True
-        return sure
+    def _written(self, value: int) -> frozenset[int]:
+        """The tensors that a value may lie in, where its own step gives it."""
+        step = self.writer.get(value)
+        if step is None:
+            return frozenset((INPUT,))
+        if step.view or step.relayout:
+            return self._tensors(step.reads[0]) | (frozenset() if step.view else {value})
+        return frozenset((value,))
 
     def _bytes(self, value: int) -> Table:
         term = self.terms.values[value]
         order = sorted(range(len(term.variables)), key=term.variables.__getitem__)
         columns = tuple(term.variables[axis] for axis in order)
-        return columns, np.asarray(term.bytes_, np.float64).transpose(order)
+        return Table(columns, np.asarray(term.bytes_, np.float64).transpose(order))
 
     def _least(self, tensors: frozenset[int]) -> Table:
         """The smallest of some tensors."""
@@ -149,26 +126,13 @@ class _Moments:
         scope = tuple(sorted({column for columns, _ in tables for column in columns}))
         values = np.full([self.cardinalities[column] for column in scope], np.inf)
         for columns, numbers in tables:
-            values = np.minimum(values, over(columns, numbers, scope))
-        return scope, values
+            values = np.minimum(values, spread(columns, numbers, scope))
+        return Table(scope, values)
 
     def _present(self, step: StepTerm, table: Table) -> Table:
-        """Nothing, where the step's block is skipped."""
-        if step.skipped is None:
+        """Nothing, where the step does not run."""
+        where = step.present
+        if where.always:
             return table
-        column, skipped = step.skipped
-        scope = tuple(sorted({column, *table[0]}))
-        return scope, over(*table, scope) * over((column,), (~skipped).astype(np.float64), scope)
-
-
-def _skip(step: StepTerm) -> Skip:
-    return None if step.skipped is None else (step.skipped[0], tuple(map(bool, step.skipped[1])))
-
-
-def _implies(present: Skip, other: Skip) -> bool:
-    """Whether a block is there wherever another one is."""
-    if other is None:
-        return True
-    if present is None or present[0] != other[0]:
-        return False
-    return all(left or not gone for left, gone in zip(present[1], other[1], strict=True))
+        scope = tuple(sorted({*where.variables, *table.columns}))
+        return Table(scope, table.over(scope) * spread(where.variables, where.mask.astype(np.float64), scope))

@@ -1,8 +1,9 @@
-"""NSGA-II (Deb et al., IEEE Transactions on Evolutionary Computation 6, 2002), by pymoo: one run gives the whole front.
+"""NSGA-II (Deb et al., IEEE Transactions on Evolutionary Computation 6, 2002), by pymoo: one run gives a front for all budgets.
 
-It trades off the latency of each device and the score; what has a limit is a constraint.
+The objectives are the latency on each device and the score. A cost with a limit is a constraint.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,21 @@ from pymoo.indicators.hv import HV
 from pymoo.operators.crossover.ux import UX
 from pymoo.termination import get_termination
 
-from tasks.search.front import pareto_mask
+from solvers.front import pareto_mask
+from tasks.search.genetic import BestCode
+from tasks.search.methods import Genetic, Method, starts_of
 from tasks.search.problem import Codes, Problem, SearchSpace, Values, unique_rows
 from tasks.search.settings import Settings
 
 GROWTH = 1e-3
-"""Of the front's hypervolume: what grows less has not moved."""
+"""The share by which the hypervolume of a front must grow, or the front counts as standing still."""
 
 
-class Front:
-    """What a run met: `codes` (n, V) with their `scores`; `generations`, and why they `stopped`."""
+class EvolvedFront:
+    """All SubNets that a run met: `codes` (n, V) with their `scores`; its `generations`, and why it `stopped`."""
 
     def __init__(self, problem: Problem, starts: Codes, limits: Values, settings: Settings) -> None:
-        """starts: (m, V) canonical codes, of which up to half of the first population are. limits: (K,), inf: none."""
+        """starts: (m, V) canonical codes; up to half of the first population is taken from them. limits: (K,), inf: none."""
         objectives = _Objectives(problem, limits)
         algorithm = NSGA2(
             pop_size=settings.population,
@@ -53,7 +56,7 @@ class Front:
 
 
 def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) -> Codes:
-    """First population: about half from the front of the starts within the limits, one at least; the rest is random."""
+    """The first population: about half is from the front of the starts within the limits, one at least; the rest is random."""
     within = starts[problem.evaluate(starts).within(limits)]
     scores = problem.evaluate(within)
     pace = problem.pace(scores)
@@ -65,7 +68,7 @@ def _first(problem: Problem, starts: Codes, limits: Values, settings: Settings) 
 
 
 class _Objectives(Objectives):
-    """Latencies and the lost score, to be minimised; of each limit the share that is beyond it. `met`: every code."""
+    """Latencies and the negative score are minimised; the share beyond each limit is a constraint. `met`: every code."""
 
     def __init__(self, problem: Problem, limits: Values) -> None:
         self._problem, self._limits = problem, limits
@@ -99,7 +102,7 @@ class _Redraw(Mutation):
 
 
 class _Canonical(Repair):
-    """Equal SubNets have equal codes (n, V), so that none is there twice."""
+    """Canonical codes (n, V), so that no SubNet is in the population twice."""
 
     def __init__(self, space: SearchSpace) -> None:
         super().__init__()
@@ -110,14 +113,14 @@ class _Canonical(Repair):
 
 
 class _Plateau:
-    """For how many generations the front's hypervolume has not grown; reference: the worst of the first population."""
+    """Counts generations in which the hypervolume has not grown. Its reference is the worst corner of the first population."""
 
     def __init__(self, patience: int) -> None:
         self._patience, self._waited, self._best = patience, 0, 0.0
         self._volume: HV | None = None
 
     def reached(self, objectives: Values, feasible: NDArray[np.bool_]) -> bool:
-        """Of a population's objectives (n, M)."""
+        """Whether the plateau has lasted long enough. objectives: (n, M), of a population."""
         objectives = objectives[feasible.ravel()]
         if self._volume is None:
             self._volume = HV(ref_point=objectives.max(axis=0))
@@ -126,3 +129,46 @@ class _Plateau:
         if found > (1 + GROWTH) * self._best:
             self._best, self._waited = found, 0
         return self._waited >= self._patience
+
+
+class Nsga2:
+    """One run for all budgets: each winner is one of the SubNets that the run met. For costs and scores of any kind."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        limits: Values | None = None,
+        exact: Callable[[], Method] | None = None,
+    ) -> None:
+        """limits and exact: as in `Genetic`."""
+        self._problem, self._settings = problem, settings
+        self._limits = problem.unlimited if limits is None else limits
+        self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits, exact)
+        self._met: EvolvedFront | None = None
+
+    def quickest(self, budgets: Values | None = None) -> Codes:
+        """The fastest SubNet that the genetic search finds."""
+        return self._genetic.quickest(budgets)
+
+    def best(self) -> Codes:
+        """The best SubNet that was met."""
+        return self.winner(self._limits).code
+
+    def winner(self, budgets: Values) -> BestCode:
+        """The best SubNet of the run within the budgets; where the run met none, the fastest SubNet within them."""
+        front = self._front()
+        within = np.flatnonzero(front.scores.within(budgets))
+        if len(within):
+            scores = front.scores.take(within)
+            code = front.codes[within[np.lexsort((self._problem.pace(scores), -scores.score))[0]]]
+        else:
+            code = self.quickest(budgets)
+        return BestCode(code=code, generations=front.generations, stopped=front.stopped)
+
+    def _front(self) -> EvolvedFront:
+        if self._met is None:
+            starts = starts_of(self._problem, self._settings.beam_width, self._limits)
+            starts = np.concatenate([starts, self.quickest()[None]])
+            self._met = EvolvedFront(self._problem, starts, self._limits, self._settings)
+        return self._met

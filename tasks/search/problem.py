@@ -1,7 +1,7 @@
-"""What is searched: a space of integer codes and its predictors, evaluated once per different SubNet.
+"""The problem of a search: a space of integer codes and its predictors. Each different SubNet is predicted once.
 
-Codes are integer matrices (n, V): one row per SubNet, one column per variable, entries are choice indices,
-the last of which is the variable's largest choice.
+Codes are integer matrices (n, V): one row for each SubNet, one column for each variable. An entry is the index of a
+choice; the last index is the variable's largest choice.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.tables import Codes, Values
 from tasks.errors import UserError
 
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
+MAX_LEVELS = 5  # of uniform codes
 
 
 class SearchSpace(Protocol):
@@ -58,12 +58,12 @@ class Scores(NamedTuple):
         return Scores(self.costs[rows], self.score[rows])
 
     def within(self, budgets: float | Values) -> NDArray[np.bool_]:
-        """Which keep all `budgets` (K,), or the one of latency alone; (n,)."""
+        """Which SubNets keep all `budgets` (K,), or a budget of latency alone; (n,)."""
         kept: NDArray[np.bool_] = np.all(self.costs <= budgets, axis=1)
         return kept
 
     def excess(self, budgets: float | Values) -> Values:
-        """By how much budgets are exceeded, as shares of them, added up (n,); 0 where all are kept."""
+        """The shares by which budgets are exceeded, added up (n,); 0 where all budgets are kept."""
         return np.maximum(self.costs / budgets - 1, 0.0).sum(axis=1)
 
 
@@ -71,8 +71,8 @@ class Scores(NamedTuple):
 class Problem:
     """A space with its predictors; every different code is predicted once and remembered.
 
-    others: costs besides the latency. timed: how many costs are latencies, each of a device; they come first. measured: the
-    accuracy takes long, and is asked for SubNets alone that keep their budgets.
+    others: costs besides the latency. timed: how many costs are latencies, each on one device; they come first. measured: the
+    accuracy takes long, so that only SubNets within their budgets are asked for it.
     """
 
     space: SearchSpace
@@ -86,7 +86,10 @@ class Problem:
     _idle: dict[bytes, NDArray[np.bool_]] = field(default_factory=dict)
 
     def pace(self, scores: Scores) -> Values:
-        """What the fastest SubNet has least of (n,): latency; of several devices, the sum of shares of the largest SubNet's."""
+        """The number (n,) that is least for the fastest SubNet: the latency; on several devices a sum of relative latencies.
+
+        A relative latency is a share of the largest SubNet's latency on the device.
+        """
         if self.timed == 1:
             return scores.latency_ms
         columns = zip(scores.costs.T[: self.timed], self.paces[: self.timed], strict=True)
@@ -95,7 +98,7 @@ class Problem:
 
     @property
     def paces(self) -> Values:
-        """What a unit of each cost (K,) counts in the pace."""
+        """The weight of each cost (K,) in the pace."""
         counts = np.zeros(len(self.costs))
         counts[0] = 1.0
         if self.timed > 1:
@@ -110,7 +113,7 @@ class Problem:
 
     @property
     def costs(self) -> tuple[CostModel, ...]:
-        """The latency, then the others."""
+        """The latency, then the other costs."""
         return self.latency, *self.others
 
     @property
@@ -119,7 +122,7 @@ class Problem:
         return np.asarray(self.space.cardinalities, np.int64) - 1
 
     def evaluate(self, codes: Codes) -> Scores:
-        """Scores of canonical codes (n, V); only codes not seen before reach the predictors."""
+        """Scores of canonical codes (n, V); only codes that were not seen before reach the predictors."""
         keys = row_keys(codes)
         fresh = {key: row for row, key in enumerate(keys) if key not in self._memo}
         if fresh:
@@ -130,7 +133,7 @@ class Problem:
         return Scores(table[:, :-1], table[:, -1])
 
     def within(self, codes: Codes, budgets: float | Values) -> NDArray[np.bool_]:
-        """Which of canonical codes (n, V) keep all budgets (K,), or the one of latency alone; (n,)."""
+        """Which of canonical codes (n, V) keep all budgets (K,), or a budget of latency alone; (n,)."""
         if not self.measured:
             return self.evaluate(codes).within(budgets)
         kept: NDArray[np.bool_] = np.all(self.predict_costs(codes) <= budgets, axis=1)
@@ -146,7 +149,7 @@ class Problem:
         return np.column_stack([self._numbers(cost, cost.predict(codes)) for cost in self.costs])
 
     def without_effect(self, codes: Codes) -> NDArray[np.bool_]:
-        """Which variables of canonical codes (n, V) do nothing, as those of skipped blocks; (n, V)."""
+        """Which variables of canonical codes (n, V) have no effect, as the variables of skipped blocks; (n, V)."""
         keys = row_keys(codes)
         fresh = {key: row for row, key in enumerate(keys) if key not in self._idle}
         if fresh:
@@ -202,3 +205,15 @@ def neighbours(space: SearchSpace, codes: Codes, *, lower_only: bool = False) ->
     changed = codes[parent]
     changed[np.arange(len(parent)), variable[column]] = choice[column]
     return Neighbours(space.canonical_codes(changed), parent, variable[column])
+
+
+def uniform_codes(space: SearchSpace, scaled: NDArray[np.bool_]) -> Codes:
+    """The baseline that needs no search: distinct codes (n, V), largest first, whose `scaled` (V,) variables share a level.
+
+    Level 1 is every variable's largest choice, level 0 its smallest; the others stay at their largest. There
+    are as many levels as the scaled variable with most choices has, at most 5.
+    """
+    cardinalities = np.asarray(space.cardinalities, np.int64)
+    levels = np.linspace(1, 0, min(MAX_LEVELS, int(np.max(cardinalities[scaled], initial=1))))
+    codes = np.rint(levels[:, None] * (cardinalities - 1)).astype(np.int64)
+    return unique_rows(space.canonical_codes(np.where(scaled, codes, cardinalities - 1)))

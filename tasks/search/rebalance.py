@@ -1,10 +1,17 @@
-"""SubNets around a given one: one modification is decided, and all other variables are chosen anew to go with it.
+"""SubNets around a known SubNet: one modification is decided, then all other variables are chosen anew to go with it.
 
-For what single modifications change, a price of Lagrange's for the budgets tells the best choice of every variable; the
-lowest price whose SubNet keeps the budgets is found by halving, and what it leaves of the budgets is spent one choice at a
-time. This changes many variables at once, where a population that has converged would have to leave its resolution or depth
-through SubNets that are worse. It needs no sums. What skipped blocks would be is undecided: a second form of each SubNet has
-them at their smallest, so that they are not too dear to return.
+Another resolution or depth pays only together with other widths. So a converged population, which changes few variables at a
+time, can leave its resolution or its depth through worse SubNets only. Here many variables change at once:
+
+1. The predictors give the score and the costs of every single modification of the SubNet.
+2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose
+   SubNet keeps the budgets.
+3. The rest of the budgets is spent on further choices, one at a time.
+
+The costs and the score may be of any kind; they need not be sums of tables.
+
+The choices of skipped blocks have no effect, so they would stay as they are. A second form of each SubNet has skipped
+blocks at their smallest choices: in the second form, adding a skipped block again is cheap.
 """
 
 from typing import NamedTuple
@@ -15,20 +22,20 @@ from numpy.typing import NDArray
 from tasks.search.problem import Codes, Problem, Scores, Values, unique_rows
 
 ROUNDS = 2
-"""How often modifications are predicted anew around what was chosen."""
+"""How often the modifications are predicted anew, around the SubNet that was chosen before."""
 HALVINGS = 10
 FILLINGS = 6
-"""How many choices are tried to spend what the price has left of the budgets."""
+"""How many choices are tried to spend the rest of the budgets."""
 CHEAPEST, DEAREST = 1e-2, 1e3
-"""Prices, of the range of scores for the range of costs."""
+"""The prices between which bisection begins: the whole range of scores, for the whole range of costs, is a price of 1."""
 KEPT = 1e-9
-"""Of the score: what a choice has to bring to be changed."""
+"""The score that another choice must bring at least."""
 
 
 def around(problem: Problem, code: Codes, budgets: Values, most: int) -> Codes:
-    """Canonical codes (n, V) within budgets (K,), of which one at least is finite, around a code (V,).
+    """Canonical codes (n, V) around a code (V,), within budgets (K,), of which one at least is finite.
 
-    most: decisions, those that change the costs most.
+    most: the number of modifications that are decided; the modifications that change the costs most come first.
     """
     choices = _Choices.of(np.asarray(problem.space.cardinalities))
     slots = np.flatnonzero(choices.choice != code[choices.variable])
@@ -60,7 +67,7 @@ class _Choices(NamedTuple):
 def _rebalanced(
     problem: Problem, choices: _Choices, codes: Codes, decided: NDArray[np.int64], budgets: Values
 ) -> Codes:
-    """What keeps the budgets; variable `decided` (n,) of each row stays as it is."""
+    """Distinct canonical codes within the budgets, from codes (n, V) whose variable `decided` (n,) stays as it is."""
     rows, found = np.arange(len(codes)), [codes[:0]]
     for _ in range(ROUNDS):
         gain, strain = _effects(problem, choices, codes, budgets)
@@ -75,7 +82,10 @@ def _rebalanced(
 
 
 def _effects(problem: Problem, choices: _Choices, codes: Codes, budgets: Values) -> tuple[Values, Values]:
-    """Scores and strains (n, V, C) of all single modifications of codes (n, V); scores of what is no choice are -inf."""
+    """Scores and strains (n, V, C) of all single modifications of codes (n, V).
+
+    C: the most choices of a variable. A variable with fewer choices has a score of -inf beyond them.
+    """
     number, size = len(codes), len(choices.variable)
     modified = np.repeat(codes, size, axis=0)
     modified[np.arange(len(modified)), np.tile(choices.variable, number)] = np.tile(choices.choice, number)
@@ -90,7 +100,7 @@ def _effects(problem: Problem, choices: _Choices, codes: Codes, budgets: Values)
 def _within(
     problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values
 ) -> tuple[Codes, NDArray[np.bool_]]:
-    """For each row the choices at the lowest price that keeps the budgets, and where there is one; else `codes`."""
+    """For each row the choices at the lowest price that keeps the budgets, and whether there is such a price; else `codes`."""
     scores = np.where(np.isfinite(gain), gain, np.nan)
     unit = _range(scores) / np.maximum(_range(strain), np.finfo(float).tiny)
     low, high = np.log(np.maximum(unit, np.finfo(float).tiny)) + np.log([[CHEAPEST], [DEAREST]])
@@ -105,9 +115,9 @@ def _within(
 
 
 def _filled(problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values) -> Codes:
-    """What is left of the budgets is spent on further choices, one after the other, those that should bring most first.
+    """Codes (n, V) whose rest of the budgets is spent on further choices, one at a time, the most promising choice first.
 
-    It changes `gain` and `codes`.
+    `gain` and `codes` are changed.
     """
     slack = np.isfinite(budgets).sum()
     rows, variables = np.arange(len(codes)), np.arange(codes.shape[1])

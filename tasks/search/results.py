@@ -1,56 +1,109 @@
-"""What the search stage writes of SubNets: rows of JSON with their predictions, and the table of the whole front."""
+"""Files of the search stage: rows of JSON with SubNets and their predictions, and the table of the whole front."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from tailor_ir import Space, SuperNet
-from tasks.artifacts import read_json
+from solvers.front import hypervolume, pareto_mask
+from solvers.whole import Points
+from tailor_ir import KINDS, Config, Space, SuperNet
 from tasks.errors import UserError
-from tasks.search.baseline import uniform_codes
-from tasks.search.feasible import LATENCY, Cost
-from tasks.search.front import hypervolume, pareto_mask
-from tasks.search.genetic import Winner
-from tasks.search.measured import Measured
-from tasks.search.problem import Codes, Problem, Values
-from tasks.search.whole import Points
+from tasks.schemas.front import Front
+from tasks.search.feasible import Cost
+from tasks.search.genetic import BestCode
+from tasks.search.measured import MeasuredWinners
+from tasks.search.problem import Codes, Problem, Values, uniform_codes
 
-FRONT_FILE = "front.json"
 WHOLE_FRONT_FILE = "whole_front.parquet"
 
 
-def read_front(file: Path) -> dict[str, Any]:
-    """What a search, or a refinement, wrote. UserError when there is no winner."""
-    front: dict[str, Any] = read_json(file)
-    if not front["winners"]:
+def read_front(file: Path) -> Front:
+    """The front that a search or a refinement wrote. UserError when there is no winner."""
+    front = Front.read(file)
+    if not front.winners:
         raise UserError(f"front '{file}'", "has no winner", next_step="search again: autotailor search …")
     return front
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Winners of budgets [ms], a row of one for each device; the fastest SubNet's code (V,); what was measured of winners."""
+class SearchResult:
+    """The result of a search. budgets: rows [ms], one column for each device. fastest: code (V,) of the fastest SubNet.
+
+    measured: the winners by measured accuracy, where the search measured it.
+    """
 
     budgets: Sequence[tuple[float, ...]]
-    winners: Sequence[Winner]
+    winners: Sequence[BestCode]
     fastest: Codes
-    measured: Measured | None
+    measured: MeasuredWinners | None
 
 
-def front_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], found: Found, column: int) -> dict[str, Any]:
-    """What `front.json` of the device of one column says, but for the settings and the whole front."""
+class SubNetRow(TypedDict):
+    """A SubNet with its predictions, as `Predicted` reads it. `predicted_…`: of the costs that have a limit."""
+
+    digest: str
+    config: Config
+    predicted_ms: float
+    predicted_accuracy: float
+    predicted_score: float
+    macs: int
+    parameters: int
+    predicted_energy_mj: NotRequired[float]
+    predicted_memory_mib: NotRequired[float]
+
+
+class WinnerRow(SubNetRow):
+    """A winner, as `Winner` reads it. `budgets_ms`: on all devices, where several were searched together."""
+
+    budget_ms: float
+    generations: int
+    stopped: str
+    budgets_ms: NotRequired[dict[str, float]]
+    measured_accuracy: NotRequired[float]
+
+
+class UniformRow(SubNetRow):
+    """A uniformly shrunk SubNet; `scaled`: the variables that share one level."""
+
+    scaled: str
+
+
+class FrontFields(TypedDict):
+    """The content of `front.json`, as `Front` reads it, without the settings and the whole front."""
+
+    device: str
+    winners: list[WinnerRow]
+    front: list[str]
+    fastest: SubNetRow
+    largest: SubNetRow
+    baseline: list[UniformRow]
+    hypervolume: dict[str, float]
+    evaluations: int
+    evaluated: int
+
+
+class WholeFrontColumns(TypedDict):
+    """The SubNets of the whole front by rising latency. `error`: the share of a budget that the front may miss."""
+
+    error: float
+    predicted_ms: list[float]
+    predicted_accuracy: list[float]
+
+
+def front_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], found: SearchResult, column: int) -> FrontFields:
+    """The content of `front.json` for the device of one column, without the settings and the whole front."""
     budgets, winners, measured = found.budgets, found.winners, found.measured
     own = partial(rows_of, net, problem, costs, column=column)
     codes = np.stack([winner.code for winner in winners])
     scores = problem.evaluate(codes)
-    rows = [
+    rows: list[WinnerRow] = [
         {"budget_ms": row[column], **described, "generations": winner.generations, "stopped": winner.stopped}
         for row, winner, described in zip(budgets, winners, own(codes), strict=True)
     ]
@@ -76,23 +129,23 @@ def front_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], found: Foun
     }
 
 
-def rows_of(
-    net: SuperNet, problem: Problem, costs: Sequence[Cost], codes: Codes, column: int = 0
-) -> list[dict[str, Any]]:
-    """Rows of `_plain_rows`, and with what is limited: of the column's device, else of the first."""
+def rows_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], codes: Codes, column: int = 0) -> list[SubNetRow]:
+    """Rows of `_plain_rows`, with the predicted value of each limited cost: on the column's device, else on the first one."""
     scores = problem.evaluate(codes)
     rows = _plain_rows(net, codes, problem, column)
     limited = {cost.name: other for other, cost in reversed(list(enumerate(costs)))}
     limited |= {cost.name: other for other, cost in enumerate(costs) if cost.device == costs[column].device}
     for name, other in limited.items():
-        if name not in (LATENCY, "parameters", "macs"):
-            for row, value in zip(rows, scores.costs[:, other].tolist(), strict=True):
-                row[f"predicted_{name}"] = value
+        for row, value in zip(rows, scores.costs[:, other].tolist(), strict=True):
+            if name == "energy_mj":
+                row["predicted_energy_mj"] = value
+            elif name == "memory_mib":
+                row["predicted_memory_mib"] = value
     return rows
 
 
-def _plain_rows(net: SuperNet, codes: Codes, problem: Problem, column: int) -> list[dict[str, Any]]:
-    """One JSON row per code: config, predictions, size. column: the cost that is the latency [ms]."""
+def _plain_rows(net: SuperNet, codes: Codes, problem: Problem, column: int) -> list[SubNetRow]:
+    """A row for each code. column: the cost that is the latency [ms]."""
     scores, accuracies = problem.evaluate(codes), problem.accuracy.predict(codes)
     configs = [net.space.decode(code) for code in codes]
     return [
@@ -109,34 +162,30 @@ def _plain_rows(net: SuperNet, codes: Codes, problem: Problem, column: int) -> l
     ]
 
 
-def _baseline(
-    net: SuperNet, problem: Problem, described: Callable[[Codes], list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+def _baseline(net: SuperNet, problem: Problem, described: Callable[[Codes], list[SubNetRow]]) -> list[UniformRow]:
     """Uniformly shrunk SubNets, with and without the resolution, predicted like the winners."""
-    is_resolution = np.array([variable.kind == "resolution" for variable in net.space.variables])
+    is_resolution = np.array([KINDS[variable.kind].uniform == "resolution" for variable in net.space.variables])
     scaled: Sequence[tuple[str, NDArray[np.bool_]]] = (
         ("all variables", np.ones_like(is_resolution)),
         ("all but the resolution", ~is_resolution),
     )
-    rows = []
+    rows: list[UniformRow] = []
     for name, mask in scaled:
         rows += [{"scaled": name, **row} for row in described(uniform_codes(problem.space, mask))]
     return rows
 
 
 def _hypervolume(
-    latency_ms: Values, accuracy: Values, fastest_row: dict[str, Any], largest_row: dict[str, Any]
+    latency_ms: Values, accuracy: Values, fastest_row: SubNetRow, largest_row: SubNetRow
 ) -> dict[str, float]:
     """Area under the front; reference corner: the largest SubNet's latency, the fastest SubNet's accuracy."""
-    corner = {
-        "reference_ms": largest_row["predicted_ms"],
-        "reference_accuracy": fastest_row["predicted_accuracy"],
-    }
-    return {"value": hypervolume(latency_ms, accuracy, **corner), **corner}
+    slowest_ms, lowest = largest_row["predicted_ms"], fastest_row["predicted_accuracy"]
+    area = hypervolume(latency_ms, accuracy, reference_cost=slowest_ms, reference_gain=lowest)
+    return {"value": area, "reference_ms": slowest_ms, "reference_accuracy": lowest}
 
 
-def whole_front_of(problem: Problem, whole: Points) -> dict[str, Any]:
-    """Its SubNets by ascending latency, and the share of a budget that it may miss."""
+def whole_front_of(problem: Problem, whole: Points) -> WholeFrontColumns:
+    """The SubNets of the whole front by ascending latency, and the share of a budget that the front may miss."""
     return {
         "error": whole.error,
         "predicted_ms": whole.cost.tolist(),
@@ -144,10 +193,10 @@ def whole_front_of(problem: Problem, whole: Points) -> dict[str, Any]:
     }
 
 
-def write_table(space: Space, codes: Codes, whole: dict[str, Any], file: Path) -> None:
-    """A row for each SubNet of the whole front: digest, predictions, and each variable's choice, null in skipped blocks.
+def write_table(space: Space, codes: Codes, whole: WholeFrontColumns, file: Path) -> None:
+    """Writes a row for each SubNet of the whole front: digest, predictions, each variable's choice (null in skipped blocks).
 
-    codes: (n, V). whole: what `whole_front_of` says of them.
+    codes: (n, V). whole: the result of `whole_front_of`.
     """
     configs = [space.decode(code) for code in codes]
     columns: dict[str, Any] = {"digest": [space.digest(config) for config in configs]}

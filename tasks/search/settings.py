@@ -5,32 +5,32 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Budget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Limits(BaseModel):
-    """What every winner keeps besides its latency budget, as predicted; null: no limit."""
+class WinnerLimits(BaseModel):
+    """Limits that every winner keeps besides its latency budget, by prediction; null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    energy_mj: Budget | None = Field(None, description="of one sample")
-    memory_mib: Budget | None = Field(None, description="parameters and the peak of the activations")
-    parameters: Budget | None = None
-    macs: Budget | None = Field(None, description="multiply-accumulates of one sample")
+    energy_mj: PositiveBudget | None = Field(None, description="of one sample")
+    memory_mib: PositiveBudget | None = Field(None, description="parameters and the peak of the activations")
+    parameters: PositiveBudget | None = None
+    macs: PositiveBudget | None = Field(None, description="multiply-accumulates of one sample")
 
     @property
     def given(self) -> dict[str, float]:
-        """Those that are not null."""
+        """The limits that are not null."""
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
 class Settings(BaseModel):
     """How the best SubNet within a budget is found.
 
-    exact: over the complete space, within `tolerance` of the budget (`tasks.search.exact`); of one device without limits it
-    lists the whole front, too (`tasks.search.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its released evolution finder),
-    started from a beam; the settings from `population` on are its own. nsga2: one run of NSGA-II for all budgets, with these
-    settings but `parent_share`, `populations` and `rebalance`.
+    exact: the optimum over the complete space, within `tolerance` of the budget (`solvers.exact`); for one device
+    without limits the whole front is listed, too (`solvers.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its
+    released evolution finder), started from a beam; the settings from `population` on are for this method. nsga2: one
+    run of NSGA-II for all budgets, with the same settings except `parent_share`, `populations` and `rebalance`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,20 +40,20 @@ class Settings(BaseModel):
         "predicted", description="measured: the genetic search evaluates the SubNets of its populations"
     )
     tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
-    budgets_ms: tuple[Budget, ...] | None = Field(
+    budgets_ms: tuple[PositiveBudget, ...] | None = Field(
         None,
         min_length=1,
         description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
     )
-    device_budgets_ms: dict[str, Annotated[tuple[Budget, ...], Field(min_length=1)]] | None = Field(
+    device_budgets_ms: dict[str, Annotated[tuple[PositiveBudget, ...], Field(min_length=1)]] | None = Field(
         None, description="latency budgets of single devices, in the place of budgets_ms"
     )
     budget_count: int = Field(12, ge=10, le=1000)
     together: bool = Field(
         False, description="SubNets that meet the budgets of all devices, instead of one search each"
     )
-    limits: Limits = Limits()
-    device_limits: dict[str, Limits] | None = Field(
+    limits: WinnerLimits = WinnerLimits()
+    device_limits: dict[str, WinnerLimits] | None = Field(
         None, description="limits of single devices, in the place of the same in `limits`"
     )
     population: int = Field(100, ge=4)
@@ -77,21 +77,21 @@ class Settings(BaseModel):
             raise ValueError(f"search.accuracy=measured is for search=genetic, not for {self.method}")
         return self
 
-    def limits_of(self, device: str) -> Limits:
-        """What winners of one device keep."""
-        own = (self.device_limits or {}).get(device, Limits()).given
-        return Limits.model_validate(self.limits.given | own)
+    def limits_of(self, device: str) -> WinnerLimits:
+        """The limits of winners on one device."""
+        own = (self.device_limits or {}).get(device, WinnerLimits()).given
+        return WinnerLimits.model_validate(self.limits.given | own)
 
     def lists_whole_front(self, devices: Sequence[str]) -> bool:
-        """Whether every SubNet that is optimal for some budget is listed, besides the winners."""
+        """Whether all SubNets that are optimal for some budget are listed, besides the winners."""
         return self.method == "exact" and len(devices) == 1 and not self.limits_of(devices[0]).given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
-        """Latency budgets of one device [ms]; None: by itself."""
+        """Latency budgets of one device [ms]; None: the search makes them."""
         return (self.device_budgets_ms or {}).get(device, self.budgets_ms)
 
     def of_devices(self, devices: Sequence[str]) -> Self:
-        """The same without what is of other devices alone."""
+        """The settings without budgets and limits of other devices."""
         budgets = {name: own for name, own in (self.device_budgets_ms or {}).items() if name in devices}
         limits = {name: own for name, own in (self.device_limits or {}).items() if name in devices}
         return self.model_copy(update={"device_budgets_ms": budgets or None, "device_limits": limits or None})

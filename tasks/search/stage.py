@@ -4,27 +4,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import tailor_ir
 from tailor_ir import Space, SuperNet
-from tailor_ir.steps import ONNXRUNTIME, Rules
-from tasks.artifacts import write_json
+from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.errors import UserError
-from tasks.evaluate import EvaluationData
+from tasks.evaluation.subnets import EvaluationData
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.memory import MemoryPredictor
 from tasks.progress import Progress
+from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.stored import StageResult
 from tasks.search.feasible import LATENCY, Cost, refusal, round_up
-from tasks.search.genetic import Winner
+from tasks.search.genetic import BestCode
 from tasks.search.measured import measured_winners
-from tasks.search.methods import Exact, Genetic, Method, Nsga2
+from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values
-from tasks.search.results import FRONT_FILE, WHOLE_FRONT_FILE, Found, front_of, whole_front_of, write_table
-from tasks.search.settings import Limits, Settings
+from tasks.search.results import (
+    WHOLE_FRONT_FILE,
+    SearchResult,
+    WholeFrontColumns,
+    front_of,
+    whole_front_of,
+    write_table,
+)
+from tasks.search.settings import Settings, WinnerLimits
 from tasks.search.terms import additive, chain_of
 
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
@@ -32,7 +39,7 @@ SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A device that is searched for. energy, rules: for limits of energy and memory on it."""
+    """A device with the predictor of its latency. energy: for limits of energy. rules: of its runtime, for limits of memory."""
 
     name: str
     latency: CostModel
@@ -48,12 +55,12 @@ def run(
     out: Path,
     progress: Progress,
     images: EvaluationData | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Search all budgets of one device, or those of several together; returns the content of `front.json` for each device.
+) -> dict[str, StageResult]:
+    """Searches all budgets of one device, or of several together; returns the content of `front.json` for each.
 
-    images: what measured accuracy is measured on (`settings.accuracy`), in addition to the predicted one.
-    It is written into `out`, for several devices into a folder there for each. UserError when the budgets or the limits
-    cannot be kept, or predictors that are no sums are to be searched exactly.
+    images: for `settings.accuracy=measured`. The files are written into `out`; for several devices, into a folder for
+    each. UserError when the budgets or the limits cannot be kept, or when predictors that are no sums are to be
+    searched exactly.
     """
     net = tailor_ir.load(supernet)
     costs = costs_of(net, targets, settings)
@@ -68,36 +75,38 @@ def run(
         rows = [_bounds(row, costs) for row in budgets]
         measured = measured_winners(net, problem, rows, winners, method.quickest(), settings, images, out, progress)
         winners = measured.winners
-    found = Found(budgets, winners, method.quickest(), measured)
-    whole = None
-    if settings.lists_whole_front([target.name for target in targets]):
-        assert isinstance(method, Exact)
-        points = method.whole_front(progress, targets[0].name)
-        whole = whole_front_of(problem, points)
-        write_table(net.space, points.codes, whole, out / WHOLE_FRONT_FILE)
-    fronts = {
-        target.name: {
-            **front_of(net, problem, costs, found, column),
-            "whole_front": whole,
-            "settings": settings.model_dump(mode="json"),
-        }
-        for column, target in enumerate(targets)
-    }
-    for name, front in fronts.items():
-        folder = out / name if len(targets) > 1 else out
+    found = SearchResult(budgets, winners, method.quickest(), measured)
+    lists_whole = settings.lists_whole_front([target.name for target in targets])
+    whole = _whole_front(net.space, problem, method, targets[0].name, out, progress) if lists_whole else None
+    fronts: dict[str, StageResult] = {}
+    for column, target in enumerate(targets):
+        row = front_of(net, problem, costs, found, column)
+        front = Front.model_validate({**row, "whole_front": whole, "settings": settings.model_dump(mode="json")})
+        folder = out / target.name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / FRONT_FILE, front)
+        fronts[target.name] = front.write(folder / FRONT_FILE)
     return fronts
 
 
-def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> list[Cost]:
-    """The latency on each device, then what has a limit: of each device, or of the SubNet.
+def _whole_front(
+    space: Space, problem: Problem, method: Method, device: str, out: Path, progress: Progress
+) -> WholeFrontColumns:
+    """Lists the whole front, also as a table in `out`."""
+    assert isinstance(method, Exact), "the exact search alone lists whole fronts"
+    points = method.whole_front(progress, device)
+    whole = whole_front_of(problem, points)
+    write_table(space, points.codes, whole, out / WHOLE_FRONT_FILE)
+    return whole
 
-    What is the same on several devices has the strictest of their limits.
+
+def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> list[Cost]:
+    """The latency on each device, then each cost with a limit: of a device, or of the SubNet.
+
+    A cost that is the same on several devices has the strictest of their limits.
     """
     costs = [Cost(LATENCY, target.name, target.latency) for target in targets]
     limits = [(target, settings.limits_of(target.name).given) for target in targets]
-    for name in Limits.model_fields:
+    for name in WinnerLimits.model_fields:
         limited = sorted(((own[name], target) for target, own in limits if name in own), key=lambda one: one[0])
         if name == "energy_mj":
             for limit, target in limited:
@@ -114,13 +123,13 @@ def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> li
 
 
 def _bounds(budgets_ms: Sequence[float], costs: Sequence[Cost]) -> Values:
-    """Of all costs (K,): latency budgets, one for each device, then the limits."""
+    """Budgets (K,) of all costs: latency budgets, one for each device, then the limits."""
     return np.array([*budgets_ms, *(cost.limit for cost in costs[len(budgets_ms) :])])
 
 
 def find_winners(
     problem: Problem, method: Method, settings: Settings, progress: Progress, costs: Sequence[Cost]
-) -> tuple[list[tuple[float, ...]], list[Winner]]:
+) -> tuple[list[tuple[float, ...]], list[BestCode]]:
     """Latency budgets [ms], ascending, one for each device, and their winners. costs: the problem's, (K,).
 
     UserError when the limits are contradictory, or no SubNet within them keeps a budget, before anything is searched.
@@ -139,7 +148,7 @@ def find_winners(
             _refuse_infeasible(problem, method, costs, _bounds(row, costs), rng)
     else:
         rows = _ladder(problem, method, settings.budget_count, limited=bool(np.isfinite(limits).any()))
-    winners: list[Winner] = []
+    winners: list[BestCode] = []
     name = " and ".join(cost.device for cost in timed)
     with progress.bar(f"search {name}", len(rows)) as bar:
         for row in rows:
@@ -171,9 +180,9 @@ def _refuse_infeasible(
 
 
 def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> list[tuple[float, ...]]:
-    """Budgets [ms] of each device at equal ratios from the fastest SubNet to the best one: more time than that buys nothing.
+    """Budgets [ms] of each device at equal ratios, from the fastest SubNet to the best: more time than that buys nothing.
 
-    To the largest instead where the best is nearer to the fastest, as with an untrained network.
+    The last budget is that of the largest SubNet where the best SubNet is nearer to the fastest, as in an untrained network.
     """
     best = method.best()
     largest = best if limited else problem.space.canonical_codes(problem.largest[None])[0]
@@ -186,7 +195,10 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
 
 
 def method_of(problem: Problem, space: Space, settings: Settings, limits: Values | None = None) -> Method:
-    """How to search. limits: (K,), inf: none. UserError when predictors that are no sums are to be searched exactly."""
+    """The method of a search. limits: (K,), inf: none.
+
+    UserError when predictors that are no sums are to be searched exactly.
+    """
     accuracy = problem.accuracy
     costs = [found for cost in problem.costs if (found := additive(cost)) is not None]
     summed = len(costs) == len(problem.costs) and isinstance(accuracy, AccuracyPredictor)
@@ -200,6 +212,8 @@ def method_of(problem: Problem, space: Space, settings: Settings, limits: Values
     if settings.method == "genetic":
         return Genetic(problem, settings, np.random.default_rng(settings.seed), limits, asked)
     if settings.method == "nsga2":
+        from tasks.search.nsga2 import Nsga2  # pymoo takes a while
+
         return Nsga2(problem, settings, limits, asked)
     if summed:
         return exact()

@@ -1,4 +1,4 @@
-"""Predictors as sums of terms over choice indices, for the exact search."""
+"""Predictors as sums of tables over choice indices, for the exact search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +7,30 @@ from math import prod
 
 import numpy as np
 
+from solvers.chain import Chain
+from solvers.errors import NotANumber, TooEntangled
+from solvers.tables import Table
 from tailor_ir import Space
+from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.energy import FLOAT_BYTES, MJ, EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MIB, MemoryPredictor
 from tasks.predict.sums import Sums
-from tasks.search.chain import Chain, Table
 from tasks.search.moments import moments
 from tasks.search.problem import CostModel
 
 FORBIDDEN_MS = 1e12
-"""Of operators without a latency: no budget allows them."""
+"""The latency of operators that were not measured: no budget allows them."""
 Bounds = tuple[tuple[int, float | None], ...]  # rows, and the most of each; None: the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additive:
-    """A cost by `rows`, which are sums of tables: it keeps a budget when, in one of `cases`, every row keeps its bound.
+    """A cost described by `rows`, which are sums of tables.
 
-    exact: also only then. Otherwise the rows bound it from below, and whole SubNets have to be asked.
+    The cost keeps a budget when every row keeps its bound in one of `cases`.
+    exact: and only then. Otherwise the rows bound the cost from below, and complete SubNets must be predicted.
     """
 
     rows: tuple[tuple[Table, ...], ...]
@@ -35,7 +39,7 @@ class Additive:
 
 
 def additive(cost: CostModel) -> Additive | None:
-    """A cost as sums; None when it is none."""
+    """A cost as sums of tables; None when it is no such sum."""
     match cost:
         case LatencyPredictor():
             return Additive(rows=(tuple(cost_tables(cost)),))
@@ -49,11 +53,11 @@ def additive(cost: CostModel) -> Additive | None:
 
 
 def _scaled(tables: Sequence[Table], factor: float) -> tuple[Table, ...]:
-    return tuple((columns, factor * np.asarray(values)) for columns, values in tables)
+    return tuple(table.scaled(factor) for table in tables)
 
 
 def _energy(energy: EnergyPredictor) -> Additive:
-    """Weights come from the last cache where all fit into it, else from memory, which costs more: two cases."""
+    """Energy in two cases: weights come from the last cache where all fit into it, else from memory, which costs more."""
     bytes_ = _scaled(energy.weights.tables, FLOAT_BYTES)
     cache = energy.settings.cache_bytes[-1]
     near, far = (
@@ -73,7 +77,7 @@ def _calibrated(energy: EnergyPredictor, model: Sequence[Table]) -> tuple[Table,
     if energy.calibration is None:
         return tuple(model)
     calibration, latency = energy.calibration
-    offset: Table = ((), np.asarray(calibration.offset_mj))
+    offset = Table.constant(calibration.offset_mj)
     return offset, *_scaled(model, calibration.factor), *_scaled(cost_tables(latency), calibration.mj_per_ms)
 
 
@@ -81,36 +85,53 @@ def _memory(memory: MemoryPredictor) -> Additive:
     """At every moment the parameters and what is alive then at least."""
     parameters = _scaled(memory.parameters.tables, FLOAT_BYTES / MIB)
     cardinalities = memory.parameters.cardinalities
-    rows = [(*parameters, *_scaled(tables, 1 / MIB)) for tables in moments(memory.terms, cardinalities)]
+    rows = [(*parameters, *_scaled(tables, 1 / MIB)) for tables in moments(memory.activations.terms, cardinalities)]
     return Additive(rows=tuple(rows), cases=(tuple((row, None) for row in range(len(rows))),), exact=False)
 
 
 def gain_tables(space: Space, accuracy: AccuracyPredictor) -> list[Table]:
-    """The score of any code, less the largest SubNet's."""
+    """The score of any code, less the score of the largest SubNet."""
     return canonical_tables(space, accuracy.tables)
 
 
 def cost_tables(latency: LatencyPredictor) -> list[Table]:
     """The latency of any code [ms]."""
-    offset: Table = ((), np.asarray(latency.correction.offset_ms))
-    forbidden = [(columns, np.where(values > 0, FORBIDDEN_MS, 0.0)) for columns, values in latency.unknown.tables]
+    offset = Table.constant(latency.correction.offset_ms)
+    forbidden = [Table(columns, np.where(values > 0, FORBIDDEN_MS, 0.0)) for columns, values in latency.unknown.tables]
     return [offset, *latency.sums.tables, *(table for table in forbidden if table[1].any())]
 
 
 def chain_of(space: Space, accuracy: AccuracyPredictor, *costs: Sequence[Table]) -> Chain:
-    """Gain and costs of a space."""
-    return Chain(space.cardinalities.tolist(), gain_tables(space, accuracy), costs)
+    """A chain of the score and the costs of a space. UserError as in `chain_of_tables`."""
+    return chain_of_tables(space.cardinalities.tolist(), gain_tables(space, accuracy), costs)
+
+
+def chain_of_tables(cardinalities: Sequence[int], gain: Sequence[Table], costs: Sequence[Sequence[Table]]) -> Chain:
+    """A chain of tables. UserError when an entry is no number, or too many variables share tables."""
+    try:
+        return Chain(cardinalities, gain, costs)
+    except NotANumber as error:
+        raise UserError(
+            "search.method=exact",
+            "a predictor gives no number (NaN) for some SubNets",
+            next_step="run the predict stage again: autotailor predict …",
+        ) from error
+    except TooEntangled as error:
+        raise UserError(
+            "search.method=exact",
+            f"the predictors tie too many variables together (tables of {error.entries:.1e} numbers)",
+            next_step="use search.method=genetic",
+        ) from error
 
 
 def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
-    """Tables over any codes whose sum is that of `tables` over the canonical code of the same SubNet.
+    """Tables over any codes. Their sum is the sum of `tables` at the canonical code of the same SubNet.
 
-    What a canonical code has in place of a variable's choice depends on the width and the depth of its stage.
+    A canonical code may have another choice of a variable. The other choice depends on the variables of its rule.
     """
-    scopes = {variable: {variable} for variable in range(len(space.variables))}
-    for expansion in space.expansions:
-        deciding = {expansion.reference.variable, expansion.depth} - {None}
-        scopes[expansion.variable] |= {column for column in deciding if column is not None}
+    scopes = {column: {column} for column in range(len(space.variables))}
+    for rule in space.rules:
+        scopes[rule.variable] |= set(rule.scope)
     for scope in scopes.values():
         for column in tuple(scope):
             scope |= scopes[column]
@@ -121,5 +142,5 @@ def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
         codes = np.tile(space.cardinalities - 1, (prod(shape), 1))
         codes[:, over] = list(product(*map(range, shape)))
         canonical = space.canonical_codes(codes)
-        found.append((over, values[tuple(canonical[:, columns].T)].reshape(shape)))
+        found.append(Table(over, values[tuple(canonical[:, columns].T)].reshape(shape)))
     return found

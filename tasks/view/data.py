@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tailor_ir.describe import VariableInfo
+from tailor_ir.summary import VariableInfo
 
 Shape = tuple[int, ...]
 PLAIN = "Plain"  # the kind of blocks that no template names

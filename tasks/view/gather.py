@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from tailor_ir import SuperNet
+from tailor_ir import Block, SuperNet
 from tailor_ir import axes as ax
-from tailor_ir.describe import Describer, Measured, NodeCost, VariableInfo, axis_label, elements_of
 from tailor_ir.graph import Node
-from tailor_ir.regions import Block
+from tailor_ir.summary import Describer, NodeCost, SubnetSummary, VariableInfo, axis_label, elements_of
 from tasks.places import places
 from tasks.view.data import (
     Amounts,
@@ -39,15 +38,15 @@ class _Gatherer:
 
     @cached_property
     def describer(self) -> Describer:
-        return Describer(self.net.elastic)
+        return Describer(self.net.structure)
 
     @cached_property
-    def largest(self) -> Measured:
-        return self.describer.measure(self.net.space.row(self.net.max_config))
+    def largest(self) -> SubnetSummary:
+        return self.describer.summary(self.net.space.row(self.net.max_config))
 
     @cached_property
-    def smallest(self) -> Measured:
-        return self.describer.measure(self.net.space.row(self.net.min_config))
+    def smallest(self) -> SubnetSummary:
+        return self.describer.summary(self.net.space.row(self.net.min_config))
 
     @cached_property
     def variables(self) -> tuple[VariableInfo, ...]:
@@ -75,7 +74,7 @@ class _Gatherer:
         )
 
     def _shapes(self, value: str) -> Shapes:
-        skip = 1 if any(isinstance(axis, ax.Batch) for axis in self.net.elastic.axis_map.axes[value][:1]) else 0
+        skip = 1 if any(isinstance(axis, ax.BatchAxis) for axis in self.net.elastic.axis_map.axes[value][:1]) else 0
         return Shapes(self.largest.shapes[value][skip:], self.smallest.shapes[value][skip:])
 
     # -- blocks and sections -----------------------------------------------------------------------------------------
@@ -137,15 +136,17 @@ class _Gatherer:
     @cached_property
     def _skipping(self) -> dict[int, tuple[str, ...]]:
         """Position of a block -> the choices that skip it: "stage.2.depth = -2, -1"."""
-        space = self.net.space
+        space, presence = self.net.space, self.net.structure.presence
         found: dict[int, list[str]] = {index: [] for index in range(len(self.net.elastic.regions.blocks))}
-        for column, variable in enumerate(space.variables):
+        for column in space.selecting:
+            variable = space.variables[column]
             skipped_at: dict[int, list[str]] = {}
             for choice, value in enumerate(variable.choices):
                 codes = space.cardinalities - 1
                 codes[column] = choice
-                for index in space.skipped_blocks(codes):
-                    skipped_at.setdefault(index, []).append(f"{value:g}")
+                for index, block in enumerate(self.net.elastic.regions.blocks):
+                    if not any(presence[node.name].at(codes) for node in block.nodes):
+                        skipped_at.setdefault(index, []).append(f"{value:g}")
             for index, values in skipped_at.items():
                 found[index].append(f"{variable.name} = {', '.join(values)}")
         return {index: tuple(texts) for index, texts in found.items()}
@@ -187,6 +188,7 @@ class _Gatherer:
 
     def _axes(self) -> tuple[AxisView, ...]:
         rows = []
+        selecting = {self.net.space.variables[column].name for column in self.net.space.selecting}
         for element, nodes in self._carriers.items():
             label = axis_label(element)
             rows.append(
@@ -196,7 +198,7 @@ class _Gatherer:
                     nodes=len(nodes),
                     first_node=nodes[0],
                     last_node=nodes[-1],
-                    variables=tuple(v.name for v in self.variables if label in v.axes and v.kind != "depth"),
+                    variables=tuple(v.name for v in self.variables if label in v.axes and v.name not in selecting),
                 )
             )
         return tuple(sorted(rows, key=lambda row: (row.label[0], int(row.label[1:]))))
@@ -229,8 +231,8 @@ class _Gatherer:
         return 0 if any(True for _ in elements_of(channels)) else channels.size
 
 
-def _cost(measured: Measured, nodes: Sequence[Node]) -> NodeCost:
-    costs = [measured.nodes[node.name] for node in nodes if node.name in measured.nodes]
+def _cost(summary: SubnetSummary, nodes: Sequence[Node]) -> NodeCost:
+    costs = [summary.nodes[node.name] for node in nodes if node.name in summary.nodes]
     return NodeCost(sum(cost.parameters for cost in costs), sum(cost.macs for cost in costs))
 
 

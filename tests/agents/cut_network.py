@@ -1,16 +1,47 @@
-"""A network between client and agent that can be cut: a TCP proxy on loopback."""
+"""A network between client and agent that can be cut, and that can garble answers: a TCP proxy on loopback."""
 
+import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
+Garble = Callable[[bytes], bytes]
+"""What becomes of a part of an answer."""
+
+
+class Flips:
+    """Flips one bit in the JSON of a share of the parts of answers, and counts the flips."""
+
+    def __init__(self, share: float, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
+        self._share = share
+        self.count = 0
+
+    def __call__(self, part: bytes) -> bytes:
+        start, end = part.find(b"{"), part.rfind(b"}")
+        if start < 0 or end <= start or self._rng.random() >= self._share:
+            return part
+        self.count += 1
+        return flipped(part, self._rng.randrange(start, end + 1), self._rng.randrange(8))
+
+
+def flipped(part: bytes, position: int, bit: int) -> bytes:
+    """The part with one bit flipped."""
+    garbled = bytearray(part)
+    garbled[position] ^= 1 << bit
+    return bytes(garbled)
+
 
 class Network:
-    """Forwards to one agent. `cut()` breaks all connections and refuses new ones until `mend()`."""
+    """Forwards to one agent. `cut()` breaks all connections and refuses new ones until `mend()`.
+
+    `garble`: done to each part of an answer.
+    """
 
     def __init__(self, url: str) -> None:
+        self.garble: Garble = bytes
         parts = urlsplit(url)
         self._target = (parts.hostname, parts.port)
         self._port = 0
@@ -43,15 +74,18 @@ class Network:
                 here, _ = listener.accept()
                 there = socket.create_connection(self._target)
                 self._connections += [here, there]
-                for pair in ((here, there), (there, here)):
-                    threading.Thread(target=_forward, args=pair, daemon=True).start()
+                for way in ((here, there, bytes), (there, here, self._garbled)):
+                    threading.Thread(target=_forward, args=way, daemon=True).start()
+
+    def _garbled(self, content: bytes) -> bytes:
+        return self.garble(content)
 
 
-def _forward(source: socket.socket, target: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket, garble: Garble) -> None:
     """One direction; whoever ends first ends both."""
     with source, target, suppress(OSError):
         while content := source.recv(1 << 16):
-            target.sendall(content)
+            target.sendall(garble(content))
         target.shutdown(socket.SHUT_RDWR)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import agent_models as models
 import pytest
 
-from profiling_agents import adb
+from profiling_agents.backends import adb
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 
 RECORDED = Path(__file__).parent / "recorded"

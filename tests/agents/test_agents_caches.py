@@ -7,10 +7,10 @@ import agent_models as models
 import numpy as np
 import pytest
 
-from profiling_agents.caches import CacheFlush, last_level_cache_bytes
 from profiling_agents.client import AgentClient, MeasureSettings
-from profiling_agents.measure import measure
+from profiling_agents.execution.measure import measure
 from profiling_agents.messages import AgentError
+from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
 
 CORE = min(os.sched_getaffinity(0))
 MIB = 1 << 20

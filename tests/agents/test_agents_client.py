@@ -104,7 +104,7 @@ def test_the_token_is_not_on_the_command_line_and_not_in_the_child() -> None:
         assert len(agents) >= 2
         for process in agents:
             assert token not in " ".join(process.cmdline())
-        workers = [one for one in agents if "profiling_agents.worker" in one.cmdline()]
+        workers = [one for one in agents if "profiling_agents.execution.worker" in one.cmdline()]
         assert workers
         assert all(token not in " ".join(one.environ().values()) for one in workers)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import agent_processes as processes
 import pytest
 
-from profiling_agents.folder import LEFT_S, LOCK_FILE, PREFIX
+from profiling_agents.serving.folder import LEFT_S, LOCK_FILE, PREFIX
 
 OPTIONS = ["--backend", "onnxruntime", "--port", "0"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import agent_processes as processes
 import pytest
 
-from profiling_agents import sensors
 from profiling_agents.client import AgentClient, AgentError, local_agent
-from profiling_agents.frequency import pinned_frequency
+from profiling_agents.sensing import sensors
+from profiling_agents.sensing.frequency import pinned_frequency
 
 CORES = sorted(os.sched_getaffinity(0))
 LOWEST, HIGHEST = 300_000, 2_400_000

@@ -11,10 +11,10 @@ import httpx
 import psutil
 import pytest
 
-from profiling_agents import service
-from profiling_agents.guard import MAX_REQUESTS
 from profiling_agents.messages import JobMessage, JobsRequest, MeasureSettings
-from profiling_agents.network import HEAD_LIMIT_S, MAX_CONNECTIONS
+from profiling_agents.serving import service
+from profiling_agents.serving.guard import MAX_REQUESTS
+from profiling_agents.serving.network import HEAD_LIMIT_S, MAX_CONNECTIONS
 
 ROUTES = {
     "/v1/capabilities": {"GET", "HEAD"},

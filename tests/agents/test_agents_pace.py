@@ -6,13 +6,13 @@ The core has a clock of its own, so that this machine's state does not matter.
 import numpy as np
 import pytest
 
-import profiling_agents.measure
-import profiling_agents.pace
-from profiling_agents.limits import Limits
-from profiling_agents.measure import measure
+import profiling_agents.execution.measure
+import profiling_agents.sensing.pace
+from profiling_agents.execution.bench import bounded_waiting
+from profiling_agents.execution.limits import ModelLimits
+from profiling_agents.execution.measure import measure
 from profiling_agents.messages import MeasureSettings
-from profiling_agents.pace import Pace, Runs
-from profiling_agents.worker import bounded_waiting
+from profiling_agents.sensing.pace import Pace, Runs
 
 LOOP_US, SLOWER = 60.0, 2.0
 
@@ -47,8 +47,8 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     one = Core()
-    monkeypatch.setattr(profiling_agents.pace, "time", one)
-    monkeypatch.setattr(profiling_agents.measure, "time", one)
+    monkeypatch.setattr(profiling_agents.sensing.pace, "time", one)
+    monkeypatch.setattr(profiling_agents.execution.measure, "time", one)
     return one
 
 
@@ -137,6 +137,6 @@ def test_runs_without_a_pace_keep_all_and_stop_at_the_most() -> None:
 
 def test_waiting_for_a_calm_core_leaves_most_of_the_time_limit() -> None:
     settings = MeasureSettings(time_cap_ms=300, layers_ms=100, patience=10)
-    short, long = (bounded_waiting(settings, Limits(wall_s=wall_s)) for wall_s in (1, 60))
+    short, long = (bounded_waiting(settings, ModelLimits(wall_s=wall_s)) for wall_s in (1, 60))
     assert short.patience * (2 * 300 + 100) == pytest.approx(250)
     assert long == settings

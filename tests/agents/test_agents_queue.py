@@ -1,7 +1,6 @@
 """The queue of a real agent: progress, cancelling, back-pressure, reconnecting, the end of a lease."""
 
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 
@@ -9,17 +8,14 @@ import agent_models as models
 import agent_processes as processes
 import psutil
 import pytest
-from cut_network import network
+from long_queue import QUICK, measure_queue
 
-from profiling_agents.client import AgentClient, AgentError, Measurement, MeasureSettings, ModelJob, local_agent
-from profiling_agents.job_queue import MAX_JOBS
+from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import JobsQueued, JobsRequest
+from profiling_agents.serving.job_queue import MAX_JOBS
 
 MIB = 1 << 20
 SLOW = MeasureSettings(time_cap_ms=300.0, confidence=1e-6)
-QUICK = MeasureSettings(
-    time_cap_ms=1.0, warmup_ms=0.0, min_blocks=1, samples_per_block=3, min_samples=3, sample_us=10, spread_limit=1e9
-)
 
 
 @pytest.fixture
@@ -121,52 +117,15 @@ def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: Age
         assert [result.key for result in ncnn_agent.measure(jobs(2))] == ["0", "1"]
 
 
-@pytest.mark.slow
-def test_a_queue_of_ten_thousand_keeps_memory_flat_loses_nothing_and_names_what_failed() -> None:
-    """Two models in a thousand fail, and the network is cut twice while results are fetched."""
-    count, bad = 10_000, {"output_names": ("elsewhere",)}
-    failing = {index for index in range(count) if index % 500 == 7}
-    with (
-        processes.started() as (process, printed),
-        network(printed["agent ready"]) as wire,
-        AgentClient(wire.url, processes.TOKEN) as client,
-        client.lease(),
-    ):
-        service = psutil.Process(process.pid)
-        list(client.measure(jobs(20)))
-        before = service.memory_info().rss
-        endless = client.submit([models.endless("ncnn", "endless")])
-        (job,) = jobs(1)
-        message = job.message()
-        client._upload(job, message)
-        numbers = range(endless.stop, endless.stop)
-        while len(numbers) < count:
-            part = tuple(
-                message.model_copy(update={"key": f"{index}"} | (bad if index in failing else {}))
-                for index in range(len(numbers), len(numbers) + 200)
-            )
-            request = JobsRequest(batch=secrets.token_hex(16), jobs=part, settings=QUICK)
-            queued = JobsQueued.model_validate_json(
-                client._send("POST", "/v1/jobs", request.model_dump_json().encode())
-            )
-            numbers = range(numbers.start, queued.next)
-        assert client.progress(numbers[-1]).position == count
-        full = service.memory_info().rss - before
-        client.cancel(endless.start)
-        found: list[Measurement] = []
-        for result in client.results(numbers):
-            found.append(result)
-            if len(found) in (3_000, 7_000):
-                wire.cut()
-                threading.Timer(1.0, wire.mend).start()
-        after = service.memory_info().rss - before
-        done = client.progress(numbers[-1]).done
-    assert [result.key for result in found] == [f"{index}" for index in range(count)]
-    assert {int(result.key) for result in found if result.state == "failed"} == failing
-    assert all("blob 'elsewhere' is not in the model" in str(found[index].reason) for index in failing)
-    assert done == numbers.stop
-    assert full < 24 * MIB, full / MIB
-    assert after < 24 * MIB, after / MIB
+def test_a_long_queue_keeps_memory_flat_loses_nothing_and_names_what_failed() -> None:
+    """Ten thousand jobs: `python -m benchmarks.agent_queue`."""
+    run = measure_queue(1_200)
+    assert [result.key for result in run.results] == [f"{index}" for index in range(1_200)]
+    assert {int(result.key) for result in run.results if result.state == "failed"} == run.failing
+    assert all("blob 'elsewhere' is not in the model" in str(run.results[index].reason) for index in run.failing)
+    assert run.done == run.last
+    assert run.full_bytes < 8 * MIB, run.full_bytes / MIB
+    assert run.after_bytes < 8 * MIB, run.after_bytes / MIB
 
 
 def test_a_full_queue_says_so_and_takes_more_when_results_are_fetched() -> None:

@@ -14,8 +14,8 @@ import pytest
 import relay_processes as relays
 from test_agents_cli import write_certificate
 
-from profiling_agents import service
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, Measurement, MeasureSettings
+from profiling_agents.serving import service
 
 RUN_TOLERANCE = 1e-5
 SLOW = MeasureSettings(time_cap_ms=200.0, confidence=1e-6)

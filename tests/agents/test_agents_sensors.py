@@ -8,11 +8,11 @@ import agent_models as models
 import pytest
 from pydantic import ValidationError
 
-from profiling_agents import sensors
 from profiling_agents.client import AgentClient, MeasureSettings
-from profiling_agents.energy import Counter, EnergyMeter, find_meter
-from profiling_agents.machine import available_cores
 from profiling_agents.messages import Measurement
+from profiling_agents.sensing import sensors
+from profiling_agents.sensing.energy import Counter, EnergyMeter, find_meter
+from profiling_agents.sensing.machine import available_cores
 
 RAPL = "sys/class/powercap/intel-rapl:0"
 

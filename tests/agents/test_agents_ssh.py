@@ -17,9 +17,8 @@ from ssh_server import SshServer, find_sshd, started_sshd
 
 from flows.config import DeviceProfile, SshSettings
 from flows.devices import Devices
-from profiling_agents import far_side, ssh
-from profiling_agents.client import AgentError
-from profiling_agents.ssh import SshTarget, ssh_agent
+from profiling_agents.client import AgentError, far_side, ssh
+from profiling_agents.client.ssh import SshTarget, ssh_agent
 
 RUN_TOLERANCE = 1e-5
 needs_sshd = pytest.mark.skipif(find_sshd() is None, reason="no sshd on this machine: apt-get install openssh-server")

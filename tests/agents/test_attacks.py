@@ -28,7 +28,7 @@ from profiling_agents.client import AgentClient, AgentError, ModelJob
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = ROOT / "docs" / "security.md"
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
-ATTACKS = 12
+ATTACKS = 14
 FLOORS = {
     "prefect": "3.6.28",
     "mlflow": "3.11",
@@ -143,13 +143,13 @@ def archives() -> list[bytes]:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_archive_stays_one_file_named_by_its_digest(target: Target, http: httpx.Client, number: int) -> None:
-    before = set(target.folder.iterdir())
+    before = set((target.folder / "models").iterdir())
     headers = {"Content-Encoding": "gzip", "Content-Disposition": 'attachment; filename="../../escaped"'}
     sent = archives()[number]  # another second, other bytes
     stored = http.post("/v1/models", content=sent, headers=headers).json()
-    new = {path.name for path in set(target.folder.iterdir()) - before}
+    new = {path.name for path in set((target.folder / "models").iterdir()) - before}
     assert new == {stored["sha256"]}
-    assert (target.folder / stored["sha256"]).read_bytes() == sent
+    assert (target.folder / "models" / stored["sha256"]).read_bytes() == sent
     assert not (target.folder.parent / "escaped").exists()
 
 
@@ -280,6 +280,13 @@ def in_a_function(model: onnx.ModelProto) -> onnx.TensorProto:
     return model.functions[0].node[0].attribute[0].t
 
 
+def in_a_default(model: onnx.ModelProto) -> onnx.TensorProto:
+    in_a_function(model)
+    default = helper.make_attribute("value", helper.make_tensor("c", 1, (1,), [1.0]))
+    model.functions[0].attribute_proto.append(default)
+    return model.functions[0].attribute_proto[0].t
+
+
 def in_a_sparse_tensor(model: onnx.ModelProto) -> onnx.TensorProto:
     values = helper.make_tensor("sparse", TensorProto.FLOAT, (1,), [1.0])
     indices = helper.make_tensor("indices", TensorProto.INT64, (1,), [0])
@@ -298,10 +305,11 @@ def in_training(model: onnx.ModelProto) -> onnx.TensorProto:
         lambda model: with_constant(model.graph),
         in_a_branch,
         in_a_function,
+        in_a_default,
         in_a_sparse_tensor,
         in_training,
     ],
-    ids=["weight", "constant", "branch", "function", "sparse", "training"],
+    ids=["weight", "constant", "branch", "function", "default", "sparse", "training"],
 )
 def test_external_data_is_refused_wherever_a_model_keeps_it(
     onnxruntime_agent: AgentClient, place: Callable[[onnx.ModelProto], onnx.TensorProto]

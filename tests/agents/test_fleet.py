@@ -12,7 +12,7 @@ from flows.config import DeviceProfile
 from flows.devices import Devices
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, MeasureSettings, ModelJob
 from tasks.errors import UserError
-from tasks.fleet import Fleet
+from tasks.measuring.fleet import Fleet
 
 STEADY = MeasureSettings(time_cap_ms=60.0, confidence=1e-6, spread_limit=1e9)
 NCNN = ("--backend", "ncnn")

@@ -16,19 +16,21 @@ import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks import baselines, search
-from tasks.artifacts import read_json, read_lines
+from tasks.artifacts import SubNetStore, read_json, read_lines
 from tasks.baselines import subnets
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
-from tasks.evaluate import Accuracy, EvaluationData, accuracy, count_correct, recalibrate_module
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy, count_correct, recalibrate_module
+from tasks.measuring.subnets import SubNetMeter
 from tasks.models import ModelSettings
+from tasks.ncnn.conversion import ConversionLimits
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search.baseline import uniform_codes
+from tasks.search.problem import uniform_codes
 
 MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure=MEASURE)
@@ -177,8 +179,15 @@ def test_macs_in_the_place_of_latency_give_a_front_of_macs(case: Case) -> None:
 def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     case: Case, chosen: tuple[Path, dict[str, Any]], device: AgentClient, tmp_path: Path
 ) -> None:
-    arguments = ("here", PREDICT, case.supernet, chosen[0], device, tmp_path, Silent())
+    store, slow_ms = SubNetStore(tmp_path / "subnets"), 1e6
+    meter = SubNetMeter(case.net, device, MEASURE, ConversionLimits())
+    known = meter.lines(store, case.supernet, tmp_path / "refined.jsonl", Silent())
+    for row in chosen[1]["winners"]["here"]:  # what they were chosen by
+        times = {"p50_ms": slow_ms, "p90_ms": slow_ms, "spread": 0.0, "n": 5, "reference_ms": slow_ms}
+        known.append({"key": row["digest"], "state": "ok", "reason": None, **times})
+    arguments = ("here", PREDICT, case.supernet, chosen[0], device, tmp_path, Silent(), 1, store)
     found = baselines.compare_on(*arguments)
+    assert max(row["measured_ms"] for row in found["winners"]) < slow_ms
     assert read_json(tmp_path / baselines.COMPARED_FILE) == found
     lines = read_lines(tmp_path / "timed.jsonl")
     digests = {row["digest"] for row in (*found["rows"], *found["winners"])}

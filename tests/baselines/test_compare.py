@@ -1,12 +1,15 @@
 """The arithmetic of comparing winners with baselines."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.baselines.compare import Point, compare, picks, taken
+from tasks.baselines import compare as comparison
+from tasks.baselines.compare import Point, picks, taken
 
 SHARES = st.integers(0, 1000).map(lambda n: n / 1000)
 TIMES = st.integers(1, 400).map(lambda n: n / 8)
@@ -21,6 +24,13 @@ class Case:
     winners = (Point(1.0, 0.5, 0.50), Point(2.0, 0.7, 0.68), Point(4.0, 0.8, 0.80))
     others = (Point(1.5, 0.5, 0.48), Point(3.0, 0.6, 0.62), Point(4.0, 0.8, 0.80))
     budgets_ms = (1.0, 2.0, 3.0, 4.0)
+
+
+def compare(
+    winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]
+) -> dict[str, Any]:
+    """As it is stored."""
+    return comparison.compare(winners, baselines, budgets_ms).to_json()
 
 
 def test_a_comparison_by_hand() -> None:

@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch.nn import functional
 
 from tasks.data import DataSettings, load_splits
+from tasks.data.description import describe
 from tasks.errors import UserError
+from tasks.export.card import preparation
 
 Write = Callable[[Path, int], None]
 
@@ -48,6 +53,34 @@ def test_one_folder_is_split_by_class(tmp_path: Path, write_images: Write) -> No
     assert {name: len(split) for name, split in splits.items()} == {"train": 24, "validation": 6, "test": 6}
     _, y = next(splits["test"].batches(6))
     assert y.bincount().tolist() == [2, 2, 2]
+
+
+def test_an_application_that_follows_the_card_gives_the_network_what_it_was_trained_on(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 30, 41, 3), dtype=np.uint8)
+    for split in ("train", "val", "test"):
+        for name, pixels in zip(("a", "b", "c"), noise, strict=True):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
+    test = load_splits(settings(tmp_path, mean=(0.5, 0.4, 0.3), deviation=(0.2, 0.3, 0.4)))["test"]
+    (x_BCHW, _) = next(test.batches(3, resolution=16))
+    told = preparation(describe(test), (1, 3, 16, 16))
+    assert (told.colours, told.crop, told.interpolation) == ("RGB", "central square", "bilinear, antialiased")
+    assert told.size_interpolation == "bilinear, antialiased"
+    for name, expected_CHW in zip(("a", "b", "c"), x_BCHW, strict=True):
+        image = Image.open(tmp_path / "test" / name / "0.png").convert(told.colours)
+        image = image.resize((told.resolution,) * 2, Image.Resampling.BILINEAR, box=(5, 0, 35, 30))
+        pixels_HWC = (np.asarray(image) / 255 - told.mean) / told.deviation
+        x_1CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None].float()
+        got = functional.interpolate(x_1CHW, size=told.size, mode="bilinear", antialias=True)[0]
+        assert torch.allclose(got, expected_CHW, atol=1e-5)
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path, write_images: Write) -> None:
+    write_images(tmp_path, 12)
+    (tmp_path / ".git" / "objects").mkdir(parents=True)
+    splits = load_splits(settings(tmp_path))
+    assert splits["train"].class_names == ("blue", "green", "red")
+    assert {name: len(split) for name, split in splits.items()} == {"train": 24, "validation": 6, "test": 6}
 
 
 def test_grey_and_smaller_resolution(tmp_path: Path, write_images: Write) -> None:
@@ -106,7 +139,11 @@ def test_class_too_rare_to_be_in_every_split_is_named(tmp_path: Path, write_imag
 
 def test_too_few_images_to_split_are_refused(tmp_path: Path, write_images: Write) -> None:
     write_images(tmp_path, 1)
-    with pytest.raises(UserError, match="too few to hold out"):
+    with pytest.raises(UserError, match="3 images of 3 classes, 1 of the smallest, blue: too few to hold out"):
+        load_splits(settings(tmp_path))
+    for file in (tmp_path / "red").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match="2 images of 3 classes, none of red: too few to hold out"):
         load_splits(settings(tmp_path))
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from documents import DOCUMENTS, Command, commands, write_files
+from documents import DOCUMENTS, ROOT, Command, commands, write_files
 
-import flows.lut
-import profiling_agents.relay
-import profiling_agents.server
+import flows.cli.lut
+import profiling_agents.serving.relay
+import profiling_agents.serving.server
 import tailor_ir
-from flows.arguments import parse
 from flows.cli import main
+from flows.cli.arguments import parse
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
-from profiling_agents.network import Network, check_bind, check_relay
+from profiling_agents.serving.network import Endpoint, check_bind, check_relay
 from tasks.models import create
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
@@ -42,14 +42,14 @@ def test_the_documents_show_commands() -> None:
 def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(command.document, tmp_path)
     monkeypatch.chdir(tmp_path)
-    if "--help" in command.words:
+    if not {"--help", "--version"}.isdisjoint(command.words):
         assert main(command.words) == 0
     elif command.words[0] in ("agent", "relay"):
         assert_service_would_start(command.words, monkeypatch)
     elif command.words[0] == "lut":
         arguments = parse(command.words)
-        flows.lut.check(arguments)
-        assert validate(flows.lut.LutConfig, compose_config("lut", arguments.overrides))
+        flows.cli.lut.check(arguments)
+        assert validate(flows.cli.lut.LutConfig, compose_config("lut", arguments.overrides))
     else:
         for config in configs_of(command.words):
             if isinstance(config, RunConfig):
@@ -74,18 +74,25 @@ def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyP
         file.chmod(0o600)
     started: list[Any] = []
 
-    def remember_agent(options: profiling_agents.server.ServerOptions) -> None:
+    def remember_agent(options: profiling_agents.serving.options.ServerOptions) -> None:
         check_bind(options.network)
         if options.pull:
             check_relay(options.pull, options.network)
         started.append(options)
 
-    def remember_relay(network: Network, max_model_mib: int) -> None:
+    def remember_relay(network: Endpoint, max_model_mib: int) -> None:
         check_bind(network)
         started.append(network)
 
-    monkeypatch.setattr(profiling_agents.server, "serve", remember_agent)
-    monkeypatch.setattr(profiling_agents.relay, "serve_relay", remember_relay)
+    monkeypatch.setattr(profiling_agents.serving.server, "serve", remember_agent)
+    monkeypatch.setattr(profiling_agents.serving.relay, "serve_relay", remember_relay)
     monkeypatch.delitem(os.environ, "AUTOTAILOR_AGENT_TOKEN", raising=False)
     assert main(words) == 0
     assert len(started) == 1
+
+
+def test_the_readme_names_the_network_of_the_demo() -> None:
+    (name,) = {config.model.name for config in configs_of(["run"]) if isinstance(config, RunConfig)}
+    shown = name.replace("resnet", "ResNet-")
+    assert f"trains a {shown} " in (ROOT / "README.md").read_text()
+    assert f"bundled digits, {shown}," in (ROOT / "docs" / "getting-started.md").read_text()

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 from torch import nn
 
 from tasks.finetune import checkpoint
 from tasks.finetune.device import fitting_processes
 from tasks.finetune.loop import learning_rate, make_optimiser
 from tasks.finetune.settings import Settings, TrainSettings
+from tasks.progress import Silent
+from tests.damage import DAMAGES, Damage, delete
 
 
 def tied_network(seed: int) -> nn.Module:
@@ -62,6 +65,54 @@ def test_restored_run_goes_on_exactly(tmp_path: Path, optimiser: str, make: Call
         assert train_step(restored, restored_state, seed) == train_step(network, state, seed)
     for one, other in zip(restored.state_dict().values(), network.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+class Listener(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def stored(folder: Path) -> Path:
+    folder.mkdir()
+    network = tied_network(0)
+    state = make_optimiser(network, TrainSettings())
+    train_step(network, state, 0)
+    checkpoint.save(folder / "c.safetensors", network, state, 1)
+    return folder / "c.safetensors"
+
+
+def test_a_whole_checkpoint_is_gone_on_from_without_a_word(tmp_path: Path) -> None:
+    listener, file = Listener(), stored(tmp_path / "key.partial")
+    checkpoint.mend(file, "training", listener)
+    assert listener.lines == []
+    assert checkpoint.finished_steps(file) == 1
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage is not delete])
+def test_a_damaged_checkpoint_is_set_aside_with_one_line(tmp_path: Path, damage: Damage) -> None:
+    listener, file = Listener(), stored(tmp_path / "key.partial")
+    damage(file)
+    damaged = file.read_bytes()
+    checkpoint.mend(file, "training", listener)
+    place = tmp_path / "key.damaged-1" / file.name
+    assert listener.lines == [
+        f"training: the checkpoint is damaged: set aside as '{place}'; training starts from the beginning"
+    ]
+    assert place.read_bytes() == damaged
+    assert checkpoint.finished_steps(file) == 0
+
+
+def test_tensors_of_something_else_are_no_checkpoint(tmp_path: Path) -> None:
+    listener, file = Listener(), tmp_path / "c.safetensors"
+    save_file({"model.weight": torch.zeros(3)}, file)
+    checkpoint.mend(file, "training", listener)
+    assert len(listener.lines) == 1
+    assert not file.exists()
 
 
 def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:

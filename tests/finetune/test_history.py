@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts import append_line, read_lines
+from tasks.artifacts import append_line, line_of, read_lines
 from tasks.finetune.history import Tail, rewind
 
 
@@ -47,9 +47,10 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     tail = Tail(history, 1)
     write(history, 1, 2)
+    line = line_of({"step": 3, "note": "x"}).encode()
     with history.open("ab") as stream:
-        stream.write(b'{"step": 3, "no')
+        stream.write(line[:15])
         stream.flush()
         assert steps(tail.new()) == [2]
-        stream.write(b'te": "x"}\n')
+        stream.write(line[15:])
     assert steps(tail.new()) == [3]

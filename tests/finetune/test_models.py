@@ -1,5 +1,7 @@
 """Where networks and weights come from, and one clear line for each way it can go wrong."""
 
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,12 +134,139 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     file.write_bytes(b"\x08\x07 not an onnx model")
     with pytest.raises(UserError, match=r"model file .*net\.onnx.*: (is not a readable ONNX model|has no graph)"):
         make(kind="onnx", path=file)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 10]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
-    onnx.save(helper.make_model(graph), file)
+    onnx.save(onnx_model([["b", 3, 32, 32]], [["b", 10]]), file)
     assert make(kind="onnx", path=file) == file
     with pytest.raises(UserError, match="gives 10 outputs; allowed: 12"):
         create(ModelSettings(kind="onnx", path=file), 12, 3, 32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "line"),
+    [
+        ([[1, 3, 32, 32]] * 2, [[1, 10]], r"2 inputs \(x0, x1\); allowed: one"),
+        ([[1, 3, 32, 32]], [[1, 10], [1, 10]], r"gives 2 outputs; allowed: one tensor \(B, 10\).* classification"),
+        ([[1, 3, 32, 32]], [["b", 21, 32, 32]], r"gives a tensor \(\?, 21, 32, 32\); allowed: one tensor \(B, 10\)"),
+        (
+            [[1, 3, 64, 64]],
+            [[1, 10]],
+            r"takes 3x64x64; allowed: 3x32x32, the data.s images; set data.resolution",
+        ),
+        ([["b", 1, "h", "w"]], [[1, 10]], r"takes 1x\?x\?; allowed: 3x32x32"),
+    ],
+)
+def test_onnx_file_of_another_task_or_other_images_is_refused(
+    inputs: list[list[int | str]], outputs: list[list[int | str]], line: str, tmp_path: Path
+) -> None:
+    onnx.save(onnx_model(inputs, outputs), tmp_path / "net.onnx")
+    with pytest.raises(UserError, match=rf"model file .*net\.onnx': {line}"):
+        make(kind="onnx", path=tmp_path / "net.onnx")
+
+
+def onnx_model(inputs: Sequence[Sequence[int | str]], outputs: Sequence[Sequence[int | str]]) -> onnx.ModelProto:
+    """Inputs and outputs of these shapes; what is between them is not looked at."""
+    x = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, shape) for i, shape in enumerate(inputs)]
+    y = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, shape) for i, shape in enumerate(outputs)]
+    nodes = [helper.make_node("Relu", ["x0"], [value.name]) for value in y]
+    return helper.make_model(helper.make_graph(nodes, "g", x, y))
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, kind):
+        super().__init__()
+        self.conv = nn.Conv2d(3, classes, 3)
+        self.kind = kind
+
+    def forward(self, x):
+        x = self.conv(x)
+        if self.kind == "forward":
+            raise ValueError("too dark")
+        if self.kind == "segmentation":
+            return x
+        x = x.mean((2, 3))
+        return (x, x) if self.kind == "two outputs" else {"a": x, "b": x} if self.kind == "names" else [x, "no tensor"]
+
+class Two(Net):
+    def forward(self, x, y):
+        return self.conv(x) + self.conv(y)
+
+def seven(num_classes, in_chans):
+    return nn.Sequential(nn.Conv2d(in_chans, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def two_inputs(num_classes, in_chans):
+    return Two(num_classes, "")
+
+def make(num_classes, in_chans, kind):
+    return Net(num_classes, kind)
+
+def broken(num_classes, in_chans):
+    return nn.Conv2d(in_chans, nothing, 3)
+
+def wrong(num_classes, in_chans):
+    return nn.Conv2d(in_chans)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("seven", {}, r"gives 7 outputs; allowed: 10, the classes of the data"),
+        ("two_inputs", {}, r"2 inputs \(x, y\); allowed: one, of images"),
+        (
+            "make",
+            {"kind": "segmentation"},
+            r"gives a tensor \(2, 10, 30, 30\); allowed: one tensor \(B, 10\).* classification",
+        ),
+        ("make", {"kind": "two outputs"}, r"gives 2 outputs; allowed: one tensor"),
+        ("make", {"kind": "names"}, r"gives 2 outputs; allowed: one tensor"),
+        ("make", {"kind": "text"}, r"gives list; allowed: one tensor"),
+        ("make", {"kind": "forward"}, r"cannot run on images .*: ValueError \(too dark\) at own_nets\.py:14"),
+        ("broken", {}, r"raises NameError \(.*'nothing'.*\) at own_nets\.py:34; mend it"),
+        ("wrong", {}, r"raises TypeError \(.*\) at own_nets\.py:37; mend it"),
+    ],
+)
+def test_callables_that_fail_or_do_no_classification_are_one_line(
+    name: str, options: dict[str, object], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_nets.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_nets", raising=False)
+    with pytest.raises(UserError, match=rf"^model\.name 'own_nets:{name}'[: ]+{line}") as told:
+        make(kind="callable", name=f"own_nets:{name}", options=options)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def make(:\n", r"SyntaxError .* at broken_import\.py:1"),
+        ("\nimport torch\nlimit = 1 / 0\n", r"ZeroDivisionError \(division by zero\) at broken_import\.py:3"),
+        (
+            "import no_such_library\n",
+            r"ModuleNotFoundError \(No module named 'no_such_library'\) at broken_import\.py:1",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_line(
+    text: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_import.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"model\.name 'broken_import:make': cannot be imported: {line}"):
+        make(kind="callable", name="broken_import:make")
+
+
+def test_a_network_that_has_been_tried_is_in_the_modes_that_it_was_made_in() -> None:
+    model = make(name="test_resnet")
+    assert isinstance(model, nn.Module)
+    assert all(part.training for part in model.modules())
+    with pytest.raises(
+        UserError, match=r"model 'vit_tiny_patch16_224': cannot run on images of shape \(2, 3, 32, 32\)"
+    ):
+        make(name="vit_tiny_patch16_224", options={"img_size": 64})
 
 
 @pytest.mark.parametrize(
@@ -145,6 +274,7 @@ def test_onnx_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     [
         {"kind": "onnx"},
         {"kind": "callable", "name": "module"},
+        {"kind": "callable", "name": ":make"},
         {"kind": "callable", "name": "a:b", "pretrained": True},
         {"kind": "onnx", "path": "a.onnx", "checkpoint": "w.safetensors"},
         {"layers": 3},

@@ -1,10 +1,14 @@
-"""Fine-tuning a SuperNet with learned kernel transforms: the matrices train, decay by nothing, and are checkpointed."""
+"""Fine-tuning a SuperNet with everything that can be chosen: learned kernel transforms, mixed images, a frozen teacher.
+
+The matrices train, decay by nothing, and are checkpointed; two processes train as one does.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from one_rank import train_here
 
 import tailor_ir
 from tasks import compile as compile_stage
@@ -13,13 +17,16 @@ from tasks.artifacts import read_lines
 from tasks.data import DataSettings
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
+from tasks.finetune.launcher import launch
 from tasks.finetune.loop import make_optimiser
-from tasks.finetune.networks import Elastic
+from tasks.finetune.mixing import Mixing
+from tasks.finetune.networks import TrainableSuperNet
 from tasks.models import ModelSettings
 from tasks.progress import Silent
 
 MODEL = ModelSettings(name="test_convnext")
 SPACE = {"*.kernel_size": (3, 5, 7), "*.depth": "auto"}
+STEPS = 6
 RTOL = 1e-6
 """In float64, as for SuperNets without transforms."""
 
@@ -43,12 +50,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SuperNet with random weights."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("compiled")
-    compile_stage.run(compile_stage.Settings(kernel_transform=True), MODEL, DataSettings(), None, SPACE, folder)
+    compile_stage.run(
+        compile_stage.Settings(kernel_transform=True), MODEL, DataSettings(), None, SPACE, folder, Silent()
+    )
     return folder / "supernet"
 
 
-def opened(supernet: Path) -> Elastic:
-    return Elastic(tailor_ir.load(supernet), lambda step: [], None)
+def opened(supernet: Path) -> TrainableSuperNet:
+    return TrainableSuperNet(tailor_ir.load(supernet), lambda step: [], None)
 
 
 def test_the_stage_compiles_transforms_that_are_the_identity(compiled: Path) -> None:
@@ -58,19 +67,42 @@ def test_the_stage_compiles_transforms_that_are_the_identity(compiled: Path) -> 
     assert all(torch.equal(matrix, torch.eye(len(matrix))) for matrix in matrices)
 
 
-def test_two_processes_train_the_matrices_as_one_does(compiled: Path, tmp_path: Path) -> None:
-    curves, trained = {}, {}
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        folder.mkdir()
-        finetune.run(settings(processes), DataSettings(), compiled, folder, Silent())
-        curves[processes] = [line["loss"] for line in read_lines(folder / "history.jsonl")]
-        trained[processes] = tailor_ir.load(folder / "supernet").kernel_matrices
-    assert curves[1][-1] < curves[1][0]
-    assert curves[2] == pytest.approx(curves[1], rel=RTOL)
-    for one, two in zip(trained[1], trained[2], strict=True):
-        assert not torch.equal(one, torch.eye(len(one)))
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+def test_two_processes_train_the_matrices_and_mix_as_one_does(compiled: Path, tmp_path: Path) -> None:
+    """With a frozen teacher, the alpha-divergence and an average of the weights; one of the two runs channels-last.
+
+    Before the first step SubNets answer as their teacher: rounding decides which of two divergences of zero is told.
+    """
+    options: dict[str, Any] = {"teacher": "base", "divergence": "alpha", "distillation": 0.5, "average": 0.5}
+    options |= {"strategy": "random", "random_subnets": 3}
+    options["mixing"] = Mixing(mixup_alpha=0.8, cutmix_alpha=1.0, probability=0.75)
+    one, two = (
+        Job(
+            folder=tmp_path / str(count),
+            data=DataSettings(),
+            finetune=settings(count, channels_last=count == 2, **options),
+            supernet=compiled,
+            steps_per_epoch=STEPS,
+            total_steps=STEPS,
+        )
+        for count in (1, 2)
+    )
+    curve = [line["loss"] for line in train_here(one)]
+    two.folder.mkdir()
+    launch(two, "training", Silent())
+    assert len(curve) == STEPS
+    assert [line["loss"] for line in read_lines(two.history)][1:] == pytest.approx(curve[1:], rel=RTOL)
+    before, *nets = (tailor_ir.load(compiled) for _ in range(3))
+    for job, net in zip((one, two), nets, strict=True):
+        checkpoint.load_model(job.checkpoint, net.elastic, average=True)
+    first, second = (net.elastic.tensors() for net in nets)
+    start = before.elastic.tensors()
+    moved = [name for name, tensor in first.items() if not torch.equal(tensor, start[name])]
+    assert len(moved) > len(start) / 2
+    for name in moved:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
+    for matrix, other in zip(nets[0].kernel_matrices, nets[1].kernel_matrices, strict=True):
+        assert not torch.equal(matrix, torch.eye(len(matrix)))
+        torch.testing.assert_close(matrix, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_killed_training_goes_on_with_its_matrices(compiled: Path, tmp_path: Path) -> None:

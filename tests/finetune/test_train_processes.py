@@ -23,7 +23,7 @@ from tasks.progress import Bar, Silent
 Baseline = tuple[list[dict[str, Any]], dict[str, Any], Path]
 RTOL = 1e-6
 """In float64: other orders of summation differ by 1e-16, and training lets that grow by several powers of ten."""
-COMPARED = 30
+COMPARED = 12
 """Steps of two processes that are compared with one; then a rank is killed."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_rank import train_here
 from small_training import MODEL
 
 import tailor_ir
@@ -13,11 +14,14 @@ from tasks import compile as compile_stage
 from tasks import finetune
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load
-from tasks.evaluate import EvaluationData, accuracies, accuracy, statistics_of
-from tasks.finetune.sampling import PHASES, compound, progressive, sample_roles
+from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy, statistics_of
+from tasks.finetune.job import Job
+from tasks.finetune.sampling import compound, progressive, sample_roles
 from tasks.progress import Silent
 
-Trained = dict[int, tuple[list[dict[str, Any]], dict[str, Any], Path]]
+Trained = tuple[list[dict[str, Any]], dict[str, Any], Path]
+STEPS = 18
+MIXED_STEPS = 8
 RTOL = 1e-6
 """In float64, as for plain networks."""
 
@@ -27,33 +31,33 @@ def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained small network."""
     folder = tmp_path_factory.mktemp("compiled")
     counts = compile_stage.run(
-        compile_stage.Settings(), MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder
+        compile_stage.Settings(), MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder, Silent()
     )
     assert counts["distinct"] <= counts["codes"]
     assert counts["modifications"] > counts["variables"] > 5
     return folder / "supernet"
 
 
+def settings(**changes: Any) -> finetune.Settings:
+    common = {"epochs": 1, "batch_size": 64, "micro_batch": 32, "device": "cpu", "learning_rate": 5e-4}
+    return finetune.Settings.model_validate({**common, "recalibration_images": 256, **changes})
+
+
+def alone(compiled: Path, folder: Path, steps: int, **changes: Any) -> list[dict[str, Any]]:
+    """The history of one rank in this process."""
+    used = settings(processes=1, **changes)
+    data = DataSettings()
+    job = Job(folder=folder, data=data, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=steps)
+    return train_here(job)
+
+
 @pytest.fixture(scope="module")
 def trained(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """{processes: (history, result, folder)} of the same fine-tuning."""
-    runs: Trained = {}
-    for processes in (1, 2):
-        folder = tmp_path_factory.mktemp(f"finetuned{processes}")
-        settings = finetune.Settings(
-            epochs=1,
-            batch_size=64,
-            micro_batch=32,
-            processes=processes,
-            precision="float64",
-            device="cpu",
-            learning_rate=5e-4,
-            recalibration_images=256,
-            strategy="compound",
-        )
-        result = finetune.run(settings, DataSettings(), compiled, folder, Silent())
-        runs[processes] = (read_lines(folder / "history.jsonl"), result, folder)
-    return runs
+    """(history, result, folder) of two processes."""
+    folder = tmp_path_factory.mktemp("finetuned")
+    used = settings(processes=2, precision="float64", strategy="compound")
+    result = finetune.run(used, DataSettings(), compiled, folder, Silent())
+    return read_lines(folder / "history.jsonl"), result, folder
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +65,17 @@ def data() -> EvaluationData:
     return EvaluationData(load(DataSettings(), "test"), load(DataSettings(), "train"), recalibration_images=256)
 
 
-@pytest.mark.parametrize("key", ["loss", "loss_largest", "loss_smallest", "loss_random"])
-def test_two_processes_give_the_loss_curves_of_one(trained: Trained, key: str) -> None:
-    curves = {processes: [line[key] for line in history] for processes, (history, _, _) in trained.items()}
-    assert len(curves[1]) == 18
-    assert curves[2] == pytest.approx(curves[1], rel=RTOL)
+def test_two_processes_give_the_loss_curves_of_one(trained: Trained, compiled: Path, tmp_path: Path) -> None:
+    one = alone(compiled, tmp_path, STEPS, precision="float64", strategy="compound")
+    assert len(one) == STEPS
+    for key in ("loss", "loss_largest", "loss_smallest", "loss_random"):
+        assert [line[key] for line in trained[0]] == pytest.approx([line[key] for line in one], rel=RTOL), key
 
 
 def test_all_subnets_learn_and_the_result_tells_accuracies(
     trained: Trained, compiled: Path, data: EvaluationData
 ) -> None:
-    history, result, folder = trained[1]
+    history, result, folder = trained
     assert history[-1]["loss_smallest"] < history[0]["loss_smallest"]
     net = tailor_ir.load(folder / "supernet")
     assert accuracy(net, net.max_config, data).share == pytest.approx(result["largest_test_accuracy"], abs=0.005)
@@ -81,7 +85,7 @@ def test_all_subnets_learn_and_the_result_tells_accuracies(
 
 
 def test_stored_statistics_are_those_of_the_largest_subnet(trained: Trained, data: EvaluationData) -> None:
-    net = tailor_ir.load(trained[1][2] / "supernet")
+    net = tailor_ir.load(trained[2] / "supernet")
     own = statistics_of(net, net.max_config, data)
     net.elastic.activate(net.max_config)
     stored = net.elastic.stored_statistics()
@@ -93,7 +97,7 @@ def test_stored_statistics_are_those_of_the_largest_subnet(trained: Trained, dat
 def test_evaluation_leaves_the_stored_statistics_alone_and_goes_on_where_it_stopped(
     trained: Trained, data: EvaluationData, tmp_path: Path
 ) -> None:
-    net = tailor_ir.load(trained[1][2] / "supernet")
+    net = tailor_ir.load(trained[2] / "supernet")
     before = {name: tensor.clone() for name, tensor in net.elastic.tensors().items()}
     rng = np.random.default_rng(0)
     configs = [net.max_config, net.min_config, net.space.sample(rng), net.max_config]
@@ -113,24 +117,13 @@ def test_evaluation_leaves_the_stored_statistics_alone_and_goes_on_where_it_stop
 def test_mixed_precision_trains_subnets_whose_last_images_are_one_pixel(
     trained: Trained, compiled: Path, tmp_path: Path
 ) -> None:
-    """Their gradients are numbers; the first losses are those of full precision."""
-    settings = finetune.Settings(
-        epochs=1,
-        batch_size=64,
-        micro_batch=32,
-        processes=1,
-        precision="bfloat16",
-        device="cpu",
-        learning_rate=5e-4,
-        recalibration_images=64,
-        random_subnets=0,
-    )
-    finetune.run(settings, DataSettings(), compiled, tmp_path, Silent())
-    exact, mixed = trained[1][0], read_lines(tmp_path / "history.jsonl")
-    assert len(mixed) == len(exact)
+    """Their gradients are numbers, and so all weights; the first losses are those of full precision."""
+    mixed = alone(compiled, tmp_path, MIXED_STEPS, precision="bfloat16", random_subnets=0)
+    assert len(mixed) == MIXED_STEPS
     for key in ("loss_largest", "loss_smallest"):
-        assert mixed[0][key] != exact[0][key]
-        assert mixed[0][key] == pytest.approx(exact[0][key], rel=0.05)
+        exact = trained[0][0][key]
+        assert mixed[0][key] != exact
+        assert mixed[0][key] == pytest.approx(exact, rel=0.05)
 
 
 def test_compound_sampling_couples_the_variables_of_a_stage(compiled: Path) -> None:
@@ -171,7 +164,11 @@ def test_roles_depend_on_the_seed_and_the_step_only(compiled: Path, strategy: An
 def test_progressive_shrinking_opens_one_kind_of_variable_after_the_other(compiled: Path) -> None:
     space = tailor_ir.load(compiled).space
     rng = np.random.default_rng(0)
-    phases = [kinds for kinds in PHASES if kinds & {variable.kind for variable in space.variables}]
+    opening: dict[int, set[str]] = {}
+    for kind in {variable.kind for variable in space.variables}:
+        if (phase := tailor_ir.KINDS[kind].phase) is not None:
+            opening.setdefault(phase, set()).add(kind)
+    phases = [opening[phase] for phase in sorted(opening)]
 
     def modified(done: float) -> list[tuple[str, bool, bool]]:
         """Kinds of variables that some SubNet has modified; whether at the smallest choice, and that of more than two."""

@@ -1,6 +1,7 @@
 """One cache folder (Prefect's home, locks) for all tests of this folder, and one finished run that many look at."""
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.flows.prefect_server import Server, served
 from tests.flows.tiny import TINY
 
 
@@ -25,16 +27,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Command:
-    """Runs commands in one output folder."""
+    """Runs commands in one output folder, with the same words."""
 
     output: Path
+    words: tuple[str, ...] = TINY
 
     def __call__(self, command: str, *overrides: str) -> dict[str, Any]:
         """The JSON result of a command that succeeds."""
         from flows.cli import main
+        from tests.flows.databases import database_in
 
         file = self.output.parent / "result.json"
-        assert main([command, *TINY, f"output_dir={self.output}", *overrides, "--json", str(file)]) == 0
+        places = (f"output_dir={self.output}", f"tracking.uri={database_in(self.output.parent)}")
+        assert main([command, *self.words, *places, *overrides, "--json", str(file)]) == 0
         result: dict[str, Any] = json.loads(file.read_text())
         return result
 
@@ -49,3 +54,25 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
 def finished(command: Command) -> dict[str, Any]:
     """The report of the whole pipeline, once."""
     return command("run")
+
+
+@pytest.fixture(scope="session")
+def adapted(
+    finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """The report of the SuperNet's adaptation to two other devices, and its output folder."""
+    supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
+    output = tmp_path_factory.mktemp("adapted") / "out"
+    words = [word for word in TINY if word.startswith(("profile.", "predict.", "export.", "search."))]
+    words += [f"supernet={supernet}", "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
+    words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
+    return Command(output, tuple(words))("adapt"), output
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prefect server with the deployments of prefect.yaml."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    yield from served(tmp_path_factory.mktemp("prefect"), port)

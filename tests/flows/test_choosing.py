@@ -1,11 +1,14 @@
 """Choosing SubNets of a finished run on the command line, and two of them side by side."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.cli import main
+from tasks.schemas.chosen import ChosenSubNet
+from tasks.schemas.front import Front, Winner
 from tests.flows.conftest import Command
 from tests.flows.tiny import TINY
 
@@ -30,8 +33,14 @@ def test_a_budgets_winner_is_that_of_the_search(
     command: Command, device: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget_ms = device["winners"][6]["budget_ms"]
-    result = command("search", "--budget-ms", str(budget_ms), "--device", device["name"])
+    file = command.output.parent / "chosen.json"
+    result = command("search", "--budget-ms", str(budget_ms), "--device", device["name"], "--to", str(file))
     (chosen,) = result["chosen"]
+    assert chosen["file"] == str(file)
+    stored = ChosenSubNet.read(file)
+    assert (stored.device, stored.rule) == (device["name"], chosen["rule"]["text"])
+    assert (stored.subnet.digest, stored.subnet.budget_ms) == (chosen["digest"], budget_ms)
+    assert not list(file.parent.glob(".chosen*")), "written whole"
     assert [row["digest"] for row in result["stages"][0]["result"]["winners"]] == [chosen["digest"]]
     assert chosen["predicted_ms"] <= budget_ms == chosen["budget_ms"]
     found = chosen["architecture"]
@@ -47,7 +56,10 @@ def test_a_budgets_winner_is_that_of_the_search(
 def test_the_cheapest_of_an_accuracy_is_not_slower_than_any_winner_that_has_it(
     command: Command, device: Report
 ) -> None:
-    base = command("search", "--accuracy-share", "0.01")["chosen"][0]["base"]
+    (first,) = command("search", "--accuracy-share", "0.01")["chosen"]
+    base, file = first["base"], command.output / "chosen" / f"{device['name']}.json"
+    assert first["file"] == str(file)
+    assert ChosenSubNet.read(file).subnet.digest == first["digest"]
     assert base["name"] == "base model"
     best = max(row["predicted_accuracy"] for row in device["winners"])
     share = min(1.0, round(0.999 * best / base["accuracy"], 4))
@@ -83,15 +95,36 @@ def test_two_subnets_are_compared_layer_by_layer(
     assert sum(row["second"]["macs"] for row in compared["layers"] if row["second"]) == second["macs"]
     shown = capsys.readouterr().out
     assert "whole SubNet" in shown
+    assert "predicted latency [ms]; difference" in shown
     assert all(row["place"] in shown for row in compared["layers"])
 
 
-def test_budgets_are_searched_for_a_comparison(command: Command, device: Report) -> None:
-    fast, slow = (f"{device['winners'][at]['budget_ms']:g}ms" for at in (2, 9))
-    (compared,) = command("compare", fast, slow)["compared"]
-    for side, word in (("first", fast), ("second", slow)):
-        assert compared[side]["word"] == word
-        assert compared[side]["predicted_ms"] <= float(word.removesuffix("ms"))
+def write_chosen(command: Command, device: Report, file: Path) -> Winner:
+    """A file of the search's slowest winner but two."""
+    fronts = (Front.read(path) for path in command.output.glob("stages/search/*/*/front.json"))
+    found = next(front.winners[9] for front in fronts if len(front.winners) > 9)
+    ChosenSubNet(device=device["name"], rule="by hand", subnet=found).write(file)
+    return found
+
+
+def test_the_subnet_of_a_file_is_exported_alone(command: Command, device: Report, tmp_path: Path) -> None:
+    chosen = write_chosen(command, device, tmp_path / "slow.json")
+    (stage,) = command("export", str(tmp_path / "slow.json"), "export.formats=[onnx]")["stages"]
+    assert stage["stage"] == f"export/{device['name']}"
+    assert [row["digest"] for row in stage["result"]["winners"]] == [chosen.digest]
+    assert Path(stage["folder"], f"{chosen.digest}.onnx").exists()
+    assert stage["result"]["baseline"] == []
+
+
+def test_a_budget_is_searched_for_a_comparison_with_the_subnet_of_a_file(
+    command: Command, device: Report, tmp_path: Path
+) -> None:
+    budget, file = f"{device['winners'][2]['budget_ms']:g}ms", str(tmp_path / "slow.json")
+    slow = write_chosen(command, device, Path(file))
+    (compared,) = command("compare", budget, file)["compared"]
+    assert [compared[side]["word"] for side in ("first", "second")] == [budget, file]
+    assert compared["first"]["predicted_ms"] <= float(budget.removesuffix("ms"))
+    assert compared["second"]["digest"] == slow.digest
 
 
 def test_unknown_digests_and_budgets_out_of_reach_are_one_line(

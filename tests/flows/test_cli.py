@@ -1,14 +1,18 @@
 """The command line: help, quick answers to typos, one line and exit code 2 for bad input."""
 
+import shlex
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from flows.arguments import COMMANDS
 from flows.cli import main
+from flows.cli.arguments import parse
+from flows.cli.words import COMMANDS, FLAGS
+from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups
 
 
@@ -31,10 +35,87 @@ def test_help_shows_commands_groups_with_options_and_examples(capsys: pytest.Cap
     assert "examples:" in text
 
 
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in COMMANDS:
-        assert main([command, "--help"]) == 0
-        assert "usage: autotailor" in capsys.readouterr().out
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("autotailor 0.")
+
+
+def _dead_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_prefect_server_that_does_not_answer_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"{_dead_address()}/api")
+    assert "does not answer" in _line(capsys, "enumerate")
+
+
+def test_an_mlflow_server_that_does_not_answer_is_one_line_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = _line(capsys, "enumerate", f"tracking.uri={_dead_address()}", f"output_dir={tmp_path / 'out'}")
+    assert line.startswith("tracking.uri: 'http://127.0.0.1:")
+
+
+OWN = [name for name in COMMANDS if name not in ("agent", "relay")]
+"""Commands whose help is made from the table of words."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_help_of_a_command_tells_what_it_does_its_flags_its_groups_and_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    shown, command = capsys.readouterr().out, COMMANDS[name]
+    assert shown.startswith(f"usage: autotailor {name} ")
+    assert " ".join(command.about.split()) in " ".join(shown.split())
+    assert command.examples
+    for flag, words in FLAGS.items():
+        assert (f"\n  {words.form} " in shown) == (flag in command.flags)
+    groups = shown.partition("option groups")[2]
+    assert {group for group in config_groups() if f"\n  {group} " in groups} == set(command.groups)
+
+
+@pytest.mark.parametrize("name", ["agent", "relay"])
+def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: autotailor {name}")
+
+
+@pytest.mark.parametrize("example", [line for name in OWN if name != "lut" for line in COMMANDS[name].examples])
+def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.config import AdaptConfig, RunConfig
+    from flows.validate import validate
+
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(example)
+    arguments = parse(words)
+    root, model = ("adapt", AdaptConfig) if arguments.command == "adapt" else ("config", RunConfig)
+    sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
+    assert program == "autotailor"
+    assert all(validate(model, compose_config(root, overrides)) for overrides in sweep)
+
+
+def test_every_group_is_read_by_the_whole_pipeline_and_more_by_later_commands() -> None:
+    groups = {name: set(command.groups) for name, command in COMMANDS.items()}
+    assert groups["run"] == groups["report"] == set(config_groups())
+    for chain in (("compile", "finetune", "predict", "search", "export", "run"), ("enumerate", "profile", "predict")):
+        assert all(groups[earlier] < groups[later] for earlier, later in pairwise(chain))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_help_has_the_options_of_the_users_own_folder(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "board_in_the_attic.yaml").write_text("board: {backend: ncnn}\n")
+    assert main(words) == 0
+    assert "board_in_the_attic" not in capsys.readouterr().out
+    assert main([*words, "--config-dir", str(tmp_path)]) == 0
+    assert "android, board_in_the_attic, fleet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -45,7 +126,10 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--json"], "command line: argument --json: expected one argument"),
         (["run", "--json", "/nowhere/x.json"], "--json: folder '/nowhere' does not exist"),
         (["run", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
-        (["run", "--dry-run"], "--dry-run: is not a flag of 'run'; allowed: with profile, adapt"),
+        (["--help", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
+        (["serch", "--help"], "command 'serch': is unknown; .*did you mean 'search'?"),
+        (["lut", "show", "--multirun"], "--multirun: is not a flag of 'lut'; allowed: with run, compile, "),
+        (["compare", "1ms", "2ms", "--dry-run"], "--dry-run: is not a flag of 'compare'; allowed: with run, compile, "),
         (
             ["profile", "profile.remeasure=[slow]"],
             "profile.remeasure.0: got 'slow'; allowed: 'noisy', 'failed' or 'all'",
@@ -61,10 +145,6 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "search.budgets_ms=[1,fast]"], "search.budgets_ms.1: got 'fast'; allowed: a number"),
         (["run", "search.budgets_ms=[nan]"], "search.budgets_ms.0: got nan; allowed: "),
         (["run", "search.limits.energy_mj=0"], "search.limits.energy_mj: got 0; allowed: greater than 0"),
-        (
-            ["run", "search.together=true", "refine.candidates=8"],
-            "refine.candidates=8 with search.together: it is of one device; allowed: 1",
-        ),
         (["run", "search=exact", "search.accuracy=measured"], "is for search=genetic, not for exact"),
         (["run", "search.limits.energy=2"], "did you mean 'search.limits.energy_mj'?"),
         (
@@ -128,7 +208,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["search", "--budget-ms", "1", "--knee"], "--budget-ms and --knee: choose one SubNet each; leave all but one"),
         (["search", "--accuracy-share", "95"], "--accuracy-share: got '95'; allowed: a number above 0 and up to 1"),
         (["search", "--accuracy-share", "0"], "--accuracy-share: got '0'; allowed: "),
-        (["run", "--knee"], "--knee: is not a flag of 'run'; allowed: with 'search'"),
+        (["run", "--knee"], "--knee: is not a flag of 'run'; allowed: with search"),
         (["export", "--device", "ncnn"], "--device: is not a flag of 'export'; allowed: with search, compare"),
         (
             ["search", "--device", "ncn"],
@@ -138,6 +218,17 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "1ms"], "compare: got 1 SubNets; allowed: two: NUMBERms, largest, "),
         (["compare", "1ms", "2ms", "3ms"], "compare: got 3 SubNets"),
         (["compare", "1ms", "-2ms"], "command line: unrecognized arguments: -2ms"),
+        (["compare", "1ms", "net.json"], "chosen SubNet 'net.json': cannot be read .No such file or directory.; "),
+        (["export", "net.json"], "chosen SubNet 'net.json': cannot be read"),
+        (["export", "net.onnx"], "option 'net.onnx': cannot be read .*; allowed: key=value"),
+        (["search", "--to", "net.json"], "--to: is of one chosen SubNet; choose it by --budget-ms, --accuracy-share, "),
+        (["search", "--knee", "--to", "net.txt"], "--to: got 'net.txt'; allowed: a file that ends in .json"),
+        (["search", "--knee", "--to", "/nowhere/net.json"], "--to: folder '/nowhere' does not exist"),
+        (["search", "--knee", "--to", "net.json"], "--to: 2 devices have a chosen SubNet each; allowed: ncnn, onnx"),
+        (
+            ["search", "--knee", "-m", "search.seed=1,2", "--to", "net.json"],
+            "--to: is one file, --multirun makes several",
+        ),
         (["compare", "1ms", "0ms"], "SubNet '0ms': got a budget of 0; allowed: a number above 0"),
         (["compare", "1ms", "biggest"], "SubNet 'biggest': is no name of a SubNet; allowed: NUMBERms, largest, "),
         (["adapt"], "supernet: has no value"),
@@ -155,7 +246,7 @@ def test_help_and_typos_wait_for_no_heavy_library(words: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "flows.cli", *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line}
-    assert "flows.arguments" in imported
+    assert "flows.cli.arguments" in imported
     assert not imported & {"torch", "prefect", "mlflow", "onnx", "pyarrow", "timm"}
 
 

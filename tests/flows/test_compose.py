@@ -93,3 +93,10 @@ def test_multirun_splits_choices_and_ranges_and_keeps_lists() -> None:
 def test_multirun_refuses_sweeps_without_fixed_choices() -> None:
     with pytest.raises(UserError, match=r"option 'a=interval\(0,1\)': .*allowed: a,b,c or range"):
         split_sweep(["a=interval(0,1)"])
+
+
+def test_options_of_the_users_own_folder_are_among_the_allowed(tmp_path: Path) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "board.yaml").write_text("backend: ncnn\n")
+    with pytest.raises(UserError, match=r"allowed: .*board.*did you mean 'board'\?"):
+        compose_config("config", ["device=[bord]"], tmp_path)

@@ -9,8 +9,10 @@ import pytest
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.groups import config_groups
+from flows.stages.inputs import model_key
 from flows.validate import validate
 from tasks.errors import UserError
+from tasks.models import ModelSettings, carry_origin, origin_of, remember_origin
 
 MANDATORY = {
     "callable": ["model.name=pkg.module:make"],
@@ -164,7 +166,36 @@ def test_look_up_tables_are_in_the_output_folder_unless_a_store_is_named() -> No
 def test_runs_are_called_by_the_network_and_the_data() -> None:
     select = ["data=torchvision", "data.name=cifar100", "data.path=published"]
     assert validate(RunConfig, compose_config("config", select)).name.endswith("-cifar100")
-    assert validate(AdaptConfig, compose_config("adapt", ["supernet=net"])).name == "adapt-digits"
+    onnx = ["model=onnx", "model.path=nets/a b.onnx"]
+    assert validate(RunConfig, compose_config("config", onnx)).name == "a b-digits"
+    assert validate(RunConfig, compose_config("config", [*onnx, "model.name=ours"])).name == "ours-digits"
+
+
+def test_runs_that_adapt_are_called_by_the_network_of_the_supernet(tmp_path: Path) -> None:
+    config = validate(AdaptConfig, compose_config("adapt", [f"supernet={tmp_path / 'net'}"]))
+    assert config.name == "net-digits"
+    for folder in (tmp_path / "net", tmp_path / "trained"):
+        folder.mkdir()
+    remember_origin(ModelSettings(kind="callable", name="own.nets:make"), tmp_path / "net")
+    assert config.name == "own.nets-make-digits"
+    carry_origin(tmp_path / "net", tmp_path / "trained")
+    assert origin_of(tmp_path / "trained") == origin_of(tmp_path / "net")
+    (tmp_path / "net" / "network.json").write_text("{")
+    assert config.name == "net-digits"
+
+
+def test_the_name_of_an_onnx_file_repeats_no_stage(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
+    for file, content in zip(files, (b"1", b"1", b"2"), strict=True):
+        file.write_bytes(content)
+    same, renamed, other = (model_key(ModelSettings(kind="onnx", path=file)) for file in files)
+    assert same == renamed != other
+
+
+def test_a_preset_gives_no_network_of_its_own_name_to_another() -> None:
+    own = ["+preset=quick", "model=onnx", "model.path=net.onnx"]
+    assert validate(RunConfig, compose_config("config", own)).model.name == "net"
+    assert validate(RunConfig, compose_config("config", ["+preset=quick"])).model.name == "test_resnet"
 
 
 def test_adapt_has_no_training_settings() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flows.cli import main
 from flows.compose import compose_config
 from flows.config import DeviceProfile, RunConfig
 from flows.devices import Devices, share_cores
 from flows.validate import validate
 from profiling_agents.client import local_agent
 from tasks.errors import UserError
-from tests.flows.conftest import Command
+from tests.agents.cut_network import Flips, network
+from tests.flows.tiny import TINY
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -80,16 +82,30 @@ def test_ncnn_takes_no_batch(backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_devices_of_other_runtimes_precisions_and_batches_go_through_every_stage(tmp_path: Path) -> None:
-    overrides = ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
-    result = Command(tmp_path / "out")("run", *overrides)
+def test_devices_of_other_runtimes_precisions_and_batches_go_through_every_stage(
+    adapted: tuple[dict[str, Any], Path],
+) -> None:
+    result, output = adapted
     assert [device["name"] for device in result["devices"]] == ["torch", "ncnn_bf16"]
     for device in result["devices"]:
         assert all(winner["measured_ms"] > 0 for winner in device["winners"])
-    cards = {name: tmp_path.glob(f"out/stages/export/{name}/*/exports.json") for name in ("torch", "ncnn_bf16")}
+    cards = {name: output.glob(f"stages/export/{name}/*/exports.json") for name in ("torch", "ncnn_bf16")}
     torch_card, ncnn_card = (json.loads(next(paths).read_text())["subnets"][0] for paths in cards.values())
     assert torch_card["input_shape"][0] == 4
     assert torch_card["files"]["onnx"]["runtime"] == "torch"
     assert torch_card["files"]["onnx"]["state"] == "ok"
     assert ncnn_card["files"]["ncnn"]["precision"] == "bf16"
     assert 1e-4 < ncnn_card["files"]["ncnn"]["relative_difference"] <= 0.3
+
+
+def test_a_device_whose_answers_are_garbled_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with local_agent("ncnn") as client, network(client.url) as wire:
+        wire.garble = Flips(1.0)
+        monkeypatch.setenv("TOKEN", client._transport._http.headers["Authorization"].removeprefix("Bearer "))
+        remote = ("device=[remote]", f"device.remote.agent={wire.url}", "device.remote.token_env=TOKEN")
+        assert main(["profile", *TINY, f"output_dir={tmp_path}", *remote, "--dry-run"]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotailor: ")]
+    assert len(error) == 1
+    assert "which cannot be read; is it an AutoTailor agent?; asked 4 times" in error[0]

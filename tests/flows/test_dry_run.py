@@ -1,11 +1,17 @@
-"""`--dry-run`: what each device knows and would measure, and nothing is measured."""
+"""`--dry-run`: which stages would be worked and why; what each device knows and would measure. Nothing is measured."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.cli import main
+from tests.damage import flip
 from tests.flows.conftest import Command
+from tests.flows.prefect_server import own_rows
+from tests.flows.tiny import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +36,11 @@ def test_a_dry_run_measures_nothing_and_the_store_is_told_apart_by_device(
         assert row["estimated_s"] > 0
         assert row["estimated_from"] == "settings"
     assert len({row["store"] for row in result["plan"].values()}) == 2
+    (shown_in_prefect,) = own_rows("artifacts/latest", artifacts={"key": {"any_": ["plan"]}})
+    rows = json.loads(shown_in_prefect["data"])
+    assert [(row["device"], row["to measure"]) for row in rows] == [
+        (name, str(total)) for name in ("ncnn", "onnxruntime")
+    ]
     shown = capsys.readouterr().out
     assert "nothing is measured" in shown
     assert "from the settings" in shown
@@ -77,9 +88,6 @@ def test_measuring_again_works_a_complete_stage_and_what_follows_sees_the_new_ta
 
 
 def test_adapting_has_a_dry_run_too(fresh: Command, tmp_path: Path) -> None:
-    import json
-
-    from flows.cli import main
 
     (compiled,) = fresh("compile")["stages"]
     file = tmp_path / "plan.json"
@@ -87,3 +95,51 @@ def test_adapting_has_a_dry_run_too(fresh: Command, tmp_path: Path) -> None:
     assert main(["adapt", *words, "--dry-run", "--json", str(file)]) == 0
     assert json.loads(file.read_text())["plan"]["onnxruntime"]["known"] == 0
     assert {folder.name for folder in (tmp_path / "out" / "stages").iterdir()} == {"enumerate"}
+
+
+def states(result: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """State and reason of each stage."""
+    return {row["stage"]: (row["state"], row["why"]) for row in result["dry_run"]}
+
+
+def test_in_a_fresh_folder_every_stage_would_be_worked_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # nobody is asked
+    assert main(["run", *TINY, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "0 of 12 stages are complete" in shown
+    assert shown.count("no folder yet") == 11
+    assert "always made anew" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_run_every_stage_is_complete(command: Command, finished: dict[str, Any]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in command.output.rglob("*")}
+    found = command("run", "--dry-run")
+    own = {row["stage"] for row in finished["stages"]}
+    assert own
+    assert {row["stage"] for row in found["dry_run"] if row["state"] == "complete"} == own
+    assert all(Path(row["folder"], "result.json").exists() for row in found["dry_run"] if row["stage"] in own)
+    assert {path: path.stat().st_mtime_ns for path in command.output.rglob("*")} == before
+
+
+def test_reasons_are_changed_settings_damage_what_comes_before_and_what_is_unfinished(tmp_path: Path) -> None:
+    own = Command(tmp_path / "own")
+    own("enumerate")
+    assert {state for state, _ in states(own("enumerate", "--dry-run")).values()} == {"complete"}
+    changed = states(own("enumerate", "space.resolution=[20,24,32]", "--dry-run"))
+    assert changed["compile"] == ("to work", "settings changed: space.resolution [24,32] → [20,24,32]")
+    assert changed["enumerate"] == ("depends", "on what compile will give")
+    copy = Command(Path(shutil.copytree(own.output, tmp_path / "out")))
+    (operators,) = copy.output.glob("stages/enumerate/*/operators.json")
+    flip(operators)
+    damaged = states(copy("enumerate", "--dry-run"))
+    assert damaged["compile"][0] == "complete"
+    assert damaged["enumerate"] == ("to work", "damaged: operators.json has another content")
+    (compiled,) = copy.output.glob("stages/compile/*")
+    compiled.rename(compiled.with_name(f"{compiled.name}.partial"))
+    unfinished = states(copy("enumerate", "--dry-run"))
+    assert unfinished["compile"] == ("to work", "unfinished; goes on from there")
+    assert unfinished["enumerate"] == ("depends", "on what compile will give")

@@ -56,4 +56,4 @@ def test_training_changes_no_operator(
 ) -> None:
     (trained,) = (command.output / "stages" / "enumerate").glob("*/operators.json")
     rows = command("enumerate")["operators"]
-    assert rows == json.loads(trained.read_text())
+    assert rows == json.loads(trained.read_text())["operators"]

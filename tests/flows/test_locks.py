@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.locks import only_run, only_user
+from flows.machine.locks import only_run, only_user
 from tasks.errors import UserError
 
 

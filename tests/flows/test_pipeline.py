@@ -7,14 +7,19 @@ import pytest
 from mlflow import MlflowClient
 
 import tailor_ir
+from flows.cli import main
 from flows.config import DeviceProfile
 from flows.devices import Devices
+from flows.pages import facts
+from flows.pages.tables import front_rows
 from tasks.artifacts import read_json, read_lines
+from tasks.pages.text import milliseconds, percent
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
 
 STAGES = [
+    "check",
     "base",
     "compile",
     "finetune",
@@ -40,8 +45,15 @@ def test_the_first_run_works_every_stage_and_writes_a_report(finished: dict[str,
     assert all(row["measured_ms"] > 0 for row in device["winners"])
 
 
-def test_the_same_command_again_works_nothing(finished: dict[str, Any], command: Command) -> None:
+def test_the_same_command_again_works_nothing(
+    finished: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     again = command("run")
+    (folder,) = again["exports"].values()
+    assert capsys.readouterr().out.splitlines()[-1] == f"exported files: {folder}"
+    assert Path(folder) == command.output / "exports" / "onnxruntime"
+    budgets = {f"{row['budget_ms']:g}ms-test_resnet-{row['digest'][:8]}.onnx" for row in again["devices"][0]["winners"]}
+    assert {file.name for file in Path(folder).glob("*.onnx")} == budgets
     assert _worked(again) == []
     assert [row["seconds"] for row in again["stages"]] == [row["seconds"] for row in finished["stages"]]
 
@@ -81,7 +93,7 @@ def test_a_stage_command_returns_its_own_result(finished: dict[str, Any], comman
 
 
 def _client(command: Command) -> MlflowClient:
-    uri = f"sqlite:///{command.output.resolve()}/mlflow.db"
+    uri = f"sqlite:///{command.output.parent.resolve()}/mlflow.db"
     return MlflowClient(uri, uri)
 
 
@@ -120,31 +132,25 @@ def test_the_supernet_is_a_registered_model_that_loads(finished: dict[str, Any],
     assert str(tailor_ir.load(Path(folder)).space.distinct) == finished["supernet"]["distinct"]
 
 
-def test_an_existing_supernet_is_adapted_to_another_device_without_training(
-    finished: dict[str, Any], command: Command, tmp_path: Path
+def test_an_existing_supernet_is_adapted_to_other_devices_without_training(
+    finished: dict[str, Any], adapted: tuple[dict[str, Any], Path]
 ) -> None:
-    from flows.cli import main
-
-    supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
-    file = tmp_path / "adapted.json"
-    overrides = [
-        f"supernet={supernet}",
-        "device=[ncnn]",
-        f"output_dir={tmp_path / 'adapted'}",
-        "predict.random_subnets=4",
-        "predict.fit_subnets=1",
-        "predict.validation_images=64",
-        "profile.measure.time_cap_ms=5",
-        "search.generations=5",
-    ]
-    assert main(["adapt", *overrides, "--json", str(file)]) == 0
-    import json
-
-    result = json.loads(file.read_text())
+    result, _ = adapted
     assert "base" not in {row["stage"] for row in result["stages"]}
-    (device,) = result["devices"]
-    assert device["name"] == "ncnn"
-    assert len(device["winners"]) >= 10
+    assert result["accuracies"].keys() >= {"largest SubNet, test", "smallest SubNet, validation"}
+    trained = {name: finished["accuracies"][name] for name in result["accuracies"]}
+    assert result["accuracies"] == pytest.approx(trained, abs=0.05)  # statistics from fewer images
+    assert all(len(device["winners"]) >= 10 for device in result["devices"])
+
+
+def test_data_of_another_size_than_a_supernet_was_made_for_are_one_line(
+    finished: dict[str, Any], command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supernet = next(command.output.glob("stages/finetune/*/supernet"))
+    words = [f"supernet={supernet}", "device=[onnxruntime]", "data.resolution=48", f"output_dir={tmp_path / 'others'}"]
+    assert main(["adapt", *words]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("autotailor: data 'digits': resolution 48; allowed: resolution 32, as the SuperNet in '")
 
 
 def test_multirun_runs_every_combination_in_one_store(
@@ -179,6 +185,10 @@ def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict
     assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
     chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
     assert chosen == [row["digest"] for row in front["winners"]]
+    told, kept = facts.refined(front), sum(row["within_budget"] for row in front["winners"])
+    assert told["candidates measured"] == str(front["refinement"]["measured"])
+    assert told["within budget"] == f"{kept} of {len(front['winners'])}"
+    assert [row["measured"] for row in front_rows(front)] == [milliseconds(r["measured_ms"]) for r in front["winners"]]
 
 
 def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
@@ -195,3 +205,6 @@ def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
     found = read_json(compared)
     assert set(found["baselines"]) == {"uniform", "random", "macs", "siblings"}
     assert [row["digest"] for row in found["winners"]] == [row["digest"] for row in changed["devices"][0]["winners"]]
+    assert facts.compared(found)["within budget"] == percent(found["within_budget"])
+    (chosen,) = command.output.glob("stages/baselines/*/baselines.json")
+    assert "siblings 1" in facts.baselines(read_json(chosen))["of"]

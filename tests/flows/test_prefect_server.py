@@ -1,145 +1,133 @@
 """Deployments on a real Prefect server, run by a real process worker."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from selenium.webdriver.common.by import By
 
 from profiling_agents.backends import BACKENDS
 from tests.flows.conftest import Command
+from tests.flows.prefect_server import Server, stop, wait_for
+from tests.report.browser import BROWSER, DRIVER, opened
 
 pytestmark = pytest.mark.slow
-
-REPOSITORY = Path(__file__).parents[2]
-START_SECONDS = 90
+HIGHEST_FORM_PX = 2200
 
 
-class Server:
-    """A Prefect server on loopback, its command line and its API."""
-
-    def __init__(self, home: Path, port: int) -> None:
-        self.environment = {
-            **os.environ,
-            "PREFECT_HOME": str(home),
-            "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "AUTOTAILOR_DIR": str(REPOSITORY),
-        }
-        self.port = port
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=30)
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """A `prefect` command in the background."""
-        command = [sys.executable, "-m", "prefect", *words]
-        return subprocess.Popen(
-            command, cwd=REPOSITORY, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-        )
-
-    def prefect(self, *words: str) -> str:
-        """Output of a `prefect` command that succeeds."""
-        command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
-        done = subprocess.run(command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def wait_until_ready(self) -> None:
-        """Until the API answers."""
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            try:
-                if self.api.get("health").is_success:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.5)
-        raise AssertionError(f"no server after {START_SECONDS} s")
-
-    def wait_until_ended(self, flow_run: str) -> dict[str, Any]:
-        """The flow run in its final state."""
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            run: dict[str, Any] = self.api.get(f"flow_runs/{flow_run}").raise_for_status().json()
-            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return run
-            time.sleep(1)
-        raise AssertionError(f"flow run {flow_run} did not end")
+@pytest.fixture
+def worker(server: Server) -> Iterator[None]:
+    """A worker, as the documents start one."""
+    process = server.start(server.documented("bash", "prefect worker start"))
+    yield
+    stop(process)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def test_the_parameters_are_a_short_typed_form_with_every_setting_behind_it(server: Server) -> None:
+    properties = server.deployment("autotailor/on-demand")["parameter_openapi_schema"]["properties"]
+    shown = sorted(properties, key=lambda name: properties[name]["position"])
+    assert shown == [
+        "preset", "model", "data", "data_path", "devices", "budgets_ms", "overrides", "output_dir", "until", "settings",
+    ]  # fmt: skip
+    assert all(properties[name]["description"] for name in shown)
+    assert properties["until"]["enum"][-1] == "report"
+    settings, _ = properties["settings"]["anyOf"]
+    assert set(settings["properties"]) >= {"model", "data", "devices", "finetune", "search"}
+    device = settings["properties"]["devices"]["anyOf"][0]["items"]["properties"]
+    assert device["threads"]["minimum"] == 1
+    assert device["backend"]["enum"] == sorted(BACKENDS)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the deployments of prefect.yaml."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(tmp_path_factory.mktemp("prefect"), port)
-    process = server.start("server", "start", "--host", "127.0.0.1", "--port", str(port))
-    try:
-        server.wait_until_ready()
-        server.prefect("work-pool", "create", "autotailor", "--type", "process")
-        server.prefect("deploy", "--all")
-        yield server
-    finally:
-        server.api.close()
-        _stop(process)
-
-
-def _deployment(server: Server, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.api.get(f"deployments/name/{name}").raise_for_status().json()
-    return found
-
-
-def test_the_parameters_are_a_typed_form(server: Server) -> None:
-    schema = _deployment(server, "autotailor/on-demand")["parameter_openapi_schema"]
-    definitions = schema["definitions"]
-    assert set(schema["properties"]) == {"config", "until", "question"}
-    assert set(definitions["RunConfig"]["properties"]) >= {"model", "data", "device", "finetune", "search"}
-    assert definitions["DeviceProfile"]["properties"]["threads"]["minimum"] == 1
-    assert definitions["DeviceProfile"]["properties"]["backend"]["enum"] == sorted(BACKENDS)
+def test_the_documented_pool_runs_one_at_a_time(server: Server) -> None:
+    pool = server.api.get("work_pools/autotailor").raise_for_status().json()
+    assert (pool["type"], pool["concurrency_limit"]) == ("process", 1)
 
 
 def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
-    (schedule,) = _deployment(server, "autotailor/nightly")["schedules"]
+    (schedule,) = server.deployment("autotailor/nightly")["schedules"]
     assert schedule["active"]
     assert schedule["schedule"]["cron"] == "0 2 * * *"
+    assert server.deployment("autotailor/nightly")["parameters"] == {"preset": "nightly"}
 
 
-def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(server: Server, command: Command, tmp_path: Path) -> None:
+def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
+    nightly = {"id": {"any_": [server.deployment("autotailor/nightly")["id"]]}}
+    planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs", seconds=30)
+    assert {run["state_type"] for run in planned} == {"SCHEDULED"}
+    assert all("T02:00:00" in run["next_scheduled_start_time"] for run in planned)
+
+
+def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(
+    server: Server, worker: None, command: Command, tmp_path: Path
+) -> None:
     supernet = Path(command("compile")["stages"][0]["folder"]) / "supernet"
-    config = {"supernet": str(supernet), "output_dir": str(tmp_path / "out")}
-    deployment = _deployment(server, "autotailor-adapt/on-demand")["id"]
-    parameters = {"config": config, "until": "enumerate"}
-    body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-    flow_run = server.api.post(f"deployments/{deployment}/create_flow_run", json=body).raise_for_status().json()["id"]
-    worker = server.start("worker", "start", "--pool", "autotailor", "--run-once")
-    try:
-        run = server.wait_until_ended(flow_run)
-    finally:
-        _stop(worker)
+    form = {"supernet": str(supernet), "output_dir": str(tmp_path / "out")}
+    flow_run = server.run_of("autotailor-adapt/on-demand", {**form, "until": "enumerate"})
+    run = server.wait_until_ended(flow_run)
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert list((tmp_path / "out" / "stages" / "enumerate").glob("*/operators.json"))
-    wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
-    artifacts = server.api.post("artifacts/filter", json=wanted).raise_for_status().json()
+    artifacts = server.found("artifacts", artifacts={"flow_run_id": {"any_": [flow_run]}})
     assert any(artifact["key"].startswith("stage-enumerate") for artifact in artifacts)
 
 
-def test_a_form_with_a_wrong_value_is_refused_before_it_runs(server: Server) -> None:
-    deployment = _deployment(server, "autotailor/on-demand")["id"]
-    body = {"parameters": {"config": {"finetune": {"epochs": 0}}}, "state": {"type": "SCHEDULED"}}
-    answer = server.api.post(f"deployments/{deployment}/create_flow_run", json=body)
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"settings": {"finetune": {"epochs": 0}}}, "epochs"),
+        ({"preset": "nigtly"}, "nigtly"),
+        ({"devices": ["nccn"]}, "nccn"),
+        ({"budgets_ms": [0]}, "budgets_ms"),
+        ({"overrides": ["finetune.epochs"]}, "overrides"),
+    ],
+)
+def test_a_form_with_a_wrong_value_is_refused_before_it_is_accepted(
+    server: Server, values: dict[str, Any], word: str
+) -> None:
+    answer = server.ask("autotailor/on-demand", values)
     assert answer.status_code in (409, 422)
-    assert "epochs" in answer.text or "minimum" in answer.text
+    assert word in answer.text
+
+
+def test_overrides_that_mean_nothing_end_a_run_at_once_with_the_line(server: Server, worker: None) -> None:
+    run = server.wait_until_ended(server.run_of("autotailor/on-demand", {"overrides": ["finetune.epoch=3"]}))
+    assert run["state_type"] == "FAILED"
+    assert "option 'finetune.epoch': is unknown" in run["state"]["message"]
+    assert "did you mean 'finetune.epochs'?" in run["state"]["message"]
+
+
+@pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium with chromedriver")
+@pytest.mark.parametrize("ui", ["", "v2/"])
+def test_the_form_is_a_page_or_two_high_and_sends_what_was_entered(server: Server, ui: str, tmp_path: Path) -> None:
+    deployment = server.deployment("autotailor/on-demand")["id"]
+    with opened(tmp_path / "profile") as driver:
+        driver.get(f"http://{server.address}/{ui}deployments/deployment/{deployment}/run")
+        submit = wait_for(lambda: driver.find_elements(By.XPATH, "//button[normalize-space()='Submit']"), "the form")
+        section = "//button[normalize-space()='Settings']"
+        settings = wait_for(lambda: driver.find_elements(By.XPATH, section), "the settings of the form")
+        height = "return Math.max(...[...document.querySelectorAll('*')].map(element => element.scrollHeight))"
+        assert driver.execute_script(height) < HIGHEST_FORM_PX
+        settings[-1].click()
+        driver.execute_script("arguments[0].click()", submit[-1])
+        wanted = {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+        (run,) = wait_for(lambda: server.found("flow_runs", flow_runs=wanted), "the run")
+    assert set(run["parameters"].pop("settings").values()) == {None}
+    assert [value for value in run["parameters"].values() if value] == ["none", "default", "report"]
+    gone = f"flow_runs/{run['id']}"  # a server that plans runs at the moment may answer that it is busy
+    wait_for(lambda: server.api.delete(gone).status_code in (204, 404), "the run to be deleted")
+
+
+def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, tmp_path: Path) -> None:
+    nightly = server.deployment("autotailor/nightly")
+    log = tmp_path / "log"
+    process = server.start(f"python -c {shlex.quote(server.documented('python', 'serve('))}", log)
+    try:
+        wait_for(lambda: process.poll() is not None or "are being served" in log.read_text(), "the served deployments")
+    finally:
+        stop(process)
+        server.shell("prefect --no-prompt deploy --all")
+    assert "are being served" in log.read_text(), log.read_text()
+    served = server.deployment("autotailor/nightly")
+    assert served["id"] == nightly["id"]
+    assert [schedule["slug"] for schedule in served["schedules"]] == ["nightly"]

@@ -9,14 +9,14 @@ import pytest
 
 from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.run import Stage
+from flows.run import StageRun
 from flows.session import open_run
 from flows.validate import validate
 from tasks.errors import UserError
 from tasks.progress import Progress
 from tests.flows.tiny import TINY
 
-KEPT = "kept.jsonl"
+KEPT = "kept.txt"
 
 
 def fill_memory() -> None:
@@ -37,7 +37,7 @@ def fill_disk() -> None:
 )
 def test_what_has_run_out_is_one_line_and_nothing_is_lost(fill: Callable[[], None], line: str, tmp_path: Path) -> None:
     config = validate(RunConfig, compose_config("config", [*TINY, f"output_dir={tmp_path / 'out'}"]))
-    stage = Stage(name="enumerate", modules=("tasks.enumerate",), settings={}, inputs=(line,), artifacts=())
+    stage = StageRun(name="enumerate", modules=("tasks.enumerate",), settings={}, inputs=(line,), artifacts=())
 
     def body(out: Path, _: Progress) -> dict[str, Any]:
         if not (out / KEPT).exists():

@@ -6,13 +6,22 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.tracking import Tracker, flatten, start_tracking
+from flows.tracking.addresses import TrackingAddress, address_of, path_of
+from tasks.artifacts import digest_of
 from tasks.errors import UserError
+from tests.flows.databases import database_in
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> Tracker:
+def address(tmp_path: Path) -> TrackingAddress:
+    """A database in a folder of its own."""
+    return address_of(database_in(tmp_path))
+
+
+@pytest.fixture
+def tracker(address: TrackingAddress) -> Tracker:
     """A pipeline run in a fresh database."""
-    return start_tracking(f"sqlite:///{tmp_path}/mlflow.db", "tests", tmp_path / "artifacts", "k1", "net")
+    return start_tracking(address, "tests", "k1", "net")
 
 
 def test_stage_runs_are_nested_and_keep_metrics_over_steps(tracker: Tracker) -> None:
@@ -28,20 +37,19 @@ def test_stage_runs_are_nested_and_keep_metrics_over_steps(tracker: Tracker) -> 
     assert [metric.value for metric in tracker.client.get_metric_history(run_id, "loss")] == [3.0, 2.0, 1.0]
 
 
-def test_a_run_that_never_ended_goes_on(tracker: Tracker, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+def test_a_run_that_never_ended_goes_on(tracker: Tracker, address: TrackingAddress) -> None:
     stage = tracker.start_stage("finetune", "abc")
-    again = start_tracking(uri, "tests", None, "k1", "net")
+    again = start_tracking(address, "tests", "k1", "net")
     assert again.run_id == tracker.run_id
     assert again.start_stage("finetune", "abc") == stage
     assert again.start_stage("finetune", "other key") != stage
     again.finish(again.run_id)
-    assert start_tracking(uri, "tests", None, "k1", "net").run_id != tracker.run_id
+    assert start_tracking(address, "tests", "k1", "net").run_id != tracker.run_id
 
 
-def test_an_interrupted_run_goes_on_and_is_running_again(tracker: Tracker, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_and_is_running_again(tracker: Tracker, address: TrackingAddress) -> None:
     tracker.finish(tracker.run_id, "KILLED")
-    again = start_tracking(f"sqlite:///{tmp_path}/mlflow.db", "tests", None, "k1", "net")
+    again = start_tracking(address, "tests", "k1", "net")
     assert again.run_id == tracker.run_id
     assert again.client.get_run(again.run_id).info.status == "RUNNING"
 
@@ -71,7 +79,7 @@ def test_a_registered_supernet_points_at_its_files_once_per_digest(tracker: Trac
     folder = tmp_path / "supernet"
     folder.mkdir()
     (folder / "weights.safetensors").write_bytes(b"weights")
-    tracker.log_artifact(tracker.run_id, folder, "d1")
+    tracker.log_artifact(tracker.run_id, tmp_path, "supernet")
     for _ in range(2):
         tracker.register("autotailor-net", tracker.run_id, "supernet", "d1")
     client: MlflowClient = tracker.client
@@ -80,7 +88,7 @@ def test_a_registered_supernet_points_at_its_files_once_per_digest(tracker: Trac
     assert version.tags["autotailor.digest"] == "d1"
     assert [file.path for file in files] == ["supernet/weights.safetensors"]
     assert version.source.endswith("/supernet")
-    assert client.get_run(tracker.run_id).data.tags["autotailor.digest.supernet"] == "d1"
+    assert client.get_run(tracker.run_id).data.tags["autotailor.digest.supernet"] == digest_of(folder)
 
 
 def test_versions_of_the_libraries_are_tags(tracker: Tracker) -> None:
@@ -89,4 +97,59 @@ def test_versions_of_the_libraries_are_tags(tracker: Tracker) -> None:
 
 def test_a_tracking_server_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tracking\.uri 'foo://bar': .*tracking.uri=sqlite"):
-        start_tracking("foo://bar", "tests", None, "k", "net")
+        start_tracking(TrackingAddress("foo://bar", None), "tests", "k", "net")
+
+
+def test_runs_of_one_network_have_names_of_their_own(tracker: Tracker, address: TrackingAddress) -> None:
+    other = start_tracking(address, "tests", "k2", "net")
+    found = [tracker.client.get_run(each.run_id).info.run_name for each in (tracker, other)]
+    assert len(set(found)) == 2
+    assert all(name.startswith("net 20") for name in found)
+    assert [name.split()[-1] for name in found] == ["k1", "k2"]
+
+
+def test_artifacts_that_another_run_has_are_linked_and_not_stored_twice(tracker: Tracker, tmp_path: Path) -> None:
+    source = tmp_path / "stage" / "supernet" / "weights"
+    source.parent.mkdir(parents=True)
+    source.write_bytes(b"weights")
+    (tmp_path / "stage" / "ncnn").mkdir()
+    (tmp_path / "stage" / "ncnn" / "front.json").write_text("{}")
+    runs = [tracker.start_stage("finetune", key) for key in ("first", "second")]
+    for run_id in runs:
+        tracker.log_artifact(run_id, tmp_path / "stage", "supernet")
+        tracker.log_artifact(run_id, tmp_path / "stage", "ncnn/front.json")
+    folders = [path_of(tracker.client.get_run(run_id).info.artifact_uri) for run_id in runs]
+    first, second = (folder / "supernet" / "weights" for folder in folders)
+    assert first.samefile(second)
+    assert not first.samefile(source)
+    assert all((folder / "ncnn" / "front.json").read_text() == "{}" for folder in folders)
+    assert tracker.client.get_run(runs[1]).data.tags["autotailor.artifact.supernet"] == f"runs:/{runs[1]}/supernet"
+
+
+def test_a_damaged_artifact_of_another_run_is_stored_anew(tracker: Tracker, tmp_path: Path) -> None:
+    (tmp_path / "lut").write_bytes(b"table")
+    runs = [tracker.start_stage("profile", key) for key in ("first", "second")]
+    tracker.log_artifact(runs[0], tmp_path, "lut")
+    path_of(tracker.client.get_run(runs[0]).info.artifact_uri).joinpath("lut").write_bytes(b"tabel")
+    tracker.log_artifact(runs[1], tmp_path, "lut")
+    assert path_of(tracker.client.get_run(runs[1]).info.artifact_uri).joinpath("lut").read_bytes() == b"table"
+
+
+def test_a_run_that_ends_ends_its_stages(tracker: Tracker) -> None:
+    stage = tracker.start_stage("profile/ncnn", "abc")
+    tracker.end("KILLED")
+    assert {tracker.client.get_run(run_id).info.status for run_id in (stage, tracker.run_id)} == {"KILLED"}
+
+
+def test_a_run_that_was_shot_is_ended_by_the_next_one_in_its_folder(
+    tracker: Tracker, address: TrackingAddress, tmp_path: Path
+) -> None:
+    tracker.end_lost(tmp_path / "out")
+    stage = tracker.start_stage("finetune", "abc")
+    elsewhere = start_tracking(address, "tests", "k2", "net")
+    elsewhere.end_lost(tmp_path / "other")
+    assert tracker.client.get_run(tracker.run_id).info.status == "RUNNING"
+    here = start_tracking(address, "tests", "k3", "net")
+    here.end_lost(tmp_path / "out")
+    runs = (tracker.run_id, stage, elsewhere.run_id, here.run_id)
+    assert [here.client.get_run(run_id).info.status for run_id in runs] == ["KILLED", "KILLED", "RUNNING", "RUNNING"]

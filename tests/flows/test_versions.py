@@ -1,5 +1,6 @@
 """The version of a stage's code follows what it imports, and nothing else."""
 
+import importlib
 import uuid
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from flows import versions
 from flows.versions import code_version, user_code_version
+from tasks.models.own_code import source_of
 
 
 @pytest.fixture
@@ -34,6 +36,21 @@ def test_a_change_counts_when_the_stage_can_reach_it(project: Path, changed: str
     assert (code_version(f"{project.name}.stage") != before) == expected
 
 
+@pytest.mark.parametrize("solver", ["exact", "ordering"])
+def test_a_change_in_a_solver_is_another_version_of_the_search(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_version("tasks.search")
+    changed = Path(str(importlib.import_module(f"solvers.{solver}").__file__)).resolve()
+    read_text = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda file: read_text(file) + ("x = 1\n" if file.resolve() == changed else "")
+    )
+    code_version.cache_clear()
+    try:
+        assert code_version("tasks.search") != before
+    finally:
+        code_version.cache_clear()
+
+
 def test_versions_of_the_libraries_are_known() -> None:
     assert set(versions.library_versions()) >= {"torch", "onnx", "ncnn", "onnxruntime", "prefect", "mlflow"}
 
@@ -48,14 +65,15 @@ def test_a_users_network_counts_with_what_it_imports_beside_it(tmp_path: Path, m
     (package / "network.py").write_text("import torch.nn\nfrom mine_networks.blocks import layers\n")
     (tmp_path / "shared_by_mine.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    before = user_code_version("mine_networks.network")
-    assert before is not None
+    source = source_of("mine_networks.network:make")
+    assert source is not None
+    before = user_code_version(source)
     (package / "unused.py").write_text("X = 1\n")
-    assert user_code_version("mine_networks.network") == before
+    assert user_code_version(source) == before
     seen = {before}
     for file in (package / "layers.py", tmp_path / "shared_by_mine.py", package / "network.py"):
         file.write_text(file.read_text() + "Y = 2\n")
-        seen.add(user_code_version("mine_networks.network"))
+        seen.add(user_code_version(source))
     assert len(seen) == 4
-    assert user_code_version("mine_networks.nothing") is None
-    assert user_code_version("no_such_module_of_mine") is None
+    assert source_of("mine_networks.nothing:make") is None
+    assert source_of("no_such_module_of_mine:make") is None

@@ -1,20 +1,27 @@
-"""A run that goes through every stage in well under a minute: a small network, a small space, one epoch."""
+"""A run that goes through every stage in well under a minute: a small network, a small space, one epoch, one rank."""
 
 TINY = (
     "model.name=test_resnet",
     "data.augment=false",
     "base.epochs=1",
+    "base.processes=1",
     "finetune.epochs=1",
+    "finetune.processes=1",
     "finetune.random_subnets=1",
     "space.resolution=[24,32]",
     "space.width_mult=[0.5,1]",
     "device=[onnxruntime]",
     "profile.measure.time_cap_ms=5",
+    "profile.subnet.time_cap_ms=20",
+    "profile.subnet.layers_ms=30",
     "predict.random_subnets=4",
     "predict.fit_subnets=1",
     "predict.validation_images=64",
     "predict.recalibration_images=64",
     "predict.measure.time_cap_ms=10",
+    "export.formats=[onnx]",
     "export.measure.time_cap_ms=10",
+    "search.budget_count=10",
+    "export.replacements=0",
     "search.generations=5",
 )

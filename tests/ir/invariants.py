@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.lowering import apply_config
-from tailor_ir.space import Choice
-from tailor_ir.weights import make_cut
+from tailor_ir.spaces.variables import Choice
+from tailor_ir.subnets.cuts import make_cut
 
 ORIGINAL_TOLERANCE = 2e-5  # relative to the largest value, fp32
 EXPORT_TOLERANCE = 1e-4
@@ -97,7 +96,7 @@ def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: 
 def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], built: nn.Module) -> int:
     """Compare the gradients of weights that both forms have; how many there are."""
     elastic = net.elastic
-    sizes = apply_config(elastic.graph, elastic.regions, elastic.space, net.space.row(config)).sizes
+    sizes = net.space.sizes(net.space.row(config))
     copies = [p for p in built.parameters() if p.grad is not None and p.numel() > 1]
     largest = max(float(p.grad.abs().max()) for p in copies)  # type: ignore[union-attr]
     compared = 0

@@ -10,6 +10,8 @@ which new ones are only appended (onnxruntime_c_api.h); the table of version 23 
 """
 
 import ctypes
+import platform
+import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +23,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from tailor_ir.arena import Event, Request
+from tailor_ir.memory import Rules
+from tailor_ir.memory.arena import Event, Request
 
 API_VERSION = 23
 FUNCTIONS = {
@@ -251,6 +254,18 @@ def _smallest_model() -> bytes:
     opset = onnx.helper.make_opsetid("", 17)
     model: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
     return model
+
+
+def _channel_block() -> int:
+    """Channels that lie side by side in the runtime of this machine. Source: onnxruntime, MlasNchwcGetBlockSize."""
+    if platform.machine() == "aarch64":
+        return 16
+    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return 16 if flags and "avx512f" in flags[1].split() else 8
+
+
+HERE = Rules(channel_block=_channel_block())
+"""What the runtime of this machine does."""
 
 
 @cache

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.arena import Arena, Event, Release, Request, arena_peak
+from tailor_ir.memory.arena import Arena, Event, Release, Request, arena_peak
 from tests.ir.elastic_networks import NETWORKS, compiled
-from tests.ir.runtime_memory import runtime, subnet_peaks
+from tests.ir.runtime_memory import HERE, runtime, subnet_peaks
 
 KIB, MIB = 2**10, 2**20
 SMALL_BYTES = 256  # one chunk for a result of a few floats that the runtime keeps and the prediction does not know
@@ -102,7 +102,7 @@ def test_predicted_peak_is_what_the_arena_says(name: str, tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     configs = [net.max_config, net.min_config, *(net.space.sample(rng) for _ in range(4))]
     for config, measured in zip(configs, subnet_peaks(net, configs, tmp_path), strict=True):
-        assert net.peak_arena_bytes(config) == pytest.approx(measured.arena, rel=0.05, abs=SMALL_BYTES), config
+        assert net.peak_arena_bytes(config, HERE) == pytest.approx(measured.arena, rel=0.05, abs=SMALL_BYTES), config
 
 
 def test_predicted_peak_is_the_arenas_to_the_byte_over_several_regions(tmp_path: Path) -> None:
@@ -116,5 +116,5 @@ def test_predicted_peak_is_the_arenas_to_the_byte_over_several_regions(tmp_path:
     net = tailor_ir.compile(layers.eval(), torch.zeros(1, 3, 96, 96))
     configs = [net.max_config, net.min_config]
     peaks = subnet_peaks(net, configs, tmp_path)
-    assert [net.peak_arena_bytes(config) for config in configs] == [found.arena for found in peaks]
+    assert [net.peak_arena_bytes(config, HERE) for config in configs] == [found.arena for found in peaks]
     assert peaks[0].arena > peaks[0].asked

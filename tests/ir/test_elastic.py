@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir.axes import Fixed, Product, Sizes, Spatial, Window
-from tailor_ir.lowering import apply_config
-from tailor_ir.weights import make_cut
+from tailor_ir.subnets.cuts import make_cut
 from tests.ir.elastic_networks import NETWORKS, compiled, complete, sample_input
 from tests.ir.invariants import difference
 
@@ -54,9 +53,9 @@ def test_a_module_made_for_one_subnet_is_wrong_in_no_other(name: str) -> None:
 
 @torch.no_grad()
 def test_plans_that_had_to_go_are_made_again(net: tailor_ir.SuperNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("PLANS_KEPT", "OUTLINES_KEPT", "CUTS_KEPT"):
-        monkeypatch.setattr(f"tailor_ir.elastic.{limit}", 1)
-    monkeypatch.setattr("tailor_ir.lowering.MODULES_KEPT", 1)
+    for limit in ("elastic.PLANS_KEPT", "elastic.OUTLINES_KEPT", "plans.CUTS_KEPT"):
+        monkeypatch.setattr(f"tailor_ir.subnets.{limit}", 1)
+    monkeypatch.setattr("tailor_ir.subnets.lowering.MODULES_KEPT", 1)
     rng = np.random.default_rng(4)
     for config in [net.space.sample(rng) for _ in range(10)]:
         x = sample_input(net, config)
@@ -239,7 +238,7 @@ def test_a_subnet_has_nothing_that_only_skipped_blocks_needed(name: str) -> None
     net = compiled(name)
     elastic = net.elastic
     config = net.min_config
-    subnet = apply_config(elastic.graph, elastic.regions, elastic.space, net.space.row(config))
+    subnet = net.structure.subnet(net.space.row(config))
     assert len(subnet.nodes) < len(elastic.graph.nodes)
     read = {name for node in subnet.nodes for name in node.inputs} | set(subnet.outputs)
     assert all(read.intersection(node.outputs) for node in subnet.nodes)
@@ -259,7 +258,7 @@ def test_the_bias_of_a_skipped_attention_is_gone(net: tailor_ir.SuperNet) -> Non
     elastic = net.elastic
     biases = [name for name in elastic.graph.parameters if name.endswith(".bias") and elastic.tensor(name).dim() == 2]
     row = net.space.row({"stage.1.depth": -1})
-    read = {n for node in apply_config(elastic.graph, elastic.regions, elastic.space, row).nodes for n in node.inputs}
+    read = {n for node in net.structure.subnet(row).nodes for n in node.inputs}
     assert len(biases) == 2
     assert len(read.intersection(biases)) == 1
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.lowering import Lowering, apply_config
-from tailor_ir.space import Config
-from tailor_ir.weights import make_cut
+from tailor_ir.spaces.variables import Config
+from tailor_ir.subnets.cuts import make_cut
+from tailor_ir.subnets.lowering import Lowering
 from tests.ir.elastic_networks import NETWORKS, compiled, complete, network, sample_input
 
 TOLERANCE = 1e-4  # relative to the largest gradient of the tensor, fp32
@@ -34,7 +34,7 @@ HAS = {
 def stored_values(net: tailor_ir.SuperNet, config: Config) -> dict[str, torch.Tensor]:
     """Stored tensors as a SubNet uses them, and what it computes from them alone; differentiable."""
     elastic = net.elastic
-    subnet = apply_config(elastic.graph, elastic.regions, elastic.space, net.space.row(config))
+    subnet = net.structure.subnet(net.space.row(config))
     lowering = Lowering(elastic.graph, elastic.tensors(), elastic.axis_map)
     values = {}
     for name in elastic.graph.initializers:

@@ -1,5 +1,6 @@
 """Networks that cannot be taken: one clear line each."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def test_weights_above_the_limit_of_the_format_are_refused(tmp_path: Path, monke
     sample = torch.randn(1, 3, 16, 16)
     tailor_ir.compile(model, sample).save(tmp_path / "net")
     tailor_ir.load(tmp_path / "net").export({}, tmp_path / "net.onnx")
-    monkeypatch.setattr("tailor_ir.trace.LARGEST_PROTOBUF", 100_000)
+    monkeypatch.setattr("tailor_ir.reading.trace.LARGEST_PROTOBUF", 100_000)
     for given in (model, tmp_path / "net.onnx"):
         with pytest.raises(tailor_ir.ImportFailed, match=r"weights of 0.00 GiB; allowed"):
             tailor_ir.compile(given, sample)
@@ -291,3 +292,59 @@ def test_external_data_of_a_constant_is_refused(tmp_path: Path) -> None:
         tailor_ir.ImportFailed, match="operator 'Constant' at 'constant': its tensor is stored in another"
     ):
         tailor_ir.compile(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "expected"),
+    [
+        ("resnet26", "default", r"BatchNorm was folded into \d+ of \d+ convolutions: .*do_constant_folding=False"),
+        ("resnet26", "training form", None),
+        ("vit_tiny_patch16_224", "default", None),
+        ("vgg", "default", r"no BatchNorm, and 2 convolutions with biases: if it was folded"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_file_with_folded_batch_norm_is_remarked(
+    name: str, form: str, expected: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if name == "vgg":
+        layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        model, sample = nn.Sequential(*layers).eval(), torch.zeros(1, 3, 8, 8)
+    else:
+        model, sample = from_timm(name)
+    options: dict[str, Any] = {}
+    if form == "training form":
+        options = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+    torch.onnx.export(model, (sample,), tmp_path / "net.onnx", dynamo=False, opset_version=17, **options)
+    net = tailor_ir.compile(tmp_path / "net.onnx")
+    assert caplog.messages == list(net.remarks)
+    if expected is None:
+        assert net.remarks == ()
+    else:
+        (remark,) = net.remarks
+        assert re.match(expected, remark)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) + self.conv(y)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_several_inputs_are_one_line(tmp_path: Path) -> None:
+    sample = torch.zeros(1, 3, 8, 8)
+    torch.onnx.export(TwoInputs().eval(), (sample, sample), tmp_path / "n.onnx", dynamo=False, opset_version=17)
+    for given, example, line in (
+        (TwoInputs(), sample, r"network 'TwoInputs': 2 inputs \(x, y\); allowed: one"),
+        (TwoInputs(), (sample, sample), r"example input: 2 inputs in a tuple; allowed: one tensor"),
+        (tmp_path / "n.onnx", (sample, sample), r"example input: 2 inputs in a tuple; allowed: one tensor"),
+        (tmp_path / "n.onnx", None, r"network: 2 inputs \(.*\); allowed: one"),
+        (nn.Conv2d(3, 4, 3), sample.numpy(), r"example input: got ndarray; allowed"),
+        (nn.Conv2d(3, 4, 3), torch.zeros(()), r"example input: a tensor of shape \(\); allowed"),
+    ):
+        with pytest.raises(tailor_ir.ImportFailed, match=line):
+            tailor_ir.compile(given, example)  # type: ignore[arg-type]

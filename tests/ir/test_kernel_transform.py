@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tailor_ir.describe import Describer
-from tailor_ir.space import Config
+from tailor_ir.spaces.variables import Config
+from tailor_ir.summary import Describer
 from tasks.view.gather import gather
 from tests.ir.elastic_networks import Convolutional, Residual, UsedTwice, inverted
 from tests.ir.invariants import check_largest, check_subnet, difference
@@ -308,10 +308,10 @@ def test_space_counts_operators_and_costs_are_those_without_transforms() -> None
 
 def test_a_subnet_is_described_as_built() -> None:
     net = transformed(two_blocks())
-    describer = Describer(net.elastic)
+    describer = Describer(net.structure)
     for row in net.space.random_codes(6, np.random.default_rng(0)):
         built = net.build(net.space.decode(row))
-        assert describer.measure(row).parameters == sum(p.numel() for p in built.parameters())
+        assert describer.summary(row).parameters == sum(p.numel() for p in built.parameters())
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 import tailor_ir
-from tailor_ir.prefixes import Config, Prefixes, groups
+from tailor_ir.subnets.prefixes import Config, Prefixes, groups
 from tests.ir.elastic_networks import NETWORKS, compiled
 from tests.ir.networks import perturb
 
@@ -148,7 +148,7 @@ def test_every_step_that_subnets_have_in_common_runs_once(name: str) -> None:
         for config in configs:
             net.elastic.activate(config)
             net.elastic(x)
-    programs = [net.elastic.program(config).steps for config in configs]
+    programs = [net.elastic.program(config).instructions for config in configs]
     different = {steps[: index + 1] for steps in programs for index in range(len(steps))}
     share = len(different) / sum(map(len, programs))
     with Watched() as watched:
@@ -225,7 +225,9 @@ def test_without_batch_norm_no_batch_is_read() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(name=st.sampled_from(FAMILIES), seed=st.integers(0, 10_000), most=st.integers(1, 40))
-def test_groups_have_every_subnet_once_and_one_resolution_and_a_step_in_common(name: str, seed: int, most: int) -> None:
+def test_groups_have_every_subnet_once_and_one_resolution_and_an_instruction_in_common(
+    name: str, seed: int, most: int
+) -> None:
     net = net_of(name)
     rng = np.random.default_rng(seed)
     configs = [net.space.sample(rng) for _ in range(int(rng.integers(0, 30)))]
@@ -235,13 +237,13 @@ def test_groups_have_every_subnet_once_and_one_resolution_and_a_step_in_common(n
     for group in found:
         assert 1 <= len(group) <= most
         assert len({net.input_shape(configs[position]) for position in group}) == 1
-        assert len({net.elastic.program(configs[position]).steps[0] for position in group}) == 1
+        assert len({net.elastic.program(configs[position]).instructions[0] for position in group}) == 1
 
 
 def test_a_row_of_similar_subnets_is_parted_where_neighbours_share_least() -> None:
     net = net_of("test_resnet")
     configs = sweep(net)
-    steps = [net.elastic.program(config).steps for config in configs]
+    steps = [net.elastic.program(config).instructions for config in configs]
 
     def work(group: list[int]) -> int:
         return len({steps[position][: index + 1] for position in group for index in range(len(steps[position]))})

@@ -103,6 +103,19 @@ def test_what_is_not_named_stays_as_it_is() -> None:
     assert [variable.name for variable in net.space.variables] == ["stage.1.depth"]
 
 
+def test_the_beginning_of_names_stands_for_all_variables_under_it() -> None:
+    kinds = [v.kind for v in tailor_ir.compile(small_net(), SAMPLE, {"stage.1": "auto"}).space.variables]
+    assert kinds == ["depth", "expand_ratio", "expand_ratio", "expand_ratio"]
+    net = tailor_ir.compile(small_net(), SAMPLE, {"stage": "auto", "stage.1.block": "frozen"})
+    assert [variable.name for variable in net.space.variables] == ["stage.1.depth"]
+
+
+def test_equal_widths_of_a_selector_of_several_are_left_out_with_a_word() -> None:
+    net = tailor_ir.compile(small_net(), SAMPLE, {"*.width_mult": [0.5, 0.9, 1]})
+    assert [variable.choices for variable in net.space.variables] == [(0.5, 1)]
+    assert any("width_mult=0.9: the same" in dropped for dropped in net.space.dropped)
+
+
 def test_later_selectors_override_earlier_ones() -> None:
     wish = {"stage.1.block.*.expand_ratio": [1, 2], "stage.1.block.2.expand_ratio": [0.5, 2]}
     net = tailor_ir.compile(small_net(), SAMPLE, wish)

@@ -1,11 +1,17 @@
 """Shared weights: gradients, BatchNorm statistics of SubNets, sorted channels."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 import tailor_ir
+from tailor_ir.subnets.onnx_export import to_onnx
 from tests.ir.networks import from_timm, small_net
 
 NETWORKS = ["resnet26", "mobilenetv3_small_050", "vit_tiny_patch16_224"]
@@ -115,3 +121,51 @@ def test_channels_are_sorted_by_importance_and_the_function_stays() -> None:
     second = net.elastic.tensor("blocks.0.body.3.weight").detach().abs().sum((0, 2, 3))
     score = first + second
     assert torch.all(score[:-1] >= score[1:])
+
+
+class SharedHead(nn.Module):
+    """One head, a GroupNorm and linear maps among its layers, on two levels of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.down = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.linear = nn.Linear(8, 6)
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x).relu().flatten(2).transpose(1, 2)).mean(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.stem(x).relu()
+        return self.head(high) + self.head(self.down(high).relu())
+
+
+def test_files_of_networks_that_share_weights_are_written_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model = SharedHead().eval()
+    net = tailor_ir.compile(model, torch.zeros(1, 3, 16, 16))
+    net.unique_operators()
+    net.export(net.max_config, tmp_path / "net.onnx")
+    tailor_ir.compile(tmp_path / "net.onnx")
+    assert capfd.readouterr() == ("", "")
+    stored = onnx.load(tmp_path / "net.onnx").graph.initializer
+    assert sum(list(tensor.dims) == [8, 6] for tensor in stored) == 1
+    x = np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert np.allclose(found, model(torch.from_numpy(x)).detach(), atol=1e-5)
+
+
+def test_constants_of_one_name_keep_their_values() -> None:
+    def number(value: float) -> gs.Constant:
+        return gs.Constant("c", np.full(1, value, np.float32))
+
+    x, y, z = (gs.Variable(name, np.float32, (1,)) for name in "xyz")
+    nodes = [gs.Node("Add", "a", inputs=[x, number(1)], outputs=[y])]
+    nodes += [gs.Node("Sum", "b", inputs=[y, number(2), number(1), number(2)], outputs=[z])]
+    model = to_onnx(nodes, [x], [z], "sums")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.zeros(1, np.float32)})[0].tolist() == [6.0]

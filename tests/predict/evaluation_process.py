@@ -13,7 +13,7 @@ import torch
 
 import tailor_ir
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import Accuracy, EvaluationData, accuracies
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.predict.accuracy import modifications
 from tasks.progress import Silent
 

@@ -15,12 +15,12 @@ import torch
 from evaluation_process import candidates, evaluate, images, network
 
 import tailor_ir
-from tailor_ir.prefixes import Prefixes
+from tailor_ir.subnets.prefixes import Prefixes
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load
-from tasks.evaluate import Accuracy, accuracies, accuracy, statistics_of
+from tasks.evaluation.statistics import KnownStatistics
+from tasks.evaluation.subnets import Accuracy, accuracies, accuracy, statistics_of
 from tasks.progress import Silent
-from tasks.statistics import KnownStatistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,11 +8,11 @@ import pytest
 
 from tasks.artifacts import read_json, write_json
 from tasks.errors import UserError
-from tasks.evaluate import Accuracy
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import (
     AccuracyPredictor,
     Interaction,
-    Measured,
+    MeasuredAccuracy,
     Sensitivities,
     modifications,
     sensitivities,
@@ -125,7 +125,7 @@ def _with_interaction(plain: AccuracyPredictor, accuracy: float, error: float = 
     measured = Interaction(
         variables=("resolution", "stage1.depth"),
         choices=(16, -1),
-        measured=Measured(accuracy=accuracy, loss=0.5),
+        measured=MeasuredAccuracy(accuracy=accuracy, loss=0.5),
         standard_error=error,
     )
     return AccuracyPredictor(plain.table.model_copy(update={"interactions": (measured,)}))
@@ -188,16 +188,23 @@ def test_an_interaction_of_what_is_no_modification_is_one_clear_line(
     content = read_json(file)
     content["interactions"][0]["choices"][1] = 0
     write_json(file, content)
-    with pytest.raises(UserError, match=r"^sensitivities 'sensitivities\.json': .*run the predict stage again$"):
+    with pytest.raises(UserError, match=r"^sensitivities '.*sensitivities\.json': .*run the predict stage again: .*$"):
         AccuracyPredictor.load(file)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", '{"samples": 0, "largest": {"accuracy": 1, "loss": 0}, "variables": []}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 1, "samples": 0, "largest": {"accuracy": 1, "loss": 0}, "variables": []}',
+        '{"version": 0, "samples": 9, "largest": {"accuracy": 1, "loss": 0}, "variables": []}',
+    ],
 )
 def test_broken_file_is_one_clear_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "sensitivities.json").write_text(content)
-    with pytest.raises(UserError, match=r"^sensitivities 'sensitivities.json': .*run the predict stage again$"):
+    with pytest.raises(UserError, match=r"^sensitivities '.*sensitivities\.json': .*run the predict stage again: .*$"):
         AccuracyPredictor.load(tmp_path / "sensitivities.json")
 
 
@@ -206,8 +213,8 @@ def test_validation_states_errors_in_points_and_rank_correlation(predictor: Accu
     correct = np.rint(predictor.predict(codes) * SAMPLES).astype(int) - (0, 4, 8)
     measured = [Accuracy(int(c), SAMPLES, 1.0) for c in correct]
     stated = validate(predictor, codes, measured)
-    assert stated["mean_error_points"] == pytest.approx(1.0)
-    assert stated["max_error_points"] == pytest.approx(2.0)
-    assert stated["kendall_tau"] == pytest.approx(1.0)
+    assert stated.errors.mean_error_points == pytest.approx(1.0)
+    assert stated.errors.max_error_points == pytest.approx(2.0)
+    assert stated.errors.kendall_tau == pytest.approx(1.0)
     assert isinstance(predictor.table, Sensitivities)
-    assert [row["accuracy"] for row in stated["rows"]] == [m.share for m in measured]
+    assert [row.accuracy for row in stated.rows] == [m.share for m in measured]

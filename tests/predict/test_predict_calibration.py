@@ -14,7 +14,9 @@ from tasks.predict import resources
 from tasks.predict.calibration import Calibration
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.schemas.agreement import RelativeErrors
+from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
 from tests.ir.elastic_networks import compiled
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
@@ -50,11 +52,22 @@ def stage_folder(folder: Path, net: tailor_ir.SuperNet, latency: LatencyPredicto
     """What a latency stage leaves that measured these energies [mJ], the last two held out."""
     folder.mkdir(parents=True, exist_ok=True)
     latency.save(folder / LATENCY_FILE)
-    rows = [
-        {"config": net.space.decode(code), "energy_mj": energy, "used_for": "fit" if n < len(energies) - 2 else "held"}
+    rows = tuple(
+        CheckedLatency(
+            digest=net.space.digest(net.space.decode(code)),
+            config=net.space.decode(code),
+            kind="random",
+            used_for="fit" if n < len(energies) - 2 else "held out",
+            sum_ms=1.0,
+            predicted_ms=1.0,
+            measured_ms=1.0,
+            noisy=False,
+            energy_mj=energy,
+        )
         for n, (code, energy) in enumerate(zip(population(net), energies, strict=False))
-    ]
-    (folder / VALIDATION_FILE).write_text(json.dumps({"subnets": rows}))
+    )
+    none = RelativeErrors(n=0)
+    LatencyValidation(correction={}, fit=none, held_out=none, subnets=rows).write(folder / VALIDATION_FILE)
     return folder
 
 

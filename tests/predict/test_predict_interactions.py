@@ -2,7 +2,6 @@
 
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ import torch
 import tailor_ir
 from tasks.artifacts import read_json, read_lines
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import EvaluationData, accuracy
+from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.predict import sensitivity
 from tasks.predict.accuracy import AccuracyPredictor, measure_sensitivities, modifications
 from tasks.predict.interactions import better, strongest_pairs, with_interactions
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
+from tasks.schemas.agreement import PointErrors
 
 SPACE = {"resolution": [24, 32], "stage.*.width_mult": [0.5, 0.75, 1.0], "stage.*.block.*.expand_ratio": "auto"}
 PAIRS = 5
@@ -120,8 +120,8 @@ def test_a_predictor_with_interactions_is_plain_for_one_modification(
     assert paired.predict_loss(pairs) == pytest.approx([each.measured.loss for each in paired.table.interactions])
 
 
-def stated(tau: float | None, error: float) -> dict[str, Any]:
-    return {"kendall_tau": tau, "mean_error_points": error}
+def stated(tau: float | None, error: float) -> PointErrors:
+    return PointErrors(kendall_tau=tau, mean_error_points=error, max_error_points=error)
 
 
 def test_interactions_are_better_when_held_out_subnets_are_ordered_better() -> None:
@@ -139,7 +139,8 @@ def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: P
     table = AccuracyPredictor.load(tmp_path / sensitivity.SENSITIVITIES_FILE).table
     assert said["evaluations"] == len(said["rows"]) == PAIRS
     assert len(table.interactions) == (PAIRS if said["used"] else 0)
-    assert said["used"] == better(said["plain"], said["with_interactions"])
+    plain, paired = (PointErrors.model_validate(said[name]) for name in ("plain", "with_interactions"))
+    assert said["used"] == better(plain, paired)
     chosen = said["with_interactions" if said["used"] else "plain"]
     assert {name: found[name] for name in chosen} == chosen
     lines = (tmp_path / sensitivity.EVALUATED_FILE).read_text().splitlines(keepends=True)

@@ -1,6 +1,8 @@
 """SubNets measured beside a reference, in several rounds while the device is not calm."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ import tailor_ir
 from profiling_agents.client import ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.artifacts import read_lines
-from tasks.convert import Limits
-from tasks.jobs import onnx_job
-from tasks.predict import measure
-from tasks.predict.calm import Calm
-from tasks.predict.measure import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
-from tasks.progress import Silent
+from tasks.measuring import subnets as measure
+from tasks.measuring.calm import Calm
+from tasks.measuring.jobs import onnx_job
+from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
+from tasks.ncnn.conversion import ConversionLimits
+from tasks.progress import Bar, Silent
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
 
@@ -101,7 +103,7 @@ def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) 
         formats = client.capabilities().formats
         jobs = []
         for settings in (SETTINGS, counting):
-            ((_, job),) = SubNetMeter(net, client, settings, Limits())._jobs(
+            ((_, job),) = SubNetMeter(net, client, settings, ConversionLimits())._jobs(
                 [Subject("a", net, net.max_config)], formats
             )
             assert isinstance(job, ModelJob)
@@ -123,14 +125,29 @@ def test_torch_computes_the_same_without_weights_as_onnxruntime() -> None:
     np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-4)
 
 
+class Told(Silent):
+    """Keeps how many pieces each bar is of."""
+
+    def __init__(self) -> None:
+        self.totals: list[int] = []
+
+    @contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        self.totals.append(total)
+        with super().bar(name, total, done) as bar:
+            yield bar
+
+
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_path: Path) -> None:
     net = small_resnet()
     configs = validation_configs(net, 10, seed=0)
     file = tmp_path / "measured.jsonl"
     with local_agent("onnxruntime") as client, client.lease():
-        meter = SubNetMeter(net, client, SETTINGS, Limits(), rounds)
-        found = meter.measure(configs, file, Silent())
+        meter = SubNetMeter(net, client, SETTINGS, ConversionLimits(), rounds)
+        told = Told()
+        found = meter.measure(configs, file, told)
+        assert min(told.totals) > 0  # a round without work has no bar
         lines = read_lines(file)
         meter.measure(configs, file, Silent())
         assert meter.measure([], tmp_path / "none.jsonl", Silent()) == []

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 import tailor_ir
-from tailor_ir.steps import ONNXRUNTIME, Rules
+from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.errors import UserError
 from tasks.predict import resources
 from tasks.predict.counts import mac_sums, parameter_sums

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.mlp import Mlp, one_hot
 from benchmarks.ranking import Truth, best_found, draw_groups, tied
-from tasks.evaluate import Accuracy
+from tasks.evaluation.subnets import Accuracy
 
 
 def test_groups_have_no_subnet_twice() -> None:

@@ -15,12 +15,13 @@ from tasks import enumerate as enumerating
 from tasks import export, profile, report, search
 from tasks.artifacts import Store, append_line
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import EvaluationData
+from tasks.evaluation.subnets import EvaluationData
 from tasks.predict import sensitivity, validate
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
+from tasks.schemas.results import BaseResult
 
 SPACE = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
          "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
@@ -44,7 +45,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     def base(out: Path) -> dict[str, Any]:
         for step in range(1, 6):
             append_line(out / "history.jsonl", {"step": step, "epoch": 0, "loss": 2 / step})
-        return {"trained": True, "validation_accuracy": 0.11, "test_accuracy": 0.12}
+        return BaseResult(trained=True, validation_accuracy=0.11, test_accuracy=0.12).to_json()
 
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=10).eval()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tasks.artifacts import RESULT_FILE
 from tasks.pages.text import count, milliseconds, percent
-from tasks.report import DATA_FILE, PAGE_FILE, charts, terminal_table
+from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, terminal_table
+from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
+from tasks.schemas.results import GivenSuperNet
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"
 Report = dict[str, Any]
@@ -184,6 +188,19 @@ def test_front_chart_holds_winners_base_baseline_and_random_subnets(data: Report
     assert traces["base model"].y == (12.0,)
 
 
+def test_winners_of_a_given_supernet_are_seen_beside_its_largest_subnet(sources: Sources, tmp_path: Path) -> None:
+    ends = {"largest_test_accuracy": 0.5, "smallest_test_accuracy": 0.25}
+    GivenSuperNet(largest_validation_accuracy=0.4, smallest_validation_accuracy=0.2, **ends).write(
+        tmp_path / RESULT_FILE
+    )
+    found = gather(replace(sources, base=None, given=tmp_path), Settings())
+    (device,) = found["devices"]
+    assert reference(found) == ("largest SubNet", 0.5)
+    assert {trace.name: trace.y for trace in charts.front(device).data}["largest SubNet"] == (50.0,)
+    names, _, _, _, accuracies, *_ = terminal_table(found)[1].columns
+    assert (next(iter(names.cells)), next(iter(accuracies.cells))) == ("largest SubNet", "50.0 %")
+
+
 def test_front_chart_draws_the_whole_front_where_there_is_one(data: Report) -> None:
     (device,) = data["devices"]
     whole = device["whole_front"]
@@ -268,3 +285,9 @@ def test_texts() -> None:
     assert count(str(21276000000000)) == "2.12e13"
     assert milliseconds(0.00123456) == "0.001235 ms"
     assert milliseconds(None) == "–"
+
+
+def test_a_run_without_a_refinement_tells_nothing_of_one(data: Report) -> None:
+    words = Page(render(data)).words
+    assert "How the search found them" in words
+    assert "What came from the refinement is not counted" not in words

@@ -1,6 +1,7 @@
 """The report of a run with refinement, several formats and a bundle: what was measured, what was replaced and why, sizes."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from profiling_agents.client import local_agent
 from tasks import export, refine, report, search
 from tasks.artifacts import read_json
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import EvaluationData
+from tasks.evaluation.subnets import EvaluationData
 from tasks.pages.text import milliseconds, percent, size
 from tasks.predict import sensitivity, validate
 from tasks.predict.accuracy import AccuracyPredictor
@@ -22,6 +23,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.progress import Silent
 from tasks.report.page import render
 from tasks.report.refined import refinement
+from tasks.schemas.front import Front, Replaced
 
 Report = dict[str, Any]
 
@@ -41,9 +43,10 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
     with local_agent(backend="onnxruntime") as client, client.lease():
         here = search.Target(name="here", latency=latency)
         validation = sensitivity.images_of(PREDICT, data)
-        given = (sources.supernet, device.search, here, accuracy)
-        refine.measure(settings, PREDICT, *given, validation, client, refined, Silent())
-        refine.choose(settings, sources.supernet, device.search, accuracy, validation, refined, Silent())
+        devices = [refine.SearchedDevice(here, device.search, lambda: nullcontext(client))]
+        refine.measure(settings, PREDICT, sources.supernet, devices, accuracy, validation, refined, Silent())
+        searches = {"here": device.search}
+        refine.choose(settings, sources.supernet, searches, accuracy, validation, refined, Silent())
         export.run(formats, sources.supernet, refined, images, client, exported, Silent())
     return dataclasses.replace(device, search=refined, export=exported)
 
@@ -79,15 +82,19 @@ def test_refinement_is_told_with_its_candidates_and_the_predictors_errors(
 def test_a_replaced_winner_stands_beside_the_new_one_with_the_reason(
     data: Report, folders: report.DeviceSources
 ) -> None:
-    front = read_json(folders.search / "front.json")
+    front = Front.read(folders.search / "front.json")
     first, second = (row["digest"] for row in read_json(folders.search / "measured.json")["candidates"][:2])
     known = {row["digest"]: row for row in data["devices"][0]["refinement"]["candidates"]}
     own_ms = known[first]["measured_ms"]
-    row = {**front["winners"][0], "digest": second, "replaces": {"digest": first}, "measured_ms": 0.5 * own_ms,
-           "measured_accuracy": known[first]["measured_accuracy"] + 0.02, "within_budget": True}  # fmt: skip
+    replaced = Replaced(digest=first, measured_ms=own_ms, measured_accuracy=known[first]["measured_accuracy"])
+    row = front.winners[0].model_copy(
+        update={"digest": second, "replaces": replaced, "measured_ms": 0.5 * own_ms, "within_budget": True}
+        | {"measured_accuracy": known[first]["measured_accuracy"] + 0.02}
+    )
     told = []
     for budget_ms in (own_ms / 1.25, own_ms / 0.995, 2 * own_ms):
-        found = refinement(folders.search, {**front, "winners": [{**row, "budget_ms": budget_ms}]})
+        winners = (row.model_copy(update={"budget_ms": budget_ms}),)
+        found = refinement(folders.search, front.model_copy(update={"winners": winners}))
         assert found is not None
         (line,) = found["replaced_winners"]
         assert line["before"] == known[first]

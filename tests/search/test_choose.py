@@ -1,60 +1,106 @@
 """Choosing one of the SubNets that a search found: budgets, the knee, the cheapest that is accurate enough; names."""
 
-from typing import Any
+from io import StringIO
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from tasks.choose import Rule, pick
+from tasks.artifacts import write_json
+from tasks.choose import WinnerRule, pick
 from tasks.choose.pick import resolve
 from tasks.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
+from tasks.choose.terminal import front_table
 from tasks.errors import UserError
+from tasks.schemas.chosen import ChosenSubNet
+from tasks.schemas.front import Front, Hypervolume, Winner
+from tasks.schemas.subnets import Predicted
 
-SHARE = Rule("accuracy_share", 0.9)
+SHARE = WinnerRule("accuracy_share", 0.9)
 
 
-def row(digest: str, latency_ms: float, accuracy: float, budget_ms: float | None = None) -> dict[str, Any]:
-    return {
-        "digest": digest,
-        "predicted_ms": latency_ms,
-        "predicted_accuracy": accuracy,
-        "budget_ms": latency_ms if budget_ms is None else budget_ms,
-    }
+def row(digest: str, latency_ms: float, accuracy: float, budget_ms: float | None = None) -> Winner:
+    return Winner(
+        digest=digest,
+        config={},
+        predicted_ms=latency_ms,
+        predicted_accuracy=accuracy,
+        predicted_score=accuracy,
+        macs=1,
+        parameters=1,
+        budget_ms=latency_ms if budget_ms is None else budget_ms,
+    )
+
+
+def end(winner: Winner) -> Predicted:
+    return Predicted.model_validate({name: getattr(winner, name) for name in Predicted.model_fields})
 
 
 ROWS = [row("aaaa", 1, 0.5), row("bbbb", 2, 0.8), row("cccc", 6, 0.85), row("dddd", 11, 0.9)]
-FOUND = {
-    "device": "here",
-    "winners": ROWS,
-    "front": [r["digest"] for r in ROWS],
-    "fastest": ROWS[0],
-    "largest": ROWS[3],
-}
+FOUND = Front(
+    device="here",
+    winners=tuple(ROWS),
+    front=tuple(r.digest for r in ROWS),
+    fastest=end(ROWS[0]),
+    largest=end(ROWS[3]),
+    baseline=(),
+    hypervolume=Hypervolume(value=0.0, reference_ms=1.0, reference_accuracy=0.0),
+    evaluations=0,
+    evaluated=0,
+    whole_front=None,
+    settings={},
+)
+
+
+def with_winners(*rows: Winner) -> Front:
+    return FOUND.model_copy(update={"winners": rows})
+
+
+def shown(found: Front) -> str:
+    console = Console(width=120, file=StringIO())
+    console.print(front_table(found))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_a_search_is_shown_as_a_row_for_each_budget() -> None:
+    lines = shown(FOUND).splitlines()
+    assert all(any(f"{one.predicted_ms:g}" in line and one.digest in line for line in lines) for one in ROWS)
+    assert "80.0 %" in shown(FOUND)
+    assert any("largest" in line and "dddd" in line for line in lines)
+
+
+def test_budgets_above_the_whole_network_are_remarked() -> None:
+    above = with_winners(row("dddd", 11, 0.9, 20), row("dddd", 11, 0.9, 40))
+    assert "every budget is above the whole network" in shown(above)
+    assert "every budget is above" not in shown(FOUND)
 
 
 def test_a_budgets_winner_is_chosen_for_the_budget() -> None:
-    assert choose(Rule("budget_ms", 6), FOUND, 1.0)["digest"] == "cccc"
+    assert choose(WinnerRule("budget_ms", 6), FOUND, 1.0).digest == "cccc"
 
 
 def test_the_front_has_each_winner_once_and_no_dominated_one() -> None:
-    found = {**FOUND, "winners": [*ROWS[::-1], row("bbbb", 2, 0.8, 3), row("eeee", 7, 0.7)]}
-    assert [r["digest"] for r in front(found)] == ["aaaa", "bbbb", "cccc", "dddd"]
+    found = with_winners(*ROWS[::-1], row("bbbb", 2, 0.8, 3), row("eeee", 7, 0.7))
+    assert [r.digest for r in front(found)] == ["aaaa", "bbbb", "cccc", "dddd"]
 
 
 def test_the_knee_is_farthest_above_the_line_between_the_ends() -> None:
-    assert choose(Rule("knee"), FOUND, 1.0)["digest"] == "bbbb"  # 0.75 - 0.1 above; cccc 0.875 - 0.5
+    assert choose(WinnerRule("knee"), FOUND, 1.0).digest == "bbbb"  # 0.75 - 0.1 above; cccc 0.875 - 0.5
 
 
 def test_where_accuracies_were_measured_they_choose() -> None:
     measured = [
-        one | {"measured_accuracy": accuracy} for one, accuracy in zip(ROWS, (0.5, 0.6, 0.85, 0.9), strict=True)
+        one.model_copy(update={"measured_accuracy": accuracy})
+        for one, accuracy in zip(ROWS, (0.5, 0.6, 0.85, 0.9), strict=True)
     ]
-    found = {**FOUND, "winners": measured}
-    assert choose(Rule("knee"), found, 1.0)["digest"] == "cccc"
-    assert cheapest(Rule("accuracy_share", 0.8), ROWS, 1.0, "here")["digest"] == "bbbb"
-    assert choose(Rule("accuracy_share", 0.8), found, 1.0)["digest"] == "cccc"
-    budgets_ms = between(Rule("accuracy_share", 0.8), measured, 1.0)
+    found = with_winners(*measured)
+    assert choose(WinnerRule("knee"), found, 1.0).digest == "cccc"
+    assert cheapest(WinnerRule("accuracy_share", 0.8), ROWS, 1.0, "here").digest == "bbbb"
+    assert choose(WinnerRule("accuracy_share", 0.8), found, 1.0).digest == "cccc"
+    budgets_ms = between(WinnerRule("accuracy_share", 0.8), measured, 1.0)
     assert (min(budgets_ms) > 2, max(budgets_ms)) == (True, 6)
 
 
@@ -70,7 +116,7 @@ def test_the_knee_does_not_depend_on_units(points: list[tuple[float, float]], wi
         ordered = sorted(points)
         rows = [row(str(i), ms * scale_ms, accuracy * scale) for i, (ms, accuracy) in enumerate(ordered)]
         try:
-            return str(knee(rows, "here")["digest"])
+            return str(knee(rows, "here").digest)
         except UserError:
             return None
 
@@ -91,19 +137,19 @@ def test_the_knee_does_not_depend_on_units(points: list[tuple[float, float]], wi
         ([row("a", 1, 0.5), row("b", 2, 0.5), row("c", 3, 0.5)], "is no better than the fastest"),
     ],
 )
-def test_a_front_without_a_knee_is_one_line(rows: list[dict[str, Any]], message: str) -> None:
+def test_a_front_without_a_knee_is_one_line(rows: list[Winner], message: str) -> None:
     with pytest.raises(UserError, match=message):
         knee(rows, "here")
 
 
 def test_the_cheapest_is_the_fastest_that_is_accurate_enough() -> None:
-    assert cheapest(SHARE, ROWS, 0.9, "here")["digest"] == "cccc"
-    assert cheapest(Rule("accuracy_share", 0.5), ROWS, 0.9, "here")["digest"] == "aaaa"
+    assert cheapest(SHARE, ROWS, 0.9, "here").digest == "cccc"
+    assert cheapest(WinnerRule("accuracy_share", 0.5), ROWS, 0.9, "here").digest == "aaaa"
 
 
 def test_a_share_that_no_subnet_has_names_the_highest_that_one_has() -> None:
     with pytest.raises(UserError, match=r"0.95 of the base accuracy 99.0 % .* on 'here' has; allowed: up to 0.909 "):
-        cheapest(Rule("accuracy_share", 0.95), ROWS, 0.99, "here")
+        cheapest(WinnerRule("accuracy_share", 0.95), ROWS, 0.99, "here")
 
 
 @given(st.floats(1, 50), st.floats(1.001, 50))
@@ -111,7 +157,7 @@ def test_budgets_close_in_on_the_cheapest(fastest_ms: float, ratio: float) -> No
     """Accuracy rises at one latency; the rounds find it to a thousandth."""
     edge_ms = fastest_ms * ratio
 
-    def winner(budget_ms: float) -> dict[str, Any]:
+    def winner(budget_ms: float) -> Winner:
         good = budget_ms >= edge_ms
         return row("good" if good else "bad", edge_ms if good else fastest_ms, 0.9 if good else 0.1, budget_ms)
 
@@ -123,20 +169,20 @@ def test_budgets_close_in_on_the_cheapest(fastest_ms: float, ratio: float) -> No
         assert list(budgets_ms) == sorted(budgets_ms)
         rows += [winner(budget_ms) for budget_ms in budgets_ms]
     assert between(SHARE, rows, 1.0) == ()
-    slowest_bad_ms = max(r["budget_ms"] for r in rows if r["digest"] == "bad")
-    assert cheapest(SHARE, rows, 1.0, "here")["predicted_ms"] <= ENOUGH * slowest_bad_ms
+    slowest_bad_ms = max(r.budget_ms for r in rows if r.digest == "bad")
+    assert cheapest(SHARE, rows, 1.0, "here").predicted_ms <= ENOUGH * slowest_bad_ms
 
 
 def test_nothing_is_narrowed_where_all_or_none_are_good() -> None:
-    assert between(Rule("accuracy_share", 0.1), ROWS, 0.9) == ()
-    assert between(Rule("accuracy_share", 1.0), ROWS, 0.99) == ()
+    assert between(WinnerRule("accuracy_share", 0.1), ROWS, 0.9) == ()
+    assert between(WinnerRule("accuracy_share", 1.0), ROWS, 0.99) == ()
 
 
 def test_subnets_are_named_by_budget_name_and_digest() -> None:
     known = [*ROWS, row("abcd1234", 3, 0.7), row("abce1234", 4, 0.7)]
     for word, digest in {"2ms": "bbbb", "6 ms": "cccc", "largest": "dddd", "fastest": "aaaa", "knee": "bbbb",
                          "abcd": "abcd1234", "cccc": "cccc"}.items():  # fmt: skip
-        assert resolve(pick(word), FOUND, known, "here")["digest"] == digest
+        assert resolve(pick(word), FOUND, known, "here").digest == digest
     with pytest.raises(UserError, match="SubNet 'fffff': is none of the 6 SubNets that are known on 'here'; allowed: "):
         resolve(pick("fffff"), FOUND, known, "here")
     with pytest.raises(UserError, match="near: abce1234, abcd1234, "):
@@ -149,3 +195,17 @@ def test_subnets_are_named_by_budget_name_and_digest() -> None:
 def test_what_names_no_subnet_is_one_line(word: str) -> None:
     with pytest.raises(UserError, match=f"SubNet '{word}': "):
         pick(word)
+
+
+def test_a_file_of_a_chosen_subnet_names_it_and_other_files_are_one_line(tmp_path: Path) -> None:
+    file, chosen = tmp_path / "fast.json", row("0123456789abcdef", 1, 0.5)
+    ChosenSubNet(device="here", rule="the best within 1 ms", subnet=chosen).write(file)
+    found = pick(str(file))
+    assert (found.kind, found.word) == ("file", str(file))
+    assert resolve(found, FOUND, [], "here") == chosen
+    write_json(file, {"version": 2})
+    with pytest.raises(UserError, match=r"chosen SubNet '.*fast.json': has version 2, of a later autotailor"):
+        pick(str(file))
+    file.write_text("{")
+    with pytest.raises(UserError, match=r"is no JSON .*autotailor search --budget-ms MS --to FILE.json"):
+        pick(str(file))

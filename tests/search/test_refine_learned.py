@@ -8,9 +8,9 @@ import timm
 import torch
 
 import tailor_ir
-from tasks.evaluate import Accuracy
+from tasks.evaluation.agreement import kendall_tau
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.predict.agreement import kendall_tau
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
@@ -139,10 +139,11 @@ def test_candidates_are_sought_from_where_no_two_modifications_are_better(net: A
     starts = random(net, 30, seed=5)
     limit = float(np.quantile(cost.predict(starts), 0.5))
     around = Around(problem, problem.unlimited, starts[:1])
-    top = around.top(starts, limit)
+    limits = np.array([limit])
+    top = around.top(starts, limits)
     fits = starts[cost.predict(starts) <= limit]
     assert cost.predict(top[None])[0] <= limit
     assert learned.score(top[None])[0] >= learned.score(fits).max()
-    (best, _), *_ = around.best(top, limit, 1, starts[:0])
+    (best, _), *_ = around.best(top, limits, 1, starts[:0])
     assert learned.score(best[None])[0] <= learned.score(top[None])[0]
-    assert (around.top(starts, 1e-9) == starts[0]).all()
+    assert (around.top(starts, np.array([1e-9])) == starts[0]).all()

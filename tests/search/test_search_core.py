@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from tasks.errors import UserError
 from tasks.progress import Silent
-from tasks.search.baseline import uniform_codes
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.feasible import LATENCY, Cost
 from tasks.search.genetic import repair, search
-from tasks.search.methods import Genetic, Method, Nsga2
-from tasks.search.problem import Codes, Problem, Scores, neighbours
+from tasks.search.methods import Genetic, Method
+from tasks.search.nsga2 import Nsga2
+from tasks.search.problem import Codes, Problem, Scores, neighbours, uniform_codes
 from tasks.search.rebalance import around
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailor_ir.steps import ONNXRUNTIME, Rules
+from solvers import exact, passage
+from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.errors import UserError
-from tasks.evaluate import Accuracy
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.calibration import Calibration
 from tasks.predict.correction import Correction
@@ -23,7 +24,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
-from tasks.search import Settings, Target, exact, passage, run
+from tasks.search import Settings, Target, run
 from tasks.search.moments import moments
 from tasks.search.problem import CostModel, Problem
 from tasks.search.stage import method_of
@@ -84,7 +85,7 @@ def test_no_moment_is_above_the_peak_of_memory_and_without_reuse_one_is_equal(na
     codes = np.random.default_rng(0).integers(0, cardinalities, size=(200, len(cardinalities)))
     rows = [
         sum((values[tuple(codes[:, list(columns)].T)] for columns, values in tables), np.zeros(len(codes)))
-        for tables in moments(memory.terms, cardinalities)
+        for tables in moments(memory.activations.terms, cardinalities)
     ]
     peaks = memory.peak_bytes(codes)
     highest = np.max(rows, axis=0)
@@ -155,7 +156,7 @@ def test_an_exact_search_that_cannot_go_through_everything_finds_one_and_says_ho
     if not scores.within(budgets).any():
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passage, "MOST_STATES", 4)
+        patch.setattr(passage, "MOST_PARTIAL", 4)
         patch.setattr(exact, "BEAMS", (1,))
         method = method_of(problem, net.space, Settings(method="exact", tolerance=0.05), budgets)
         method.quickest(budgets)

@@ -10,7 +10,7 @@ import torch
 import tailor_ir
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import Accuracy, EvaluationData, accuracy
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor

@@ -5,11 +5,10 @@ import pytest
 from additive import BlockSpace, Latency, random_models
 from numpy.typing import NDArray
 
+from solvers.front import hypervolume
 from tasks.progress import Silent
 from tasks.search.feasible import LATENCY, Cost
-from tasks.search.front import hypervolume
-from tasks.search.methods import Nsga2
-from tasks.search.nsga2 import Front
+from tasks.search.nsga2 import EvolvedFront, Nsga2
 from tasks.search.problem import Codes, Problem, Scores, Values
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners
@@ -42,7 +41,7 @@ def every(problem: Problem) -> Scores:
 
 
 def area(latency_ms: Values, score: Values, scores: Scores) -> float:
-    corner = {"reference_ms": float(scores.latency_ms.max()), "reference_accuracy": float(scores.score.min())}
+    corner = {"reference_cost": float(scores.latency_ms.max()), "reference_gain": float(scores.score.min())}
     return hypervolume(latency_ms, score, **corner)
 
 
@@ -91,7 +90,7 @@ def test_starts_beyond_the_limits_that_dominate_those_within_are_left_out() -> N
     better = better[scores.costs[better, 1] > limit]
     assert len(better)
     starts = codes[[*better.tolist(), slowest]]
-    front = Front(problem, starts, np.array([np.inf, limit]), SETTINGS)
+    front = EvolvedFront(problem, starts, np.array([np.inf, limit]), SETTINGS)
     assert codes[slowest].tolist() in front.codes.tolist()
     assert front.scores.within(np.array([np.inf, limit])).any()
 

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 import tailor_ir
+from solvers.front import pareto_mask
 from tasks.artifacts import read_json
 from tasks.errors import UserError
-from tasks.evaluate import Accuracy
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
 from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
-from tasks.search.front import pareto_mask
 
 
 @dataclass

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from profiling_agents.client import local_agent
-from profiling_agents.machine import running_system
 from profiling_agents.messages import Capabilities
-from tasks.ahead import ahead
+from profiling_agents.sensing.machine import running_system
+from tasks.measuring.ahead import ahead
 
 WAIT_S = 20
 

@@ -12,12 +12,13 @@ from profiling_agents.client import MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import export, profile
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import EvaluationData
+from tasks.evaluation.subnets import EvaluationData
 from tasks.lut.views import batch_of
 from tasks.plan import plan
 from tasks.predict import validate
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
+from tests.fronts import write_front
 
 BATCH = 8
 QUICK = MeasureSettings(time_cap_ms=15.0, warmup_ms=1.0, min_blocks=2)
@@ -86,9 +87,7 @@ def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet, 
     data = {"test": EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)}
     net = tailor_ir.load(supernet)
     config = net.min_config
-    row = {"digest": net.space.digest(config), "config": config, "predicted_ms": 1.0}
-    front = {"winners": [row | {"budget_ms": 1.0, "predicted_accuracy": 0.5}], "baseline": []}
-    (tmp_path / "front.json").write_text(json.dumps(front))
+    write_front(tmp_path, net, [(config, 1.0)])
     settings = export.Settings(measure=QUICK, check_images=BATCH + 3)
     with local_agent("onnxruntime") as client, client.lease():
         result = export.run(settings, supernet, tmp_path, data, client, tmp_path, Silent(), BATCH)
@@ -98,5 +97,5 @@ def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet, 
     for file in card["files"].values():
         assert file["state"] == "ok", file
         assert file["images"] == BATCH + 3
-    (value,) = onnx.load(tmp_path / f"{row['digest']}.onnx").graph.input
+    (value,) = onnx.load(tmp_path / f"{card['digest']}.onnx").graph.input
     assert value.type.tensor_type.shape.dim[0].dim_value == BATCH

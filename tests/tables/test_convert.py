@@ -1,4 +1,4 @@
-"""NCNN models that pnnx makes compute what the ONNX models compute, bundled or not."""
+"""NCNN models that pnnx makes compute what the ONNX models compute, joined or not."""
 
 from pathlib import Path
 
@@ -9,19 +9,19 @@ import onnxruntime
 import pytest
 from operator_models import OPERATORS, convolution, model
 
-from tasks import bundle
-from tasks.convert import ConversionError, Limits, convert, convert_operators
-from tasks.ncnn_files import NcnnModel
+from tasks.ncnn import joined_models
+from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert, convert_operators
+from tasks.ncnn.files import NcnnFiles
 
 TOLERANCE = 1e-5  # relative to the largest output
 
 
 @pytest.fixture(scope="module")
-def converted() -> dict[str, NcnnModel | ConversionError]:
+def converted() -> dict[str, NcnnFiles | ConversionError]:
     return dict(zip(OPERATORS, convert_operators(list(OPERATORS.values())), strict=True))
 
 
-def run_ncnn(files: NcnnModel, inputs: list[np.ndarray], outputs: int, folder: Path) -> list[np.ndarray]:
+def run_ncnn(files: NcnnFiles, inputs: list[np.ndarray], outputs: int, folder: Path) -> list[np.ndarray]:
     (folder / "m.param").write_bytes(files.param)
     (folder / "m.bin").write_bytes(files.bin)
     net = ncnn.Net()
@@ -43,7 +43,7 @@ def run_ncnn(files: NcnnModel, inputs: list[np.ndarray], outputs: int, folder: P
 @pytest.mark.parametrize("name", OPERATORS)
 def test_converted_operator_computes_what_onnxruntime_computes(name, converted, tmp_path):
     files = converted[name]
-    assert isinstance(files, NcnnModel), files
+    assert isinstance(files, NcnnFiles), files
     session = onnxruntime.InferenceSession(OPERATORS[name], providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(value.shape, dtype=np.float32) for value in session.get_inputs()]
@@ -72,24 +72,24 @@ def test_weights_stay_with_their_operator():
         assert len(files.bin) == 4 + 4 * (filters * 4 * 9) + 4 * filters
 
 
-def test_a_bad_operator_in_a_bundle_fails_alone():
+def test_a_bad_operator_among_joined_ones_fails_alone():
     proto = onnx.load_from_string(OPERATORS["gemm"])
     proto.graph.node[0].op_type = "NoSuchOperator"  # pnnx crashes
     determinant = model([("Det", ["in0"], ["out0"], {})], [(1, 3, 3)], [(1,)], {})
     models = [OPERATORS["gemm"], proto.SerializeToString(), determinant, OPERATORS["softmax"]]
     good, crashing, unknown, also_good = convert_operators(models)
-    assert isinstance(good, NcnnModel)
-    assert isinstance(also_good, NcnnModel)
+    assert isinstance(good, NcnnFiles)
+    assert isinstance(also_good, NcnnFiles)
     assert str(crashing).startswith("pnnx ")
     assert "\n" not in str(crashing)
     assert str(unknown) == "ncnn has no layer for 'Det'"
 
 
-def test_bundles_are_bounded_in_number_and_size(monkeypatch):
-    monkeypatch.setattr(bundle, "MAX_MODELS", 3)
-    monkeypatch.setattr(bundle, "MAX_BYTES", 10)
-    assert list(bundle.groups([b"x"] * 4)) == [[0, 1, 2], [3]]
-    assert list(bundle.groups([b"123456", b"123456", b"12345678901234"])) == [[0], [1], [2]]
+def test_joined_models_are_bounded_in_number_and_size(monkeypatch):
+    monkeypatch.setattr(joined_models, "MAX_MODELS", 3)
+    monkeypatch.setattr(joined_models, "MAX_BYTES", 10)
+    assert list(joined_models.groups([b"x"] * 4)) == [[0, 1, 2], [3]]
+    assert list(joined_models.groups([b"123456", b"123456", b"12345678901234"])) == [[0], [1], [2]]
 
 
 def test_garbage_gives_one_clear_line():
@@ -100,9 +100,35 @@ def test_garbage_gives_one_clear_line():
 
 def test_a_conversion_past_its_wall_time_is_killed():
     with pytest.raises(ConversionError, match=r"longer than 0\.01 s"):
-        convert(OPERATORS["convolution"], Limits(wall_s=0.01))
+        convert(OPERATORS["convolution"], ConversionLimits(wall_s=0.01))
 
 
 def test_a_conversion_past_its_memory_is_stopped():
     with pytest.raises(ConversionError, match=r"pnnx .*(SIG|code)"):
-        convert(OPERATORS["convolution"], Limits(memory_mib=100))
+        convert(OPERATORS["convolution"], ConversionLimits(memory_mib=100))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel", "include", "size", "after"),
+    [
+        ("AveragePool", 2, 0, 1, 1),
+        ("AveragePool", 2, 1, 1, 1),
+        ("AveragePool", 3, 1, 2, 1),
+        ("AveragePool", 2, 1, 5, 3),
+        ("AveragePool", 2, 0, 5, 3),
+        ("MaxPool", 2, None, 1, 1),
+        ("MaxPool", 3, None, 6, 3),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_pools_that_round_up_are_those_of_onnx(kind, kernel, include, size, after, alone, tmp_path):
+    attributes = {"kernel_shape": [kernel] * 2, "strides": [2, 2], "ceil_mode": 1}
+    attributes |= {} if include is None else {"count_include_pad": include}
+    pool = model([(kind, ["in0"], ["out0"], attributes)], [(1, 4, size, size)], [(1, 4, after, after)], {})
+    files = convert(pool) if alone else convert_operators([pool, OPERATORS["softmax"]])[0]
+    assert isinstance(files, NcnnFiles), files
+    x = np.random.default_rng(0).normal(size=(1, 4, size, size)).astype(np.float32)
+    session = onnxruntime.InferenceSession(pool, providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"in0": x})
+    (got,) = run_ncnn(files, [x], 1, tmp_path)
+    assert np.allclose(got.reshape(expected.shape), expected, atol=TOLERANCE)

@@ -14,11 +14,15 @@ import torch
 
 import tailor_ir
 from profiling_agents.client import AgentError, MeasureSettings, local_agent
+from profiling_agents.messages import Measurement
 from tasks import export
+from tasks.artifacts import SubNetStore, read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
-from tasks.evaluate import EvaluationData, statistics_of
+from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.progress import Silent
+from tasks.schemas.candidates import Candidate, Candidates
+from tests.fronts import predicted, write_front
 
 QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2))
 HUGE_MS, TINY_MS = 1e6, 1e-6
@@ -37,17 +41,9 @@ def data() -> dict[str, EvaluationData]:
 def search(supernet: Path, tmp_path_factory) -> Path:
     """A front of two SubNets, one of them within two budgets, and a baseline."""
     net = tailor_ir.load(supernet)
-
-    def row(config, **more) -> dict:
-        return {"digest": net.space.digest(config), "config": config, "predicted_ms": 1.0, **more}
-
     chosen = [(net.max_config, HUGE_MS), (net.min_config, HUGE_MS), (net.min_config, TINY_MS)]
-    front = {
-        "winners": [row(config, budget_ms=budget_ms, predicted_accuracy=0.5) for config, budget_ms in chosen],
-        "baseline": [row(net.min_config, scaled="all variables")],
-    }
     folder = tmp_path_factory.mktemp("search")
-    (folder / "front.json").write_text(json.dumps(front))
+    write_front(folder, net, chosen, [net.min_config])
     return folder
 
 
@@ -55,7 +51,8 @@ def search(supernet: Path, tmp_path_factory) -> Path:
 def exported(supernet, search, data, device, tmp_path_factory) -> tuple[Path, dict]:
     """The folder of the export stage and what it returned, for each device."""
     out = tmp_path_factory.mktemp("export")
-    return out, export.run(QUICK, supernet, search, data, device, out, Silent())
+    store = SubNetStore(out / "subnets")
+    return out, export.run(QUICK, supernet, search, data, device, out, Silent(), store=store)
 
 
 def test_exports_agree_with_torch_and_are_measured(exported, device):
@@ -77,8 +74,18 @@ def test_exports_agree_with_torch_and_are_measured(exported, device):
         assert all(word in text for word in (card["digest"], card["device"]["fingerprint"], "licence", *file["sha256"]))
 
 
+def test_a_baseline_that_was_measured_as_a_winner_is_not_measured_again(exported):
+    out, result = exported
+    (baseline,) = result["baseline"]
+    winners, taken = (read_lines(out / f"{name}_measured.jsonl") for name in ("winners", "baseline"))
+    assert {line["key"] for line in taken} == {line["key"] for line in winners} >= {baseline["digest"]}
+    assert taken == winners
+    (card,) = (card for card in result["subnets"] if card["digest"] == baseline["digest"])
+    assert baseline["measured_ms"] == pytest.approx(card["latency"]["p50_ms"])
+
+
 def test_a_front_without_winners_is_refused_in_one_line(supernet, data, device, tmp_path):
-    (tmp_path / "front.json").write_text('{"winners": [], "baseline": []}')
+    write_front(tmp_path, tailor_ir.load(supernet), [])
     with pytest.raises(UserError, match=r"front '.*front\.json': has no winner; search again: autotailor search"):
         export.run(QUICK, supernet, tmp_path, data, device, tmp_path / "out", Silent())
 
@@ -116,6 +123,34 @@ def test_finished_subnets_are_not_exported_again(exported, supernet, search, dat
     assert again["subnets"][0] == first["subnets"][0]
     assert again["subnets"][1]["files"]["onnx"]["sha256"] == first["subnets"][1]["files"]["onnx"]["sha256"]
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
+
+
+def test_a_winner_that_misses_its_budget_is_replaced_and_told(exported, supernet, data, device, tmp_path):
+    folder, first = exported
+    out, net = Path(shutil.copytree(folder, tmp_path / "out")), tailor_ir.load(supernet)
+    slow_ms, fast_ms = (card["latency"]["p50_ms"] for card in first["subnets"])
+    budget_ms = (slow_ms + fast_ms) / 2
+    write_front(tmp_path, net, [(net.max_config, budget_ms), (net.max_config, HUGE_MS)])
+    timed = {
+        card["digest"]: Measurement.model_validate({"key": card["digest"], **card["latency"]})
+        for card in first["subnets"]
+    }
+    candidates = tuple(
+        Candidate(
+            **row.to_json(), smoothed_ms=timed[row.digest].p50_ms, latency=timed[row.digest], accuracy=0.5, loss=1.0
+        )
+        for row in (predicted(net, net.max_config), predicted(net, net.min_config))
+    )
+    pool = Candidates(candidates=candidates, budgets=(), likely={})
+    alternatives = lambda: export.MeasuredAlternatives(pool)  # noqa: E731
+    result = export.run(QUICK, supernet, tmp_path, data, device, out, Silent(), alternatives=alternatives)
+    replaced, kept = result["winners"]
+    assert replaced["digest"] == replaced["subnet"]["digest"] == first["subnets"][1]["digest"]
+    assert replaced["replaces"]["digest"] == kept["digest"] == first["subnets"][0]["digest"]
+    assert replaced["measured_ms"] <= budget_ms < replaced["replaces"]["measured_ms"]
+    assert replaced["within_budget"]
+    assert "replaces" not in kept
+    assert {card["digest"] for card in result["subnets"]} == {replaced["digest"], kept["digest"]}
 
 
 class Lost(Silent):

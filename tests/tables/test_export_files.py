@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ import torch
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
-from tasks.convert import ConversionError
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import EvaluationData, statistics_of
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.export.dynamic import BATCHES, dynamic_batch
+from tasks.export.facts import fact_file, properties
 from tasks.export.switching import write_bundle
-from tasks.predict.measure import onnx_of
+from tasks.measuring.subnets import onnx_of
+from tasks.ncnn.conversion import ConversionError
 from tasks.progress import Silent
+from tasks.schemas.exports import Card, Exports
+from tests.fronts import write_front
 from tests.ir.networks import perturb
 
 FORMATS = ("onnx", "ncnn", "ncnn_fp16", "torch")
@@ -53,21 +58,11 @@ def exported(supernet: Path, images: EvaluationData, tmp_path_factory: pytest.Te
     """The folder of an export of two SubNets, with torch's outputs for some images beside the files."""
     net = tailor_ir.load(supernet)
     folder, out = tmp_path_factory.mktemp("search"), tmp_path_factory.mktemp("export")
-    rows = [
-        {
-            "digest": net.space.digest(config),
-            "config": config,
-            "budget_ms": 1e6,
-            "predicted_ms": 1.0,
-            "predicted_accuracy": 0.5,
-        }
-        for config in (net.max_config, net.min_config)
-    ]
-    (folder / "front.json").write_text(json.dumps({"winners": rows, "baseline": rows[1:]}))
+    front = write_front(folder, net, [(net.max_config, 1e6), (net.min_config, 1e6)], [net.min_config])
     with local_agent("onnxruntime") as client, client.lease():
         result = export.run(SETTINGS, supernet, folder, {"test": images}, client, out, Silent(), provenance=PROVENANCE)
-    for row in rows:
-        write_references(net, row["config"], images, out)
+    for row in front.winners:
+        write_references(net, row.config, images, out)
     return out, result
 
 
@@ -113,12 +108,10 @@ def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     net = tailor_ir.compile(network, torch.zeros(1, 3, 32, 32))
     net.save(tmp_path / "supernet")
     config = net.space.sample(np.random.default_rng(1))
-    row = {"digest": net.space.digest(config), "config": config, "budget_ms": 1e6, "predicted_ms": 1.0}
-    row["predicted_accuracy"] = 0.5
     search, out = tmp_path / "search", tmp_path / "out"
     search.mkdir()
     out.mkdir()
-    (search / "front.json").write_text(json.dumps({"winners": [row], "baseline": []}))
+    write_front(search, net, [(config, 1e6)])
     settings = SETTINGS.model_copy(
         update={"formats": ("onnx", "ncnn", "ncnn_fp16"), "dynamic_batch": False, "bundle": False}
     )
@@ -164,9 +157,11 @@ def test_a_bundle_that_differs_from_torch_is_not_kept(
 ) -> None:
     _, result = exported
     strict = SETTINGS.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
-    told = write_bundle(strict, tailor_ir.load(supernet), result["subnets"], images, tmp_path, Silent())
-    assert told["state"] == "failed"
-    assert "outputs differ from torch by" in told["reason"]
+    cards = [Card.model_validate(card) for card in result["subnets"]]
+    told = write_bundle(strict, tailor_ir.load(supernet), cards, images, tmp_path, Silent())
+    assert told.state == "failed"
+    assert told.reason is not None
+    assert "outputs differ from torch by" in told.reason
     assert not list(tmp_path.iterdir())
 
 
@@ -193,6 +188,126 @@ def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(
             f"{card['accuracy']['test']:.2%}",
         ]
         assert all(word in text for word in [*wanted, *choices, f"{card['digest']}.fp16.ncnn.bin"])
+
+
+def test_a_model_card_tells_what_an_application_does_with_images_and_outputs(exported: tuple[Path, dict]) -> None:
+    out, result = exported
+    data = DataSettings(kind="digits")
+    for card in result["subnets"]:
+        assert card["classes"] == list("0123456789")
+        told = card["preparation"]
+        assert (told["colours"], told["crop"], told["interpolation"]) == ("RGB", "none", "bicubic, antialiased")
+        assert (tuple(told["mean"]), tuple(told["deviation"])) == (data.mean, data.deviation)
+        assert (told["resolution"], told["size"]) == (data.resolution, card["input_shape"][-2:])
+        text = (out / f"{card['digest']}.md").read_text()
+        assert "subtract (0.485, 0.456, 0.406), divide by (0.229, 0.224, 0.225), by channel" in text
+        assert "| 7 | 7 |" in text
+        small = told["size"] != [data.resolution] * 2
+        assert ("16 × 16 pixels, scaled by: bilinear, antialiased" in text) == small
+    assert {card["preparation"]["size"][0] for card in result["subnets"]} == {16, 32}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_exported_files_lie_under_readable_names_with_their_cards(exported: tuple[Path, dict], tmp_path: Path) -> None:
+    out, result = exported
+    folder = tmp_path / "exports" / "board"
+    export.write_readable(out, folder)
+    index = json.loads((folder / "index.json").read_text())
+    assert [row["budget_ms"] for row in index["winners"]] == [row["budget_ms"] for row in result["winners"]]
+    for row, card in zip(index["winners"], result["subnets"], strict=True):
+        stem = f"1e+06ms-resnet-{card['digest'][:8]}"
+        assert (folder / f"{stem}.onnx").read_bytes() == (out / f"{card['digest']}.onnx").read_bytes()
+        own = json.loads((folder / f"{stem}.json").read_text())
+        named = {name for file in own["files"].values() for name in file["sha256"]}
+        assert named | {f"{stem}.json", f"{stem}.md"} == set(row["files"])
+        assert f"{stem}.fp16.ncnn.bin" in (folder / f"{stem}.md").read_text()
+        assert {**own, "files": None} == {**card, "files": None}
+    assert set(files_in(folder)) == {"index.json", *index["sha256"]}
+    assert {name for row in index["winners"] for name in row["files"]} < set(index["sha256"])
+    assert files_in(folder / "bundle") == files_in(out / "bundle")
+
+
+def test_each_run_replaces_what_an_earlier_one_wrote_and_nothing_else(
+    exported: tuple[Path, dict], tmp_path: Path
+) -> None:
+    out, other, folder = exported[0], tmp_path / "other", tmp_path / "board"
+    export.write_readable(out, folder)
+    first = files_in(folder)
+    stems = {Path(name).stem for name in first if name.endswith(".pt2")}
+    kept, changed = sorted(stems)
+    (folder / "notes.txt").write_text("mine")
+    (folder / f"{changed}.md").write_text("mine, too")
+    (folder / f"{kept}.pt2").write_text("also mine")
+    before = (folder / f"{kept}.onnx").stat().st_mtime_ns
+    smaller = Exports.read(out / export.EXPORTS_FILE)
+    rows = tuple(row for row in smaller.winners if kept.endswith(row.digest[:8]))
+    shutil.copytree(out, other)
+    smaller.model_copy(update={"winners": rows, "bundle": None}).write(other / export.EXPORTS_FILE)
+    export.write_readable(other, folder)
+    assert (folder / f"{kept}.onnx").stat().st_mtime_ns == before
+    left = files_in(folder)
+    ours = {name for name in first if name.startswith(kept)}
+    assert left.keys() == ours | {"index.json", "notes.txt", f"{changed}.md", f"{kept}.pt2.kept-1"}
+    assert {name: left[name] for name in ours} == {name: first[name] for name in ours}
+    assert (left[f"{changed}.md"], left[f"{kept}.pt2.kept-1"]) == (b"mine, too", b"also mine")
+    (folder / "index.json").write_text("{")
+    export.write_readable(out, folder)
+    assert {name: files_in(folder)[name] for name in first if name != f"{changed}.md"} == {
+        name: content for name, content in first.items() if name != f"{changed}.md"
+    }
+    assert (folder / f"{changed}.md.kept-1").read_bytes() == b"mine, too"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(exported: tuple[Path, dict], tmp_path: Path) -> None:
+    (tmp_path / "exports").write_text("a file")
+    with pytest.raises(UserError, match=r"folder '.*board': cannot be written \(Not a directory\); the files are in"):
+        export.write_readable(exported[0], tmp_path / "exports" / "board")
+
+
+def told_by_onnx(file: Path) -> dict[str, str]:
+    model = onnx.load(file, load_external_data=False)
+    assert (model.producer_name, model.producer_version) == ("autotailor", version("autotailor"))
+    return {row.key.removeprefix("autotailor."): row.value for row in model.metadata_props}
+
+
+def test_files_of_every_format_tell_what_they_are(exported: tuple[Path, dict]) -> None:
+    out, result = exported
+    for card in result["subnets"]:
+        digest = card["digest"]
+        told = json.loads((out / f"{digest}.ncnn.json").read_text())
+        assert told["version"] == version("autotailor")
+        assert (told["network"], told["supernet"]) == ("resnet", "0123456789abcdef")
+        assert (told["digest"], told["config"], told["accuracy"]) == (digest, card["config"], card["accuracy"])
+        assert (told["predicted_ms"], told["measured_ms"]) == (1.0, card["latency"]["p50_ms"])
+        assert told["classes"] == list("0123456789")
+        assert card["preparation"].items() <= told.items()
+        assert (out / f"{digest}.fp16.ncnn.json").read_text() == (out / f"{digest}.ncnn.json").read_text()
+        assert {f"{digest}.ncnn.json", f"{digest}.ncnn.bin"} <= card["files"]["ncnn"]["sha256"].keys()
+        archive = {"autotailor.json": ""}
+        torch.export.load(out / f"{digest}.pt2", extra_files=archive)
+        assert json.loads(archive["autotailor.json"]) == told
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
+        assert told_by_onnx(out / f"{digest}.onnx") == texts == told_by_onnx(out / "bundle" / f"{digest}.onnx")
+        session = onnxruntime.InferenceSession(out / f"{digest}.onnx", providers=["CPUExecutionProvider"])
+        assert session.get_modelmeta().custom_metadata_map["autotailor.digest"] == digest
+
+
+def test_an_onnx_file_does_not_carry_very_many_class_names(exported: tuple[Path, dict]) -> None:
+    card = Card.model_validate(exported[1]["subnets"][0])
+    names = tuple(f"wordnet synset number {number:08d}" for number in range(21_841))
+    long = card.model_copy(update={"classes": names})
+    told = properties(long)
+    assert "autotailor.classes" not in told
+    assert told["autotailor.classes_left_out"] == "21841 names, more than 65536 bytes: see the model card"
+    assert sum(map(len, told.values())) < 10_000
+    assert (
+        json.loads(properties(long.model_copy(update={"classes": names[:1000]}))["autotailor.classes"])[999]
+        == names[999]
+    )
+    assert json.loads(fact_file(long))["classes"] == list(names)
 
 
 SMALLER: dict[str, dict[str, Any]] = {

@@ -1,6 +1,8 @@
 """Operators timed inside whole SubNets: every operator is in one, each layer belongs to an operator, and nothing twice."""
 
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +16,16 @@ from profiling_agents.messages import MeasureSettings
 from tasks import enumerate as enumerate_stage
 from tasks import profile
 from tasks.artifacts import read_lines
-from tasks.convert import Limits, convert, convert_operators
 from tasks.insitu.cover import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.insitu.overhead import layer_overhead_ms, without_overhead
-from tasks.jobs import ncnn_job, onnx_job
-from tasks.ncnn_files import NcnnModel
+from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.measuring.subnets import onnx_of
+from tasks.ncnn.conversion import ConversionLimits, convert, convert_operators
+from tasks.ncnn.files import NcnnFiles
 from tasks.plan import plan
 from tasks.predict.correction import UNCORRECTED
 from tasks.predict.latency import subnet_ms
-from tasks.predict.measure import onnx_of
 from tasks.progress import Silent
 from tests.ir.networks import perturb
 
@@ -33,6 +35,7 @@ FACTOR = 3.0  # between timings of tiny networks on a shared machine; how well t
 NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
 
 
+@cache
 def compiled(name: str) -> tailor_ir.SuperNet:
     torch.manual_seed(0)
     model = perturb(timm.create_model(name))
@@ -43,8 +46,8 @@ def whole(net: tailor_ir.SuperNet, config: dict, backend: str) -> WholeSubNet:
     if backend != "ncnn":
         return onnx_subnet(net, "whole", config)
     features = list(dict.fromkeys(net.operators(config)))
-    converted = convert_operators([tailor_ir.operator_model(feature) for feature in features], Limits())
-    assert all(isinstance(one, NcnnModel) for one in converted), converted
+    converted = convert_operators([tailor_ir.operator_model(feature) for feature in features], ConversionLimits())
+    assert all(isinstance(one, NcnnFiles) for one in converted), converted
     return ncnn_subnet(net, "whole", config, dict(zip(features, converted, strict=True)))
 
 
@@ -100,15 +103,21 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
     assert layer_overhead_ms([]) == 0.0
 
 
-@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "torch"])
+@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "torch"])
+def agent(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient]]:
+    """Name of a backend, and an agent that drives it."""
+    with local_agent(request.param) as client:
+        yield request.param, client
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, backend: str) -> None:
+def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: tuple[str, AgentClient]) -> None:
+    backend, client = agent
     net = compiled(name)
     config = net.space.sample(np.random.default_rng(3))
-    with local_agent(backend) as client:
-        subnet = whole(net, config, backend)
-        (measured,) = client.measure([subnet.job], SUBNET)
-        (real,) = client.measure([job(net, config, client)], SUBNET.model_copy(update={"layers_ms": 0.0}))
+    subnet = whole(net, config, backend)
+    (measured,) = client.measure([subnet.job], SUBNET)
+    (real,) = client.measure([job(net, config, client)], SUBNET.model_copy(update={"layers_ms": 0.0}))
     assert measured.state == "ok", measured.reason
     assert measured.p50_ms is not None
     assert real.p50_ms is not None
@@ -127,7 +136,7 @@ def job(net: tailor_ir.SuperNet, config: dict, client: AgentClient):
     model = onnx_of(net, config)
     if "onnx" in client.capabilities().formats:
         return onnx_job("real", model)
-    return ncnn_job("real", model, convert(model, Limits()))
+    return ncnn_job("real", model, convert(model, ConversionLimits()))
 
 
 def test_profile_in_situ_knows_every_operator_and_adds_up(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tailor_ir
 from tasks.errors import UserError
 from tasks.lut import DeviceKey, Entry, Lut, feature_text
-from tasks.predict.correction import Correction, Network
+from tasks.predict.correction import Correction, OperatorSums
 from tasks.predict.latency import LatencyPredictor, network_of, subnet_ms
 from tasks.predict.validate import errors
 
@@ -123,19 +123,19 @@ def test_an_operator_that_runs_in_another_adds_nothing(net, lut):
     assert predicted[0] == pytest.approx(after.sum_ms + 0.5 * after.operators, abs=1e-9)
 
 
-def networks(rng: np.random.Generator, count: int) -> list[Network]:
+def networks(rng: np.random.Generator, count: int) -> list[OperatorSums]:
     """Networks of two families of operators."""
     return [
-        Network(int(rng.integers(20, 60)), {"Conv": float(rng.uniform(1, 9)), "Add": float(rng.uniform(0.2, 3))})
+        OperatorSums(int(rng.integers(20, 60)), {"Conv": float(rng.uniform(1, 9)), "Add": float(rng.uniform(0.2, 3))})
         for _ in range(count)
     ]
 
 
-def latency_ms(network: Network, offset_ms: float, overhead_ms: float, conv: float, add: float) -> float:
+def latency_ms(network: OperatorSums, offset_ms: float, overhead_ms: float, conv: float, add: float) -> float:
     return offset_ms + overhead_ms * network.operators + conv * network.sums_ms["Conv"] + add * network.sums_ms["Add"]
 
 
-def corrected_ms(correction: Correction, network: Network) -> float:
+def corrected_ms(correction: Correction, network: OperatorSums) -> float:
     sums = sum(correction.factors[name] * value for name, value in network.sums_ms.items())
     return correction.offset_ms + correction.overhead_ms * network.operators + sums
 
@@ -162,14 +162,14 @@ def test_correction_is_not_moved_by_disturbed_measurements():
 
 
 def test_one_network_scales_all_families_alike():
-    correction = Correction.fit([Network(30, {"Conv": 4.0, "Add": 1.0})], np.array([10.0]))
+    correction = Correction.fit([OperatorSums(30, {"Conv": 4.0, "Add": 1.0})], np.array([10.0]))
     assert correction.factors["Conv"] == pytest.approx(2.0, rel=0.05)
     assert correction.factors["Add"] == pytest.approx(2.0, rel=0.05)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9), st.floats(0.05, 40)), min_size=1, max_size=8))
 def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than_nothing(rows):
-    seen = [Network(10, {"Conv": conv, "Add": add}) for conv, add, _ in rows]
+    seen = [OperatorSums(10, {"Conv": conv, "Add": add}) for conv, add, _ in rows]
     correction = Correction.fit(seen, np.array([measured for *_, measured in rows]))
     assert all(factor > 0 for factor in correction.factors.values())
     assert correction.operator_ms("Conv", 0.01) > 0
@@ -178,7 +178,7 @@ def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than
 
 
 def test_errors_are_relative_to_what_was_measured():
-    found = errors(np.array([1.0, 2.3, 2.5]), np.array([1.0, 2.0, 5.0]))
+    found = errors(np.array([1.0, 2.3, 2.5]), np.array([1.0, 2.0, 5.0])).to_json()
     assert found["n"] == 3
     assert found["median_relative_error"] == pytest.approx(0.15)
     assert found["max_relative_error"] == pytest.approx(0.5)

@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import replace
 
 import pytest
-from lut_entries import DEVICE, LATE, entry, failed
+from lut_entries import DEVICE, LATE, entry, failed, rewrite
 from pyarrow import parquet
 
 import tailor_ir
@@ -103,7 +103,7 @@ def damage(folder, **values) -> None:
     (part,) = folder.iterdir()
     table = parquet.read_table(part)
     rows = [row | values for row in table.to_pylist()]
-    parquet.write_table(table.from_pylist(rows, schema=table.schema), part)
+    rewrite(part, table.from_pylist(rows, schema=table.schema))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -163,7 +163,7 @@ def test_a_part_from_before_a_column_existed_is_read(tmp_path):
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
     older = ["method", "settings", "description", "cache", "cost_ms", "energy_mj"]
-    parquet.write_table(parquet.read_table(part).drop_columns(older), part)
+    rewrite(part, parquet.read_table(part).drop_columns(older))
     assert Lut.open(tmp_path).entries() == (entry("a"),)
 
 
@@ -177,7 +177,7 @@ def test_a_part_from_before_a_column_existed_is_read(tmp_path):
 def test_a_part_of_another_version_is_refused_by_name(tmp_path, change, line):
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
-    parquet.write_table(change(parquet.read_table(part)), part)
+    part = rewrite(part, change(parquet.read_table(part)))
     with pytest.raises(UserError, match=f"{part.name}.*{line}"):
         Lut.open(tmp_path)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from lut_entries import DEVICE, LATE, entry, failed
 
-from flows.arguments import LUT_ACTIONS
 from flows.cli import main
-from flows.lut import OPTIONS
+from flows.cli.lut import OPTIONS
+from flows.cli.words import LUT_ACTIONS
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile

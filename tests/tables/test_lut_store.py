@@ -13,6 +13,7 @@ from lut_entries import DEVICE, EARLY, LATE, entry, failed
 
 from tasks.errors import UserError
 from tasks.lut import Lut, LutStore, parts
+from tests.damage import DAMAGES, delete
 
 OTHER = replace(DEVICE, backend="onnxruntime", build="def", fingerprint="f1")
 SCRIPT = """
@@ -181,3 +182,18 @@ def test_a_stages_own_table_is_a_store_of_one(tmp_path):
     target = LutStore(tmp_path / "merged")
     assert target.merge([LutStore(tmp_path / "stage")]) == {DEVICE.name: 1}
     assert Lut.open(target.root / DEVICE.name).get("a").measured_at == EARLY
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage is not delete])
+def test_a_damaged_part_is_set_aside_and_the_others_are_used(tmp_path, damage):
+    store = LutStore(tmp_path)
+    store.open(DEVICE).append([entry("a")])
+    (first,) = (tmp_path / DEVICE.name).glob("part-*.parquet")
+    store.open(DEVICE).append([entry("b")])
+    damage(first)
+    with pytest.raises(UserError, match=f"{first.name}.*cannot be read"):
+        store.open(DEVICE)
+    (line,) = store.mend(DEVICE)
+    assert f"set aside as '{first}.damaged', its operators are measured again" in line
+    assert digests(store) == {"b"}
+    assert list(store.mend(DEVICE)) == []

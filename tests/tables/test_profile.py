@@ -45,7 +45,9 @@ def test_enumerated_operators_are_those_of_all_subnets(supernet, operators):
 
 def test_every_witness_has_its_operator(supernet, operators):
     net = tailor_ir.load(supernet)
-    for row in json.loads((operators / enumeration.OPERATORS_FILE).read_text()):
+    rows = json.loads((operators / enumeration.OPERATORS_FILE).read_text())["operators"]
+    assert len(rows) == len(enumeration.read_operators(operators))
+    for row in rows:
         assert row["digest"] in {feature.digest for feature in net.operators(row["witness"])}
 
 

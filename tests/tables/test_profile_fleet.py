@@ -17,7 +17,7 @@ from profiling_agents.messages import MeasureSettings
 from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.artifacts import read_lines
-from tasks.fleet import Fleet
+from tasks.measuring.fleet import Fleet
 from tasks.progress import Silent
 from tests.agents import agent_processes as processes
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lut_entries import rewrite
 from pyarrow import parquet
 
 from profiling_agents.client import AgentClient, MeasureSettings
@@ -123,7 +124,7 @@ def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(halves, setti
     part = max((settings.store / profile.device_key(device.capabilities()).name).iterdir())
     rows = parquet.read_table(part).to_pylist()
     rows[0]["p50_ms"] = 0.0
-    parquet.write_table(parquet.read_table(part).from_pylist(rows, schema=parquet.read_schema(part)), part)
+    rewrite(part, parquet.read_table(part).from_pylist(rows, schema=parquet.read_schema(part)))
     with pytest.raises(UserError, match=rf"{rows[0]['operator']} {rows[0]['digest']}: p50_ms = 0.*autotailor profile"):
         LutStore(settings.store).valid_rows()
     result = profile.run(settings, first, device, tmp_path / "two", Silent())

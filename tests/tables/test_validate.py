@@ -10,9 +10,9 @@ import tailor_ir
 from profiling_agents.client import MeasureSettings
 from tasks import enumerate as enumeration
 from tasks import profile
+from tasks.measuring.subnets import validation_configs
 from tasks.predict import validate
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.measure import validation_configs
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
 

@@ -6,8 +6,8 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tailor_ir.describe import Describer, describe
-from tailor_ir.space import Config
+from tailor_ir.spaces.variables import Config
+from tailor_ir.summary import Describer, describe
 from tests.ir.networks import small_net
 from tests.view.conftest import Viewed
 
@@ -20,7 +20,7 @@ def built_parameters(net: SuperNet, config: Config) -> int:
 def test_savings_are_those_of_the_built_subnets(viewed: Viewed) -> None:
     net, largest = viewed.net, viewed.net.max_config
     parameters, macs = built_parameters(net, largest), net.macs(largest)
-    found = describe(net)
+    found = describe(net.structure)
     assert [v.name for v in found] == [v.name for v in net.space.variables]
     assert {v.kind for v in found} >= {"resolution", "width_mult", "expand_ratio"}
     for v in found:
@@ -30,22 +30,22 @@ def test_savings_are_those_of_the_built_subnets(viewed: Viewed) -> None:
         assert v.macs_saved > 0
 
 
-def test_any_subnet_is_measured_as_built(viewed: Viewed) -> None:
-    net, describer = viewed.net, Describer(viewed.net.elastic)
+def test_any_subnet_is_summed_up_as_built(viewed: Viewed) -> None:
+    net, describer = viewed.net, Describer(viewed.net.structure)
     for row in net.space.random_codes(4, np.random.default_rng(0)):
         config = net.space.decode(row)
-        measured = describer.measure(row)
-        assert measured.parameters == built_parameters(net, config)
-        assert measured.macs == net.macs(config)
+        summary = describer.summary(row)
+        assert summary.parameters == built_parameters(net, config)
+        assert summary.macs == net.macs(config)
 
 
 def test_depth_touches_the_nodes_that_it_leaves_out(viewed: Viewed) -> None:
     net = viewed.net
-    by_name = {v.name: v for v in describe(net)}
+    by_name = {v.name: v for v in describe(net.structure)}
     order = {node.name: position for position, node in enumerate(net.elastic.graph.nodes)}
-    for depth in net.space.depths:
-        variable = net.space.variables[depth.variable]
-        skipped = [net.elastic.regions.blocks[i] for i in depth.blocks[int(variable.choices[0]) :]]
+    for variable in (v for v in net.space.variables if v.kind == "depth"):
+        stage = next(s for s in net.elastic.regions.stages if variable.name.startswith(f"{s.name}."))
+        skipped = stage.blocks[int(variable.choices[0]) :]
         info = by_name[variable.name]
         assert {node.name for block in skipped for node in block.nodes} == set(info.nodes)
         assert list(info.nodes) == sorted(info.nodes, key=order.__getitem__)
@@ -55,7 +55,7 @@ def test_depth_touches_the_nodes_that_it_leaves_out(viewed: Viewed) -> None:
 def test_node_range_and_axes_of_a_known_network() -> None:
     wish = {"resolution": [16, 32], "stage.1.depth": [-1, 0], "stage.1.block.2.expand_ratio": [1, 2]}
     net = tailor_ir.compile(small_net(), torch.zeros(1, 3, 32, 32), wish)
-    resolution, depth, ratio = describe(net)
+    resolution, depth, ratio = describe(net.structure)
     assert resolution.axes == ("H", "W")
     assert resolution.first_node == "/stem/stem.0/Conv"
     assert resolution.last_node == "/pool/GlobalAveragePool"
@@ -89,5 +89,5 @@ class TiedTwice(nn.Module):
 def test_a_shared_weight_counts_once() -> None:
     network = TiedTwice().eval()
     net = tailor_ir.compile(network, torch.zeros(1, 3, 16, 16))
-    measured = Describer(net.elastic).measure(net.space.row(net.max_config))
-    assert measured.parameters == sum(p.numel() for p in network.parameters())
+    summary = Describer(net.structure).summary(net.space.row(net.max_config))
+    assert summary.parameters == sum(p.numel() for p in network.parameters())

@@ -10,8 +10,8 @@ import timm
 import torch
 
 import tailor_ir
-from flows.arguments import parse
 from flows.cli import main
+from flows.cli.arguments import parse
 
 ODD = "/<b>&'\"</b><script>alert(1)</script>/Conv"
 
@@ -41,8 +41,8 @@ def test_view_alone_takes_no_override_for_its_file(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["run", "--view"], "--view: is not a flag of 'run'; allowed: with 'compile'"),
-        (["search", "--view", "page.html"], "--view: is not a flag of 'search'; allowed: with 'compile'"),
+        (["run", "--view"], "--view: is not a flag of 'run'; allowed: with compile"),
+        (["search", "--view", "page.html"], "--view: is not a flag of 'search'; allowed: with compile"),
         (["compile", "--view", "page.txt"], "--view: got 'page.txt'; allowed: a file that ends in .html"),
         (["compile", "--view", "/nowhere/page.html"], "--view: folder '/nowhere' does not exist"),
         (["compile", "--view", "--multirun", "space.depth=1,2"], "--view: shows one SuperNet"),
@@ -71,6 +71,7 @@ def odd_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_compile_writes_the_page_into_the_output_folder_or_where_it_is_told(odd_network: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["compile", "model=onnx", f"model.path={odd_network}", "device=[onnxruntime]", f"output_dir={out}"]
+    words.append("data.channels=1")
     result = tmp_path / "result.json"
     assert main([*words, "--json", str(result), "--view"]) == 0
     assert json.loads(result.read_text())["view"] == str(out / "supernet.html")

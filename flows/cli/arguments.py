@@ -1,0 +1,231 @@
+"""What the words of a command line mean, or the one line that refuses them. Nothing heavy is imported here."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from flows.cli.words import COMMANDS, FLAGS
+from tasks.choose import Question, WinnerRule, pick
+from tasks.choose.pick import FILE_END, FORMS
+from tasks.choose.rules import RuleKind
+from tasks.errors import UserError
+
+RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
+COMPARING = "compare"
+CONFIG = "job"
+"""What `--cfg` shows, by Hydra's name for it."""
+EXPORTING = "export"
+WITH_WORDS = ("lut", COMPARING)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """One command as given."""
+
+    command: str
+    overrides: tuple[str, ...]
+    json: Path | None
+    multirun: bool
+    config_folder: Path | None
+    view: Path | bool  # True: `VIEW_FILE` in the output folder
+    dry_run: bool
+    words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes
+    device: str | None = None
+    question: Question | None = None
+    shows_config: bool = False
+    to: Path | None = None  # where the chosen SubNet goes
+    package: str | None = None  # the part of the config that is shown; None: all of it
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", message, next_step=f"see '{self.prog} --help'")
+
+
+def help_of(argv: Sequence[str]) -> str | None:
+    """What `--help` tells with these words: of all commands, or of one; None when nobody asks. UserError: no such command."""
+    if argv and not {"--help", "-h"} & set(argv):
+        return None
+    from flows.cli.help import command_help, general_help
+
+    parser = _Parser(prog="autotailor", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", type=Path)
+    found, words = parser.parse_known_args(argv)
+    _check_config_folder(found.config_dir)
+    if words and not words[0].startswith("-"):
+        _check_command(words[0])
+        return command_help(words[0], found.config_dir)
+    return general_help(found.config_dir)
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Arguments of every command but `agent` and `relay`. UserError for an unknown command or flag."""
+    command, rest = argv[0], argv[1:]
+    _check_command(command)
+    found = _parser(command).parse_intermixed_args(_with_a_view_value(rest))
+    _check_flags(command, found)
+    view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
+    words = tuple(word for word in found.overrides if _is_word(command, word))
+    overrides = tuple(word for word in found.overrides if word not in words)
+    arguments = Arguments(
+        command,
+        overrides,
+        found.json,
+        found.multirun,
+        found.config_dir,
+        view,
+        found.dry_run,
+        words,
+        found.device,
+        _question(command, found, words, overrides),
+        _shows_config(found),
+        found.to,
+        found.package,
+    )
+    _check_paths(arguments)
+    _check_view(arguments)
+    return arguments
+
+
+def _is_word(command: str, text: str) -> bool:
+    """Whether it is no override: a name or a file that the command takes."""
+    return "=" not in text and (command in WITH_WORDS or (command == EXPORTING and text.endswith(FILE_END)))
+
+
+def _parser(command: str) -> _Parser:
+    parser = _Parser(prog=f"autotailor {command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--view")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--device")
+    parser.add_argument("--budget-ms")
+    parser.add_argument("--accuracy-share")
+    parser.add_argument("--knee", action="store_true")
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--cfg", "-c")
+    parser.add_argument("--package", "-p")
+    return parser
+
+
+def _check_command(command: str) -> None:
+    from flows.groups import nearest
+
+    if command not in COMMANDS:
+        hint = nearest(command, COMMANDS) or "see 'autotailor --help'"
+        raise UserError(f"command '{command}'", "is unknown", allowed=", ".join(COMMANDS), next_step=hint)
+
+
+def _given(found: argparse.Namespace, flag: str) -> bool:
+    return getattr(found, flag.removeprefix("--").replace("-", "_"), None) not in (None, False)
+
+
+def _check_flags(command: str, found: argparse.Namespace) -> None:
+    """UserError for flags of other commands."""
+    for flag in FLAGS:
+        if _given(found, flag) and flag not in COMMANDS[command].flags:
+            allowed = ", ".join(name for name, other in COMMANDS.items() if flag in other.flags)
+            hint = "device=[NAME] chooses the devices of a run" if flag == "--device" else ""
+            raise UserError(flag, f"is not a flag of '{command}'", allowed=f"with {allowed}", next_step=hint)
+
+
+def _shows_config(found: argparse.Namespace) -> bool:
+    if found.cfg not in (None, CONFIG):
+        raise UserError("--cfg", f"got '{found.cfg}'", allowed=f"{CONFIG}; Hydra's own settings are not options here")
+    if found.package is not None and found.cfg is None:
+        raise UserError("--package", "shows a part of the config", next_step=f"write --cfg {CONFIG} before it")
+    return found.cfg is not None
+
+
+def _question(
+    command: str, found: argparse.Namespace, words: Sequence[str], overrides: Sequence[str]
+) -> Question | None:
+    """What is asked of a search. UserError for values that cannot be."""
+    if command == COMPARING:
+        if len(words) != 2:
+            form = f"autotailor {COMPARING} A B"
+            raise UserError(COMPARING, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
+        for word in words:
+            pick(word)
+        return Question(pair=(words[0], words[1]))
+    if command == EXPORTING and words:
+        for word in words:
+            pick(word)
+        if found.dry_run:
+            raise UserError("--dry-run", "tells of stages, not of files", next_step="leave the files out")
+        return Question(files=tuple(words))
+    given = {flag: getattr(found, name) for flag, name in RULES.items() if _given(found, flag)}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise UserError(" and ".join(given), "choose one SubNet each", next_step="leave all but one of them out")
+    flag, text = next(iter(given.items()))
+    rule = WinnerRule(RULES[flag], 0.0 if flag == "--knee" else _number(flag, text))
+    for option in ("search.budgets_ms", "search.device_budgets_ms"):
+        if rule.kind == "budget_ms" and any(text.startswith(f"{option}=") for text in overrides):
+            raise UserError("--budget-ms", f"is given beside {option}", next_step="leave one of them out")
+    return Question(rule=rule)
+
+
+def _number(flag: str, text: str) -> float:
+    highest = 1.0 if flag == "--accuracy-share" else math.inf
+    allowed = "a number above 0" + (" and up to 1, such as 0.95" if highest == 1.0 else "")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value <= highest and math.isfinite(value)):
+        raise UserError(flag, f"got '{text}'", allowed=allowed)
+    return value
+
+
+def _with_a_view_value(words: Sequence[str]) -> list[str]:
+    """`--view` alone gets an empty value, so that it does not take the override that follows it for its file."""
+    found = []
+    for position, word in enumerate(words):
+        following = words[position + 1] if position + 1 < len(words) else ""
+        alone = word == "--view" and (not following or following[0] in "-+~" or "=" in following)
+        found.append(f"{word}=" if alone else word)
+    return found
+
+
+def _check_paths(arguments: Arguments) -> None:
+    _check_config_folder(arguments.config_folder)
+    if arguments.json:
+        _check_file("--json", arguments.json)
+    if arguments.to:
+        _check_file("--to", arguments.to)
+        if arguments.to.suffix != FILE_END:
+            raise UserError("--to", f"got '{arguments.to}'", allowed=f"a file that ends in {FILE_END}")
+        if arguments.question is None:
+            raise UserError("--to", "is of one chosen SubNet", next_step=f"choose it by {', '.join(RULES)}")
+        if arguments.multirun:
+            raise UserError("--to", "is one file, --multirun makes several", next_step="leave one of them out")
+
+
+def _check_config_folder(folder: Path | None) -> None:
+    if folder and not folder.is_dir():
+        raise UserError("--config-dir", f"'{folder}' is not a folder", next_step="make it or leave it out")
+
+
+def _check_file(flag: str, path: Path) -> None:
+    if not path.resolve().parent.is_dir():
+        raise UserError(flag, f"folder '{path.resolve().parent}' does not exist", next_step="make it first")
+    if path.is_dir():
+        raise UserError(flag, f"'{path}' is a folder", allowed="a file")
+
+
+def _check_view(arguments: Arguments) -> None:
+    if arguments.view is False:
+        return
+    if arguments.multirun:
+        raise UserError("--view", "shows one SuperNet, --multirun makes several", next_step="leave one of them out")
+    if isinstance(arguments.view, Path):
+        if arguments.view.suffix != ".html":
+            raise UserError("--view", f"got '{arguments.view}'", allowed="a file that ends in .html")
+        _check_file("--view", arguments.view)

@@ -1,0 +1,162 @@
+"""Commands as flow calls, and what they show in the terminal."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.adapt import adapt
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Terminal
+from flows.cli.words import CHOSEN_FOLDER, PLANNING
+from flows.config import AdaptConfig, FlowConfig, RunStage
+from flows.pipeline import pipeline
+from flows.stages import ADAPTATION, PIPELINE
+from flows.stages.forecast import Expectation, forecast
+from profiling_agents.messages import AgentError
+from tailor_ir import TailorError
+from tasks.choose import Question
+from tasks.choose.terminal import chosen_tables, comparison_table, front_table
+from tasks.enumerate import listing
+from tasks.errors import UserError
+from tasks.report import terminal_table
+from tasks.schemas.chosen import ChosenSubNet
+from tasks.schemas.front import FRONT_FILE, Front, Winner
+
+USERS_ERRORS = (UserError, TailorError, AgentError)
+UNTIL = {"run": "report", "compare": "search"}
+LONG = 200
+
+
+def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
+    """Run a command with a validated config, show its result, and return it as JSON."""
+    command, question = arguments.command, arguments.question
+    terminal = Terminal()
+    if arguments.dry_run and command not in PLANNING:
+        expected = foresee(command, config, question)
+        terminal.show(_forecast_table(expected))
+        return {"dry_run": [row.to_json() for row in expected]}
+    result = _call(command, config, arguments.dry_run, question)
+    if question and not question.files:
+        for row in result.get("chosen", ()):
+            terminal.show(chosen_tables(row))
+            file = arguments.to or config.output_dir / CHOSEN_FOLDER / f"{row['device']}.json"
+            row["file"] = str(write_chosen(row, file))
+            terminal.say(f"file: {row['file']}")
+        terminal.show(*map(comparison_table, result.get("compared", ())))
+    elif "report_html" in result:
+        terminal.show(*terminal_table(result))
+        terminal.say(f"report: {result['report_html']}")
+    elif arguments.dry_run:
+        terminal.show(_plan_table(result["plan"]))
+    else:
+        for stage in result["stages"]:
+            searched = command == "search" and (Path(stage["folder"]) / FRONT_FILE).exists()
+            terminal.show(
+                front_table(Front.read(Path(stage["folder"]) / FRONT_FILE)) if searched else _stage_table(stage)
+            )
+    if exports := result.get("exports"):
+        terminal.say(f"exported files: {', '.join(exports.values())}")
+    if command == "enumerate":
+        (stage,) = result["stages"]
+        result |= listing(Path(stage["folder"]), stage["result"])
+    return result
+
+
+def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], FlowConfig]]) -> list[dict[str, Any]]:
+    """One run per combination, then a table of them all."""
+    results = []
+    for overrides, config in runs:
+        Console(stderr=True).rule(escape(" ".join(overrides)))
+        results.append({"overrides": list(overrides), **execute(arguments, config)})
+    if not arguments.dry_run:
+        Terminal().show(_sweep_table(results))
+    return results
+
+
+def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
+    """Write a chosen SubNet, whole or not at all. UserError when that cannot be."""
+    subnet = Winner.model_validate({name: row[name] for name in Winner.model_fields if name in row})
+    try:
+        file.parent.mkdir(exist_ok=True)
+        ChosenSubNet(device=row["device"], rule=row["rule"]["text"], subnet=subnet).write(file)
+    except OSError as error:
+        elsewhere = "--to FILE.json writes it elsewhere"
+        raise UserError(f"'{file}'", f"cannot be written ({error.strerror})", next_step=elsewhere) from error
+    return file
+
+
+def foresee(command: str, config: FlowConfig, question: Question | None = None) -> list[Expectation]:
+    """A row for each stage of a command: complete or not, and why. Nothing is worked."""
+    table = ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE
+    return forecast(table, config.answering(question), UNTIL.get(command, command))
+
+
+def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
+    if isinstance(config, AdaptConfig):
+        return adapt(config, "plan" if dry_run else "report")
+    until = "plan" if dry_run else UNTIL.get(command, command)
+    if question and question.files:
+        until = "search"  # what follows is of the files' SubNets
+    return pipeline(config, cast(RunStage, until), question)
+
+
+def _forecast_table(expected: Sequence[Expectation]) -> Table:
+    complete = sum(row.state == "complete" for row in expected)
+    title = f"dry run: {complete} of {len(expected)} stages are complete; nothing is worked"
+    table = Table(title=title, title_justify="left")
+    for column in ("stage", "state", "why"):
+        table.add_column(column)
+    for row in expected:
+        table.add_row(escape(row.stage), row.state, escape(row.why))
+    return table
+
+
+def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:
+    """A row for each device; nothing was measured."""
+    guessed = any(row["estimated_from"] == "settings" for row in plan.values())
+    note = "* from the settings: the device has timed no operator under them yet" if guessed else None
+    table = Table(title="dry run: nothing is measured", caption=note, title_justify="left", caption_justify="left")
+    table.add_column("device")
+    for column in ("operators", "known", "noisy", "failed", "to measure", "device time"):
+        table.add_column(column, justify="right")
+    for name, row in plan.items():
+        counts = (row[key] for key in ("operators", "known", "known_noisy", "known_failed", "to_measure"))
+        mark = "*" if row["estimated_from"] == "settings" else ""
+        table.add_row(escape(name), *map(str, counts), f"{row['estimated_s']:.1f} s{mark}")
+    return table
+
+
+def _stage_table(stage: dict[str, Any]) -> Table:
+    state = "found complete" if stage["cached"] else f"{stage['seconds']:.1f} s"
+    table = Table(title=escape(f"{stage['stage']} ({state})"), show_header=False, box=None, title_justify="left")
+    for name, value in stage["result"].items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        table.add_row(escape(name), escape(text if len(text) <= LONG else f"{text[:LONG]}… (--json FILE has it all)"))
+    table.add_row("folder", escape(stage["folder"]))
+    return table
+
+
+def _sweep_table(results: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="sweep")
+    for column in ("overrides", "stage", "device", "result"):
+        table.add_column(column)
+    for result in results:
+        for stage, device, text in _sweep_rows(result):
+            table.add_row(escape(" ".join(result["overrides"])), stage, escape(device), escape(text))
+    return table
+
+
+def _sweep_rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    if "report_html" not in result:
+        return [(row["stage"].split("/")[0], row["stage"].partition("/")[2], row["folder"]) for row in result["stages"]]
+    rows = []
+    for device in result["devices"]:
+        measured = [row for row in device["winners"] if row["measured_ms"] is not None]
+        text = ", ".join(f"{row['measured_ms']:.3g} ms {100 * row['accuracy']:.1f} %" for row in measured)
+        rows.append(("report", device["name"], text))
+    return rows

@@ -1,0 +1,115 @@
+"""`autotailor`: the command line. Composes and validates first, imports heavy libraries only for a valid command."""
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.arguments import Arguments, help_of, parse
+from flows.cli.words import PLANNING, VIEW_FILE
+from flows.machine.signals import Terminated, interruptible
+from tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from flows.config import AdaptConfig, RunConfig
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0, 2 with one line for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["agent"]:
+        from profiling_agents.cli import main as agent
+
+        return agent(words[1:])
+    if words[:1] == ["relay"]:
+        from profiling_agents.cli import relay
+
+        return relay(words[1:])
+    if words == ["--version"]:
+        print(f"autotailor {version('autotailor')}")
+        return 0
+    try:
+        if (told := help_of(words)) is not None:
+            print(told, end="")
+            return 0
+        with interruptible():
+            return _execute(parse(words))
+    except UserError as error:
+        return _refuse(error)
+    except KeyboardInterrupt as error:
+        print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+
+
+def _refuse(error: Exception) -> int:
+    print(f"autotailor: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _execute(arguments: Arguments) -> int:
+    """Compose, then start the server, which loads while the configs are validated and the libraries imported."""
+    from flows.cli.composed import composed, shown, sweep_of, validated
+
+    if arguments.shows_config:
+        print(shown(arguments), end="")
+        return 0
+    if arguments.command == "lut":
+        from flows.cli import lut
+
+        result: Any = lut.execute(arguments)
+        if arguments.json:
+            _write(arguments.json, result)
+        return 0
+
+    from flows.machine.environment import prepare
+    from flows.machine.server import start_server
+
+    sweep = sweep_of(arguments)
+    configs = [composed(overrides, arguments) for overrides in sweep]
+    prepare(quiet=True)
+    worked = not arguments.dry_run or arguments.command in PLANNING
+    wait_until_ready = start_server() if worked else lambda: None
+
+    from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
+
+    valid = [validated(config, arguments) for config in configs]
+    wait_until_ready()
+    try:
+        if arguments.multirun:
+            result = execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
+        else:
+            result = execute(arguments, valid[0])
+        if arguments.view and not arguments.dry_run:
+            result["view"] = _write_view(arguments.view, valid[0], result)
+    except USERS_ERRORS as error:
+        return _refuse(error)
+    if arguments.json:
+        _write(arguments.json, result)
+    return 0
+
+
+def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:
+    """The page of the SuperNet that `compile` made; where it is."""
+    import tasks.view
+    from flows.stages import SUPERNET
+
+    page = view if isinstance(view, Path) else config.output_dir / VIEW_FILE
+    compiled = next(stage for stage in result["stages"] if stage["stage"] == "compile")
+    tasks.view.run(Path(compiled["folder"]) / SUPERNET, config.name, page)
+    print(f"view: {page}")
+    return str(page)
+
+
+def _write(path: Path, result: Any) -> None:
+    from tasks.artifacts import write_bytes
+
+    try:
+        write_bytes(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise UserError("--json", f"'{path}' cannot be written ({error.strerror})") from error

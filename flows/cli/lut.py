@@ -1,0 +1,213 @@
+"""`autotailor lut`: look at the look-up tables of a store, compare, export, merge and compact them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Terminal
+from flows.cli.words import LUT_ACTIONS
+from flows.compose import compose_config
+from flows.validate import validate
+from tasks.errors import UserError
+from tasks.lut import LutStore, ProfilingMethod
+from tasks.lut.entry import Row, device_of
+from tasks.lut.views import Filter, diff, export, show
+
+LutAnswer = Mapping[str, Any]
+FAILURES_SHOWN = 10
+COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy"}
+"""Keys of what is counted, and the columns' names."""
+ENERGY = {"with_energy": "energy"}
+"""A further column, where something has one."""
+PLACE = ("output_dir", "store")
+OPTIONS = {
+    "show": (*PLACE, "devices", "operators", "methods"),
+    "diff": (*PLACE, "operators", "methods"),
+    "export": (*PLACE, "devices", "operators", "methods"),
+    "merge": (),
+    "compact": PLACE,
+}
+
+
+class LutConfig(BaseModel):
+    """Where the tables are, and which entries count (empty: all)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output_dir: Path = Path("outputs")
+    store: Path = Field(default=Path("outputs/luts"), description="folder of the look-up tables")
+    devices: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    methods: tuple[ProfilingMethod, ...] = ()
+
+    @property
+    def filter(self) -> Filter:
+        """Which entries count."""
+        return Filter(devices=self.devices, operators=self.operators, methods=self.methods)
+
+
+def execute(arguments: Arguments) -> LutAnswer:
+    """Do what the words say, show the result, and return it as JSON. UserError for bad input."""
+    action, words = check(arguments)
+    return ACTIONS[action](config_of(arguments), words, Terminal())
+
+
+def config_of(arguments: Arguments) -> LutConfig:
+    """Where the tables are, and which entries count."""
+    return validate(LutConfig, compose_config("lut", arguments.overrides, arguments.config_folder))
+
+
+def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
+    """The action and its words. UserError: unknown, too few or many words, or options that it does not have."""
+    from flows.groups import nearest
+
+    action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
+    usage = ", ".join(LUT_ACTIONS)
+    if action not in OPTIONS:
+        hint = nearest(action, OPTIONS) or "see 'autotailor --help'"
+        raise UserError("lut", f"'{action}' is unknown" if action else "nothing to do", allowed=usage, next_step=hint)
+    form = next(form for form in LUT_ACTIONS if form.split()[0] == action)
+    places = form.split()[1:]
+    if len(words) < len(places) or (len(words) > len(places) and "SRC…" not in places):
+        raise UserError(f"lut {action}", f"got {len(words)} names", next_step=f"write autotailor lut {form}")
+    for override in arguments.overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key not in OPTIONS[action]:
+            allowed = ", ".join(OPTIONS[action]) or "none"
+            raise UserError(f"option '{key}'", f"is not one of 'lut {action}'", allowed=allowed)
+    return action, words
+
+
+def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    tables: Sequence[LutAnswer] = show(config.filter.apply(LutStore(config.store).rows()))
+    overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
+    overview.add_column("device")
+    overview.add_column("method")
+    columns = COUNTS | (ENERGY if any(one["with_energy"] for one in tables) else {})
+    for column in ("batch", *columns.values(), "age"):
+        overview.add_column(column, justify="right")
+    for one in tables:
+        batches = ", ".join(map(str, one["batches"])) or "–"
+        counts = (str(one[key]) for key in columns)
+        ages = dict.fromkeys(_age(one[key]) for key in ("newest", "oldest"))
+        device = f"{escape(one['device'])}\n[dim]{escape(one['description'])}[/]"
+        overview.add_row(device, one["method"], batches, *counts, " – ".join(ages))
+    terminal.show(overview)
+    if len(tables) == 1:
+        _show_operators(tables[0], terminal)
+    return {"store": str(config.store), "tables": tables}
+
+
+def _show_operators(one: LutAnswer, terminal: Terminal) -> None:
+    table = Table(title=escape(one["device"]), title_justify="left")
+    table.add_column("operator")
+    columns = COUNTS | (ENERGY if one["with_energy"] else {})
+    for column in (*columns.values(), "median spread"):
+        table.add_column(column, justify="right")
+    for operator, counts in sorted(one["operators"].items(), key=lambda item: -item[1]["entries"]):
+        spread = "–" if counts["median_spread"] is None else f"{100 * counts['median_spread']:.1f} %"
+        table.add_row(escape(operator), *(str(counts[key]) for key in columns), spread)
+    terminal.show(table)
+    lines = [f"not valid: {text}" for text in one["invalid"]]
+    lines += [f"failed: {row['operator']} {row['digest']}: {row['reason']}" for row in one["failures"]]
+    for line in lines[:FAILURES_SHOWN]:
+        terminal.say(line)
+    if len(lines) > FAILURES_SHOWN:
+        terminal.say(f"… and {len(lines) - FAILURES_SHOWN} more (--json FILE has them all)")
+
+
+def _age(moment: str) -> str:
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _diff(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    first, second = (config.filter.apply(_table(config.store, word)) for word in words)
+    result: LutAnswer = diff(first, second)
+    table = Table(title=escape(f"{result['devices'][1]} relative to {result['devices'][0]}"), title_justify="left")
+    table.add_column("operator")
+    for column in ("shared", "median", "lowest", "highest"):
+        table.add_column(column, justify="right")
+    table.add_column("worst")
+    for operator, ratios in (*result["operators"].items(), ("all", result["all"])):
+        numbers = (f"{ratios[key]:.2f}" for key in ("median_ratio", "lowest_ratio", "highest_ratio"))
+        table.add_row(escape(operator), str(ratios["shared"]), *numbers, escape(_worst(ratios["worst"], operator)))
+    terminal.show(table)
+    for key, text in (
+        ("only_first", f"only {result['devices'][0]} has"),
+        ("only_second", f"only {result['devices'][1]} has"),
+        ("failed_first", f"failed on {result['devices'][0]} only"),
+        ("failed_second", f"failed on {result['devices'][1]} only"),
+    ):
+        if result[key]:
+            terminal.say(f"{text}: " + ", ".join(f"{count} {name}" for name, count in result[key].items()))
+    return result
+
+
+def _worst(worst: LutAnswer, row: str) -> str:
+    name = "" if worst["operator"] == row else f"{worst['operator']} "
+    shape = "×".join(map(str, worst["input_shapes"][0])) if worst["input_shapes"] else worst["digest"]
+    before_ms, after_ms = worst["p50_ms"]
+    return f"{name}{shape}: {before_ms:.3g} → {after_ms:.3g} ms"
+
+
+def _table(store: Path, word: str) -> list[Row]:
+    """Valid entries of the one table of `store` whose name has `word` in it, or of the folder of that name."""
+    folder = LutStore(Path(word))
+    rows = folder.valid_rows() if folder.folders() else LutStore(store).valid_rows()
+    names = sorted({device_of(row).name for row in rows})
+    found = names if folder.folders() else [name for name in names if word == name] or [n for n in names if word in n]
+    if len(found) != 1:
+        got = f"'{word}' stands for {len(found)} tables"
+        raise UserError("lut diff", got, allowed=", ".join(names), next_step="name one")
+    return [row for row in rows if device_of(row).name == found[0]]
+
+
+def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    file = Path(words[0])
+    if file.suffix != ".csv":
+        raise UserError("lut export", f"got '{file}'", allowed="a file that ends in .csv")
+    rows = config.filter.apply(LutStore(config.store).rows())
+    export(rows, file)
+    terminal.say(f"{len(rows)} entries: {file}")
+    return {"store": str(config.store), "file": str(file), "entries": len(rows)}
+
+
+def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    *sources, target = (Path(word) for word in words)
+    if any(source.resolve() == target.resolve() for source in sources):
+        raise UserError("lut merge", f"'{target}' is a source and where it goes", next_step="name another folder last")
+    added = LutStore(target).merge([LutStore(source) for source in sources])
+    for name, entries in added.items():
+        terminal.say(f"{name}: {entries} entries added")
+    if not added:
+        terminal.say("nothing is new")
+    return {"store": str(target), "added": added}
+
+
+def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+    store = LutStore(config.store)
+    store.rows()  # refuses a folder without tables
+    tables = []
+    for name, before, entries in store.compact():
+        terminal.say(f"{name}: {before} parts are 1, {entries} entries")
+        tables.append({"device": name, "parts_before": before, "entries": entries})
+    return {"store": str(config.store), "tables": tables}
+
+
+ACTIONS: dict[str, Callable[[LutConfig, tuple[str, ...], Terminal], LutAnswer]] = {
+    "show": _show,
+    "diff": _diff,
+    "export": _export,
+    "merge": _merge,
+    "compact": _compact,
+}

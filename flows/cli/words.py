@@ -1,0 +1,209 @@
+"""The words of the command line: commands, flags, and what is told of each. A new command or flag is one entry here.
+
+Nothing heavy is imported here.
+"""
+
+from dataclasses import dataclass
+
+from tasks.choose.pick import FORMS
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag as it is written, and what it does."""
+
+    form: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command. `forms`: what follows its name. `flags`: those that it takes; `groups`: those whose settings it reads."""
+
+    summary: str
+    about: str = ""
+    forms: tuple[str, ...] = ("[OVERRIDE…] [FLAG…]",)
+    flags: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+VIEW_FILE = "supernet.html"
+CHOSEN_FOLDER = "chosen"
+
+FLAGS = {
+    "--budget-ms": Flag("--budget-ms MS", "the best SubNet within so many milliseconds"),
+    "--accuracy-share": Flag(
+        "--accuracy-share S", "the fastest SubNet with at least this share of the base accuracy: 0.95"
+    ),
+    "--knee": Flag("--knee", "the SubNet at the knee of the front"),
+    "--device": Flag("--device NAME", "on this device alone"),
+    "--to": Flag(
+        "--to FILE.json", f"where the chosen SubNet is written; {CHOSEN_FOLDER}/DEVICE.json in the output folder"
+    ),
+    "--view": Flag("--view [FILE.html]", f"a page that shows the SuperNet; {VIEW_FILE} in the output folder"),
+    "--dry-run": Flag("--dry-run", "only tell which stages are complete, which would be worked, and why"),
+    "--cfg": Flag("--cfg job, -c job", "only show the config that the command would use, validated, as YAML"),
+    "--package": Flag(
+        "--package NAME, -p NAME", "with --cfg job: only this part of it, such as finetune or device.ncnn"
+    ),
+    "--json": Flag("--json FILE", "write the result as JSON"),
+    "--multirun": Flag("--multirun, -m", "run every combination of comma choices (KEY=a,b)"),
+    "--config-dir": Flag("--config-dir FOLDER", "more options for the groups, as in conf/: FOLDER/device/board.yaml"),
+    "--help": Flag("--help, -h", "this text, with the options of --config-dir; COMMAND --help tells of one command"),
+}
+"""Flag -> what is told of it, in the order of the help."""
+
+EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
+OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
+PLANNING = ("profile", "adapt")
+"""Commands whose dry run enumerates, and tells how long measuring takes."""
+RULES = ("--budget-ms", "--accuracy-share", "--knee")
+
+_RUN = ("preset", "tracking")
+_SUPERNET = ("model", "data", "space", "compile")
+_COMPILE = (*_SUPERNET, "base")
+_FINETUNE = (*_COMPILE, "finetune")
+_ENUMERATE = (*_SUPERNET, "device")
+_PROFILE = (*_ENUMERATE, "profile")
+_MEASURED = ("device", "profile", "predict", "resources")
+_ADAPT = ("data", *_MEASURED, "search", "refine", "baselines", "export", "report")
+_ALL = (*_FINETUNE, *_ADAPT[1:])
+
+LUT_ACTIONS = {
+    "show": "devices, operators, failed and noisy ones, age",
+    "diff DEVICE DEVICE": "ratios of two devices for each operator type, operators that only one has",
+    "export FILE.csv": "all entries as CSV",
+    "merge SRC… DST": "take over what stores SRC know and store DST does not, or knows from earlier",
+    "compact": "one file in the place of many; safe while others read and write",
+}
+
+COMMANDS = {
+    "run": Command(
+        summary="the whole pipeline: your image classifier, any device, the best SubNet for every budget",
+        about="Trains the network where it has no weights, makes a SuperNet of it, trains that, measures its operators on "
+        "each device, searches the best SubNet for every latency budget, and writes, checks and measures their files. "
+        "The end is report.html in the output folder.",
+        flags=OF_STAGES,
+        groups=(*_ALL, *_RUN),
+        examples=(
+            "autotailor run +preset=quick",
+            "autotailor run model=timm model.name=resnet26 device=[ncnn] search.budgets_ms=[1,2] finetune.epochs=3 "
+            "output_dir=runs/a",
+            "autotailor run model=onnx model.path=net.onnx data=imagefolder data.path=photos",
+            "autotailor run device=[remote] device.remote.agent=http://board:8750 device.remote.token_file=token",
+            "autotailor run --multirun finetune.epochs=2,4 +preset=quick",
+            "autotailor run +preset=quick finetune.epochs=4 --dry-run",
+        ),
+    ),
+    "compile": Command(
+        summary="make a SuperNet of the network",
+        about="Finds what can be cut in the network and makes a SuperNet of it: its variables, their choices, and how many "
+        "different SubNets they give. A network without weights is trained first.",
+        flags=("--view", *OF_STAGES),
+        groups=(*_COMPILE, *_RUN),
+        examples=(
+            "autotailor compile model=timm model.name=resnet26 --view supernet.html",
+            "autotailor compile model.name=resnet26 space.resolution=[24,32] space.depth=auto",
+        ),
+    ),
+    "finetune": Command(
+        summary="… and train it",
+        about="Trains the SuperNet, so that all its SubNets are accurate with the weights that they share. What is trained "
+        "is in the line 'folder': adapt takes it, with /supernet.",
+        flags=OF_STAGES,
+        groups=(*_FINETUNE, *_RUN),
+        examples=("autotailor finetune +preset=quick finetune.epochs=4",),
+    ),
+    "enumerate": Command(
+        summary="list every unique operator of all SubNets",
+        about="Counts the SubNets, and lists every operator that any of them has, once: what there is to measure on a "
+        "device. Trains nothing.",
+        flags=OF_STAGES,
+        groups=(*_ENUMERATE, *_RUN),
+        examples=("autotailor enumerate +preset=resnet50 --json operators.json",),
+    ),
+    "profile": Command(
+        summary="… and measure each on the devices",
+        about="Measures every unique operator on each device, and keeps the latencies in look-up tables that all runs "
+        "share. Trains nothing. With --dry-run: what each device knows already, and how long the rest takes.",
+        flags=OF_STAGES,
+        groups=(*_PROFILE, *_RUN),
+        examples=(
+            "autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run",
+            "autotailor profile device=[onnxruntime] profile.remeasure=[noisy]",
+        ),
+    ),
+    "predict": Command(
+        summary="build and check the latency and accuracy predictors",
+        about="Makes the predictors of accuracy, latency, memory and energy, and states their errors on SubNets that they "
+        "were not made from.",
+        flags=OF_STAGES,
+        groups=(*_FINETUNE, *_MEASURED, *_RUN),
+        examples=("autotailor predict +preset=quick predict.random_subnets=20 --json errors.json",),
+    ),
+    "search": Command(
+        summary="… and find the best SubNet for every latency budget",
+        about="Finds the best SubNet within each latency budget, on each device, by prediction. With one of the flags "
+        f"{', '.join(RULES)} it chooses one SubNet for each device, shows its stages and where its latency goes, "
+        "and writes it into a file that compare and export take.",
+        forms=(
+            "[OVERRIDE…] [FLAG…]",
+            "[OVERRIDE…] --budget-ms MS | --accuracy-share S | --knee [--device NAME [--to FILE.json]]",
+        ),
+        flags=(*RULES, "--device", "--to", *OF_STAGES),
+        groups=(*_FINETUNE, *_MEASURED, "search", *_RUN),
+        examples=(
+            "autotailor search search.budgets_ms=[1,2,4] --json winners.json",
+            "autotailor search --budget-ms 2 --device ncnn --to fast.json",
+            "autotailor search --accuracy-share 0.95 search=exact",
+        ),
+    ),
+    "compare": Command(
+        summary="… and show two SubNets layer by layer: compare A B",
+        about="Lays two SubNets of a search side by side, layer by layer: operators, channels, predicted latency, and what "
+        f"differs. A SubNet is {FORMS}.",
+        forms=("A B [OVERRIDE…] [FLAG…]",),
+        flags=("--device", "--multirun", *EVERYWHERE),
+        groups=(*_FINETUNE, *_MEASURED, "search", *_RUN),
+        examples=("autotailor compare 1ms 2ms --device ncnn --json difference.json", "autotailor compare largest knee"),
+    ),
+    "export": Command(
+        summary="… and write, check and measure their ONNX and NCNN files",
+        about="Writes the files of every winner, compares their outputs with torch, evaluates them, and measures them on "
+        "the device. The files and a model card for each are in the line 'folder'. With files that search wrote: those of "
+        "their SubNets alone, each on its device.",
+        forms=("[FILE.json…] [OVERRIDE…] [FLAG…]",),
+        flags=OF_STAGES,
+        groups=(*_FINETUNE, *_MEASURED, "search", "refine", "export", *_RUN),
+        examples=("autotailor export search.budgets_ms=[2] device=[ncnn] export.formats=[onnx,ncnn_fp16]",),
+    ),
+    "report": Command(
+        summary="… and write report.html (the same as run)",
+        about="The same as run: whatever is missing is worked, and report.html is written anew.",
+        flags=OF_STAGES,
+        groups=(*_ALL, *_RUN),
+        examples=("autotailor report +preset=quick report.accuracy_points=1",),
+    ),
+    "adapt": Command(
+        summary="an existing SuperNet to other devices: supernet=FOLDER device=[…]",
+        about="Takes a trained SuperNet to other devices: everything from enumerate to the report, and no training. Give "
+        "it the data options of the run that made the SuperNet. With --dry-run: what each device knows already, and "
+        "how long the rest takes.",
+        forms=("supernet=FOLDER [OVERRIDE…] [FLAG…]",),
+        flags=OF_STAGES,
+        groups=(*_ADAPT, "tracking"),
+        examples=("autotailor adapt supernet=outputs/supernet device=[ncnn]",),
+    ),
+    "lut": Command(
+        summary="look-up tables: show, diff, export, merge, compact",
+        about="Looks at the look-up tables of a store, compares two, and moves what was measured between stores. The "
+        "options devices, operators and methods filter, store=FOLDER names the store.",
+        forms=tuple(f"{form} [OPTION…]" for form in LUT_ACTIONS),
+        flags=EVERYWHERE,
+        examples=("autotailor lut show operators=[Conv]", "autotailor lut diff ncnn onnxruntime"),
+    ),
+    "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
+    "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
+}
+"""Command -> what it does. `agent` and `relay` have arguments and help of their own (`profiling_agents.arguments`)."""

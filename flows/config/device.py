@@ -1,0 +1,125 @@
+"""A device of a run: its runtime, and the way to its agent."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from profiling_agents.client.ssh import SshTarget
+from profiling_agents.messages import AgentError, Precision
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
+
+
+class SshSettings(BaseModel):
+    """A bare Linux device: the agent is copied there and started over ssh for the time of the run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(description="HOST or USER@HOST, also an alias of your ~/.ssh/config")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Path | None = Field(default=None, description="private key")
+    python: str = Field(default="python3", min_length=1, description="interpreter on the device, e.g. of a venv there")
+    options: dict[str, str] = Field(default={}, description="options of ssh, such as UserKnownHostsFile")
+
+    @model_validator(mode="after")
+    def _is_a_target(self) -> Self:
+        try:
+            self.target()
+        except AgentError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def target(self) -> SshTarget:
+        """Where and how to connect."""
+        return SshTarget(
+            destination=self.host,
+            port=self.port,
+            identity=self.identity,
+            python=self.python,
+            options=self.options,
+        )
+
+
+class DeviceProfile(BaseModel):
+    """One device: an agent at `agent`, identical ones at `agents`, one that is started over `ssh`, or here.
+
+    What is started, here or over ssh, is started for the time of the run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["ncnn", "ncnn-adb", "onnxruntime", "torch"]
+    threads: int = Field(default=1, ge=1, le=256)
+    precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
+    cores: tuple[int, ...] | None = Field(
+        default=None, description="numbers of the cores to bind to, one for each thread; null: free ones"
+    )
+    batch: int = Field(default=1, ge=1, le=4096, description="samples of one run")
+    provider: str | None = Field(
+        default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
+    )
+    pin_mhz: int | None = Field(
+        default=None, ge=1, description="frequency of the cores while the run lasts; takes root there; null: as shipped"
+    )
+    agent: AgentUrl | None = Field(default=None, description="http(s)://host:port; null: start one here")
+    agents: tuple[AgentUrl, ...] = Field(default=(), description="identical devices that share the work of profiling")
+    ssh: SshSettings | None = Field(default=None, description="a bare device on which the agent is started")
+    token_file: Path | None = None
+    token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
+    ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
+    measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
+    subnet: dict[str, float | str] = Field(default={}, description="what differs from profile.subnet on this device")
+    resources: dict[str, bool | float | tuple[float, ...]] = Field(
+        default={}, description="what differs from resources on this device"
+    )
+
+    @model_validator(mode="after")
+    def _ncnn_has_no_batch_axis(self) -> Self:
+        if self.batch != 1 and self.backend.startswith("ncnn"):
+            raise ValueError(f"batch={self.batch} with backend={self.backend}, which has no batch axis; allowed: 1")
+        return self
+
+    @model_validator(mode="after")
+    def _a_core_for_each_thread(self) -> Self:
+        if self.cores is not None and (len(set(self.cores)) != self.threads or min(self.cores, default=-1) < 0):
+            given = ",".join(map(str, self.cores))
+            raise ValueError(f"cores=[{given}] with threads={self.threads}; allowed: null, or {self.threads} different")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_there(self) -> Self:
+        ways = [name for name in ("agent", "agents", "ssh") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"got {' and '.join(ways)}; allowed: one of agent, agents, ssh")
+        if len(set(self.agents)) != len(self.agents):
+            raise ValueError("agents: one address is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _token_for_a_remote_agent(self) -> Self:
+        given = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
+        if self.urls and len(given) != 1:
+            raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
+        if not self.urls and given:
+            raise ValueError(f"an agent that is started for the run makes its own token; leave {given[0]} out")
+        return self
+
+    @model_validator(mode="after")
+    def _agents_elsewhere_pin_themselves(self) -> Self:
+        if self.pin_mhz is not None and self.backend == "ncnn-adb":
+            raise ValueError(f"pin_mhz={self.pin_mhz} would pin the machine beside the phone; allowed: null")
+        if self.pin_mhz is not None and self.urls:
+            raise ValueError(f"pin_mhz={self.pin_mhz} with an agent that runs already; start it with --pin-mhz")
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of agents that run already."""
+        return (self.agent,) if self.agent else self.agents
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its agent is started on this machine."""
+        return not self.urls and self.ssh is None

@@ -1,0 +1,177 @@
+"""The validated configuration of a run: the stages' own settings, devices, tracking and the output folder.
+
+As the parameter of a flow it is a form in the Prefect UI.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from flows.config.device import DeviceName, DeviceProfile
+from flows.config.space import SpaceSelectors
+from profiling_agents.messages import MeasureSettings, one_line
+from tasks.base import Settings as BaseSettings
+from tasks.baselines.settings import Settings as BaselineSettings
+from tasks.choose import Question
+from tasks.compile import Settings as CompileSettings
+from tasks.data.settings import DataSettings
+from tasks.export import Settings as ExportSettings
+from tasks.finetune.settings import Settings as FinetuneSettings
+from tasks.models import ModelSettings, origin_of
+from tasks.predict.resources import Settings as ResourceSettings
+from tasks.predict.settings import Settings as PredictSettings
+from tasks.profile import STORE_FOLDER
+from tasks.profile import Settings as ProfileSettings
+from tasks.refine.settings import Settings as RefineSettings
+from tasks.report.settings import Settings as ReportSettings
+from tasks.search.settings import Settings as SearchSettings
+
+
+class TrackingSettings(BaseModel):
+    """Where MLflow keeps runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uri: str | None = Field(
+        default=None, min_length=1, description="null: that of MLFLOW_TRACKING_URI, or mlflow.db in the working folder"
+    )
+    experiment: str = Field(default="autotailor", min_length=1)
+
+
+LOCAL_DEVICES = {
+    "ncnn": DeviceProfile(backend="ncnn"),
+    "onnxruntime": DeviceProfile(backend="onnxruntime"),
+}
+
+
+class CommonConfig(BaseModel):
+    """What every run has: data, devices, and the settings of the stages from profiling to the report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: DataSettings = DataSettings()
+    device: dict[DeviceName, DeviceProfile] = Field(default=LOCAL_DEVICES, min_length=1)
+    profile: ProfileSettings = ProfileSettings()
+    predict: PredictSettings = PredictSettings()
+    resources: ResourceSettings = ResourceSettings()
+    search: SearchSettings = SearchSettings()
+    refine: RefineSettings = RefineSettings()
+    baselines: BaselineSettings = BaselineSettings()
+    export: ExportSettings = ExportSettings()
+    report: ReportSettings = ReportSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    output_dir: Path = Path("outputs")
+
+    @model_validator(mode="after")
+    def _what_differs_on_a_device_is_valid(self) -> Self:
+        for name in self.device:
+            for field, settings_of in (
+                ("measure", self._measure_of),
+                ("subnet", self._subnet_of),
+                ("resources", self.resources_of),
+            ):
+                try:
+                    settings_of(name)
+                except ValidationError as error:
+                    raise ValueError(f"device.{name}.{field}: {one_line(error)}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_and_limits_are_of_devices(self) -> Self:
+        search = self.search
+        for field, of_devices in (
+            ("device_budgets_ms", search.device_budgets_ms or {}),
+            ("device_limits", search.device_limits or {}),
+        ):
+            for name in of_devices:
+                if name not in self.device:
+                    raise ValueError(f"search.{field}.{name}: no such device; allowed: {', '.join(self.device)}")
+        counts = {name: len(search.budgets_of(name) or ()) for name in self.device}
+        if search.together and len(set(counts.values())) > 1:
+            got = ", ".join(f"{count} for {name}" for name, count in counts.items())
+            raise ValueError(
+                f"search.together: {got} budgets; allowed: as many for each device, the first belong together, and so on"
+            )
+        return self
+
+    def resources_of(self, device: str) -> ResourceSettings:
+        """What one device and its runtime do with memory and energy."""
+        return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
+
+    def profile_of(self, device: str) -> ProfileSettings:
+        """The profile settings of one device, with what its own profile changes, and the store of the tables."""
+        store = self.profile.store or self.output_dir / STORE_FOLDER
+        own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
+        return self.profile.model_copy(update=own)
+
+    def with_budgets(self, budgets_ms: Sequence[float]) -> Self:
+        """The same with these latency budgets [ms] for every device."""
+        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None})
+        return self.model_copy(update={"search": search})
+
+    def answering(self, question: Question | None) -> Self:
+        """The config whose search a question needs: a rule's budget is the one that is searched."""
+        if question and question.rule and question.rule.kind == "budget_ms":
+            return self.with_budgets([question.rule.value])
+        return self
+
+    def _measure_of(self, device: str) -> MeasureSettings:
+        return MeasureSettings.model_validate(self.profile.measure.model_dump() | self.device[device].measure)
+
+    def _subnet_of(self, device: str) -> MeasureSettings:
+        return MeasureSettings.model_validate(self.profile.subnet.model_dump() | self.device[device].subnet)
+
+
+def _name_of_run(network: str, data: DataSettings) -> str:
+    return f"{network.replace('/', '-').replace(':', '-')}-{data.title}"
+
+
+class GivenConfig(BaseModel):
+    """What an adaptation begins with."""
+
+    supernet: Path = Field(description="folder of a trained SuperNet")
+
+
+class NetworkConfig(BaseModel):
+    """What the whole pipeline begins with, and the settings of the stages up to the SuperNet."""
+
+    model: ModelSettings = ModelSettings()
+    space: SpaceSelectors = Field(
+        default={}, description="variable name or pattern -> choices, 'auto' or 'frozen'; empty: propose all"
+    )
+    compile: CompileSettings = CompileSettings()
+    base: BaseSettings = BaseSettings()
+    finetune: FinetuneSettings = FinetuneSettings()
+
+
+class AdaptConfig(CommonConfig, GivenConfig):
+    """Adapting an existing SuperNet to devices: enumerate, profile, predict, search, export, report.
+
+    Fields of the last base are the first: what a run begins with stands above the rest.
+    """
+
+    @model_validator(mode="after")
+    def _nothing_is_trained(self) -> Self:
+        if self.baselines.siblings:
+            raise ValueError("baselines.siblings with adapt, which trains nothing; allowed: [], or baselines.files")
+        return self
+
+    @property
+    def name(self) -> str:
+        """How runs are called: the network that the SuperNet was made of, and its data."""
+        return _name_of_run(origin_of(self.supernet).name, self.data)
+
+
+class RunConfig(CommonConfig, NetworkConfig):
+    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
+
+    @property
+    def name(self) -> str:
+        """How runs and registered models are called: the network and its data."""
+        return _name_of_run(self.model.name, self.data)
+
+
+FlowConfig = RunConfig | AdaptConfig
+"""What either flow is asked for."""

@@ -1,0 +1,106 @@
+"""The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows."""
+
+from typing import Any
+
+from flows.machine.environment import prepare
+
+prepare(quiet=False)  # as on the command line, before torch is imported: threads decide the last bits
+
+from prefect import flow  # noqa: E402
+
+from flows.config import AdaptConfig, AdaptStage, RunConfig, RunStage  # noqa: E402
+from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
+    DEFAULT_DATA,
+    NO_PRESET,
+    AdaptSettings,
+    BudgetMs,
+    Data,
+    Device,
+    Override,
+    Preset,
+    RunSettings,
+    common_words,
+    composed,
+    quoted,
+    run_words,
+)
+from flows.stages import ADAPTATION, PIPELINE  # noqa: E402
+from flows.tailoring import tailor  # noqa: E402
+from flows.validate import validate  # noqa: E402
+
+
+def _run_name() -> str:
+    """What tells a run from others in the UI: the words of its form."""
+    from prefect.runtime import flow_run
+
+    words = ("preset", "model", "supernet", "data")
+    given = [str(flow_run.parameters.get(word) or "") for word in words]
+    return " ".join(word for word in given if word not in ("", NO_PRESET, DEFAULT_DATA)) or "default"
+
+
+@flow(name="autotailor", flow_run_name=_run_name, persist_result=False)
+def run(
+    preset: Preset = NO_PRESET,
+    model: str = "",
+    data: Data = DEFAULT_DATA,
+    data_path: str = "",
+    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: list[BudgetMs] = [],  # noqa: B006
+    overrides: list[Override] = [],  # noqa: B006
+    output_dir: str = "",
+    until: RunStage = "report",
+    settings: RunSettings = None,
+) -> dict[str, Any]:
+    """The whole pipeline, from a network to files for every device. Empty fields: as the preset says, or the project.
+
+    Args:
+        preset: Settings that belong together; the fields below count over them.
+        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
+        data: Which images. Default: digits, without files of yours.
+        data_path: The folder of imagefolder, parquet and torchvision.
+        devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
+        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
+        overrides: Further settings as on the command line, one each: finetune.epochs=20, device.remote.agent=URL.
+        output_dir: A folder on the worker's machine. Empty: outputs.
+        until: The last stage; "plan" tells how long profiling will take.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    fields = [
+        *run_words(preset, model),
+        *common_words(data, data_path, devices, budgets_ms, output_dir),
+    ]
+    config = validate(RunConfig, composed("config", fields, overrides, settings))
+    return tailor(PIPELINE, config, until)
+
+
+@flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)
+def adapt_to(
+    supernet: str,
+    data: Data = DEFAULT_DATA,
+    data_path: str = "",
+    devices: list[Device] = [],  # noqa: B006 (Prefect shows it in the form)
+    budgets_ms: list[BudgetMs] = [],  # noqa: B006
+    overrides: list[Override] = [],  # noqa: B006
+    output_dir: str = "",
+    until: AdaptStage = "report",
+    settings: AdaptSettings = None,
+) -> dict[str, Any]:
+    """An existing SuperNet to other devices, without training. Empty fields: as the project says.
+
+    Args:
+        supernet: Folder of a trained SuperNet on the worker's machine.
+        data: The images that it was trained on. Default: digits.
+        data_path: The folder of imagefolder, parquet and torchvision.
+        devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
+        budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
+        overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
+        output_dir: A folder on the worker's machine. Empty: outputs.
+        until: The last stage; "plan" tells how long profiling will take.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    fields = [
+        f"supernet={quoted(supernet)}",
+        *common_words(data, data_path, devices, budgets_ms, output_dir),
+    ]
+    config = validate(AdaptConfig, composed("adapt", fields, overrides, settings))
+    return tailor(ADAPTATION, config, until)

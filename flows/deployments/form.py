@@ -1,0 +1,142 @@
+"""The short form of the deployments: its fields, and the config that Hydra composes of them.
+
+Prefect checks a form against its schema before it accepts a run. The composed config is validated when the run starts,
+before anything is worked.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+
+from flows.compose import compose_config
+from flows.config import AdaptConfig, RunConfig
+from flows.deployments.schema import DEVICES, Plain, settings_schema
+from flows.groups import config_groups, nearest
+
+NO_PRESET = "none"
+DEFAULT_DATA = "default"
+KINDS = ("model", "data")
+"""Groups whose options are kinds, with defaults of their own."""
+BESIDE_KIND = ("path", "name")
+"""Settings that an option of such a group may ask for."""
+
+
+def _option(group: str, *others: str) -> tuple[Any, ...]:
+    """A text that is an option of a group, or another word: for forms and, where a run starts without one, for pydantic."""
+    words = [*others, *config_groups()[group]]
+
+    def check(word: Any) -> Any:
+        if word not in words:
+            raise ValueError(f"got '{word}'; allowed: {', '.join(words)}; {nearest(str(word), words)}".rstrip("; "))
+        return word
+
+    return BeforeValidator(check), WithJsonSchema({"type": "string", "enum": words})
+
+
+def _settings(model: type[BaseModel]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [settings_schema(model), {"type": "null"}]})
+
+
+Preset = Annotated[str, *_option("preset", NO_PRESET)]
+Data = Annotated[str, *_option("data", DEFAULT_DATA)]
+Device = Annotated[str, *_option("device")]
+BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Override = Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]
+RunSettings = Annotated[Plain | None, _settings(RunConfig)]
+AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig)]
+
+
+def run_words(preset: str, model: str) -> list[str]:
+    """Overrides for a preset and a network: a path that ends in .onnx, `module:function`, or a name of timm."""
+    words = [f"+preset={preset}"] if preset != NO_PRESET else []
+    if model.endswith(".onnx"):
+        return [*words, "model=onnx", f"model.path={quoted(model)}"]
+    kind = "callable" if ":" in model else "timm"
+    return [*words, f"model={kind}", f"model.name={quoted(model)}"] if model else words
+
+
+def common_words(
+    data: str, data_path: str, devices: Sequence[str], budgets_ms: Sequence[float], output_dir: str
+) -> list[str]:
+    """Overrides for the fields that both forms have; empty ones leave what the preset or the project says."""
+    words = [f"data={data}"] if data != DEFAULT_DATA else []
+    words += [f"data.path={quoted(data_path)}"] if data_path else []
+    words += [f"device=[{','.join(devices)}]"] if devices else []
+    words += [f"search.budgets_ms=[{','.join(map(repr, budgets_ms))}]"] if budgets_ms else []
+    return words + ([f"output_dir={quoted(output_dir)}"] if output_dir else [])
+
+
+def composed(root: str, fields: Sequence[str], overrides: Sequence[str], settings: Plain | None) -> Plain:
+    """The config of a form. Overrides count over fields, and settings over both. UserError as on the command line."""
+    entered = _entered(settings or {})
+    devices: list[Plain] = entered.pop(DEVICES, [])
+    words: dict[str, str] = {}
+    for text in (*fields, *overrides, *_kind_words(entered), *_device_words(devices)):
+        key = text.split("=", 1)[0]
+        words.pop(key, None)  # said last counts, also where Hydra takes a group only once
+        words[key] = text
+    config = compose_config(root, list(words.values()))
+    if devices:
+        known = config["device"]
+        config["device"] = {one["name"]: merged(known.get(one["name"], {}), _settings_of(one)) for one in devices}
+    return merged(config, entered)
+
+
+def _kind_words(settings: Mapping[str, Any]) -> list[str]:
+    """Overrides that choose the option of each kind, so that its own defaults count."""
+    words = []
+    for group in KINDS:
+        section = settings.get(group) or {}
+        if "kind" in section:
+            words.append(f"{group}={section['kind']}")
+            words += [f"{group}.{key}={_hydra(section[key])}" for key in BESIDE_KIND if key in section]
+    return words
+
+
+def _device_words(devices: Sequence[Plain]) -> list[str]:
+    """Overrides that choose the options which devices start from, with what such an option may ask for."""
+    options = [one for one in devices if one["name"] in config_groups()["device"]]
+    words = [f"device=[{','.join(one['name'] for one in options)}]"] if options else []
+    for one in options:
+        plain = {key: value for key, value in _settings_of(one).items() if not isinstance(value, Mapping)}
+        words += [f"device.{one['name']}.{key}={_hydra(value)}" for key, value in plain.items()]
+    return words
+
+
+def _settings_of(device: Plain) -> Plain:
+    return {key: value for key, value in device.items() if key != "name"}
+
+
+def _entered(settings: Mapping[str, Any]) -> Plain:
+    """Settings without those that a form sends as null because nobody opened them, and without empty sections."""
+    found: Plain = {}
+    for name, value in settings.items():
+        inner = _entered(value) if isinstance(value, Mapping) else value
+        if isinstance(value, list):
+            inner = [_entered(item) if isinstance(item, Mapping) else item for item in value]
+        if inner not in (None, {}):
+            found[name] = inner
+    return found
+
+
+def merged(config: Plain, changes: Mapping[str, Any]) -> Plain:
+    """A config with changes, mapping by mapping."""
+    found = dict(config)
+    for name, value in changes.items():
+        known = found.get(name)
+        found[name] = merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
+    return found
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra reads it."""
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
+    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped) + "'"
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    return quoted(value) if isinstance(value, str) else str(value).lower()

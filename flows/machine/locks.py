@@ -1,0 +1,61 @@
+"""Locks between processes and threads of one machine; the kernel frees them when their holder dies."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows.machine.environment import cache_folder
+from tasks.artifacts import digest_of
+from tasks.errors import UserError
+
+POLL_SECONDS = 0.2
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """Exclusive use of an output folder; UserError when another run holds it or it cannot be written."""
+    where = f"output folder '{output}'"
+    other = "choose another with output_dir=PATH"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        descriptor = _try_lock(output / ".lock")
+    except OSError as error:
+        raise UserError(where, f"cannot be written ({error.strerror})", next_step=other) from error
+    if descriptor is None:
+        raise UserError(where, "is in use by another run", next_step=f"wait for it or {other}")
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def only_user(device: str) -> Iterator[None]:
+    """Exclusive use of a device from this machine; waits for its turn.
+
+    device: what tells devices apart: an agent's address, or one name for all that runs on this machine.
+    """
+    folder = cache_folder() / "locks"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    while (descriptor := _try_lock(folder / f"{digest_of(device)}.lock")) is None:
+        time.sleep(POLL_SECONDS)
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,23 @@
+"""Servers that a run is told to use answer at once, or are refused in one line, before libraries try them for minutes."""
+
+import socket
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from tasks.errors import UserError
+
+WAIT_SECONDS = 10.0
+PORTS = {"http": 80, "https": 443}
+
+
+def refuse_dead(where: str, url: str, next_step: str) -> None:
+    """UserError when nobody listens at an http(s) address. Behind a proxy nothing is tried."""
+    parts = urlsplit(url)
+    if parts.scheme not in PORTS or getproxies():
+        return
+    try:
+        address = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        socket.create_connection(address, timeout=WAIT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(where, f"'{url}' does not answer ({reason})", next_step=next_step) from error

@@ -1,0 +1,46 @@
+"""Markdown of Prefect's UI: the summary of a stage, and the report in short."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.pages.facts import Facts
+from flows.pages.tables import report_rows
+
+Row = Mapping[str, Any]
+
+
+def summary(title: str, state: str, folder: Path, facts: Facts) -> str:
+    """A stage: how it ended, its facts, and where it is."""
+    return "\n\n".join([f"### {cell(title)}", state, table(["", ""], list(facts.items())), code(folder)])
+
+
+def report_in_short(report: Row, page: Path, address: str | None) -> str:
+    """Headline and winners of a report, and where the whole of it is. address: of its page on a server."""
+    cards = [(card["label"], f"**{card['value']}**", card["note"]) for card in report["headline"]]
+    parts = [f"### {cell(report['model'])}", table(["", "", ""], cards)]
+    for device in report["devices"]:
+        rows = report_rows(device)
+        parts += [f"#### {cell(device['name'])}", table(list(rows[0]), [list(row.values()) for row in rows])]
+    if address:
+        parts.append(f"[The whole report, with charts]({address}), and the same file:")
+    else:
+        parts.append("The whole report, with charts, is a file to open in a browser:")
+    return "\n\n".join([*parts, code(page)])
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """A text on one line, without HTML, and without an end of its cell."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
+
+
+def code(path: Path) -> str:
+    """A path to copy, with the machine that has it."""
+    return f"On `{socket.gethostname()}`:\n\n```\n{path.resolve()}\n```"

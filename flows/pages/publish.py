@@ -1,0 +1,45 @@
+"""Artifacts of Prefect's UI: a summary of each stage, tables of winners, the report. Call it inside a task or flow."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from flows.pages.facts import Facts
+from flows.pages.markdown import report_in_short, summary
+from flows.progress import artifact_key
+from flows.run import Output
+
+
+def publish_stage(output: Output, facts: Facts) -> None:
+    """A summary of the stage's result."""
+    text = summary(output.stage, state_of(output), output.folder, facts)
+    create_markdown_artifact(text, key=artifact_key("stage", output.stage))
+
+
+def publish_winners(device: str, rows: Sequence[Facts], state: str) -> None:
+    """The SubNets for each budget of a device. state: what is known of them."""
+    description = f"winners on {device}: {state}"
+    create_table_artifact([dict(row) for row in rows], key=artifact_key("winners", device), description=description)
+
+
+def publish_plan(rows: Sequence[Facts]) -> None:
+    """A dry run."""
+    create_table_artifact([dict(row) for row in rows], key="plan", description="dry run: nothing is measured")
+
+
+def publish_report(report: dict[str, Any], page: Path, address: str | None) -> None:
+    """The report in short. address: of report.html on a server; browsers refuse links to local files."""
+    create_markdown_artifact(report_in_short(report, page, address), key=artifact_key("report", "pipeline"))
+
+
+def line_of(output: Output, facts: Facts) -> str:
+    """A stage as one line of a log."""
+    return "; ".join([f"{output.stage}: {state_of(output)}", *(f"{name} {text}" for name, text in facts.items())])
+
+
+def state_of(output: Output) -> str:
+    """How a stage came to its result."""
+    worked = f"worked in {output.seconds:.1f} s"
+    return f"found complete ({worked} before)" if output.cached else worked

@@ -1,0 +1,149 @@
+"""`--dry-run`: which stages of a run are complete, which would be worked, and why. Nothing is worked or written.
+
+A key needs the content of the stage's inputs. So what follows a stage that is to work is known only as far as that there
+is no folder of it at all, or that it depends: it is found complete when its inputs come out as they were.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from flows.config import FlowConfig
+from flows.devices import Devices
+from flows.run import SECONDS, Output, StageRun, Surroundings
+from flows.session import STORE_FOLDER
+from flows.stages.spec import ALONE, Context, StageSpec
+from flows.stages.walk import rows
+from tasks.artifacts import MadeFrom, StageFolder, Store, damage
+
+State = Literal["complete", "to work", "depends"]
+SHOWN = 3
+"""Changed settings that are named."""
+
+
+class ExpectationRow(TypedDict):
+    """An `Expectation` as JSON."""
+
+    stage: str
+    state: State
+    why: str
+    folder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The state of one stage before a run, and the reason. `folder`: of a complete stage."""
+
+    stage: str
+    state: State
+    why: str
+    folder: Path | None = None
+
+    def to_json(self) -> ExpectationRow:
+        """For `--json`."""
+        return {
+            "stage": self.stage,
+            "state": self.state,
+            "why": self.why,
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+
+def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
+    """A row for each stage of a run up to command `until`. Devices are asked only where a key needs their fingerprint."""
+    with Devices(config.device) as devices:
+        found = _Forecast(Surroundings(Store(config.output_dir / STORE_FOLDER), devices), config)
+        expected = [row for spec in rows(table, config, until) for row in found.of(spec)]
+    report = [Expectation("report", "to work", "always made anew")] if until == "report" else []
+    return [*expected, *report]
+
+
+class _Forecast:
+    """What is known so far: outputs of complete stages, and titles of those that are not, by name and label."""
+
+    def __init__(self, around: Surroundings, config: FlowConfig) -> None:
+        self._around, self._config = around, config
+        self._outputs: dict[str, Mapping[str, Output]] = {}
+        self._open: dict[str, dict[str, str]] = {}
+
+    def of(self, spec: StageSpec) -> Iterator[Expectation]:
+        """A row for each label of the next stage."""
+        complete: dict[str, Output] = {}
+        for label in spec.scope.labels(self._config):
+            at = Context(self._around, self._config, spec, label, self._outputs)
+            waits_for = sorted({title for name in (*spec.needs, *spec.reads) for title in self._missing(name, label)})
+            if waits_for:
+                yield self._depending(at.title, waits_for)
+            else:
+                row, output = self._known(spec.at(at))
+                yield row
+                if output:
+                    complete[label] = output
+            if label not in complete:
+                self._open.setdefault(spec.name, {})[label] = at.title
+        self._outputs[spec.name] = spec.by_device(self._config, complete)
+
+    def _missing(self, name: str, label: str) -> list[str]:
+        """Titles of what a stage would read of an earlier one under `label` and is not there: its own, the only one, or any."""
+        missing = self._open.get(name, {})
+        labels = {*missing, *self._outputs.get(name, {})}
+        own = label if label in labels else ALONE
+        return [missing[own]] if own in missing else [] if own in labels else list(missing.values())
+
+    def _depending(self, title: str, waits_for: Sequence[str]) -> Expectation:
+        if not self._around.store.finished(title):
+            return Expectation(title, "to work", "no folder yet")
+        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give")
+
+    def _known(self, stage: StageRun) -> tuple[Expectation, Output | None]:
+        """What is said of a stage whose key is known, and its output when it is complete."""
+        store, key = self._around.store, stage.key()
+        folder = store.folder(stage.name, key, anew=stage.anew)
+        harm = damage(folder.final) if folder.complete else None
+        if not folder.complete or harm:
+            return Expectation(stage.name, "to work", f"damaged: {harm}" if harm else _why(stage, folder, store)), None
+        seconds = folder.result()[SECONDS]
+        output = Output(
+            stage=stage.name, key=key, folder=folder.final, result=folder.result(), seconds=seconds, cached=True
+        )
+        return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder.final), output
+
+
+def _why(stage: StageRun, folder: StageFolder, store: Store) -> str:
+    """Why a stage is not complete."""
+    if stage.anew and folder.final.exists():
+        return "asked for anew"
+    if folder.partial.exists() and any(folder.partial.iterdir()):
+        return "unfinished; goes on from there"
+    finished = store.finished(stage.name)
+    if not finished:
+        return "no folder yet"
+    settings = json.loads(json.dumps(stage.settings))
+    told = [made_from for path in finished if (made_from := MadeFrom.of(path))]
+    changes = [(list(_changes(one.settings, settings)), one.code != stage.code) for one in told]
+    if not changes:
+        return "settings, inputs or code changed"
+    return _changed(*min(changes, key=lambda pair: len(pair[0])))
+
+
+def _changed(settings: Sequence[str], code: bool) -> str:
+    """What differs from the most alike folder that is there."""
+    if settings:
+        more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+        return f"settings changed: {', '.join(settings[:SHOWN])}{more}"
+    return "code changed" if code else "inputs changed"
+
+
+def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """`NAME BEFORE → AFTER` for every value that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _changes(before.get(key), after.get(key), f"{name}.{key}".lstrip("."))
+    elif before != after:
+        yield f"{name} {_text(before)} → {_text(after)}"
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else str(value).replace("'", "").replace(" ", "")

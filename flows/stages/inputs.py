@@ -1,0 +1,59 @@
+"""What the user brings, as parts of a stage's key: content where it can be hashed quickly, names never."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from flows.versions import user_code_version
+from tasks.artifacts import digest_of, key_settings
+from tasks.data.settings import DataSettings
+from tasks.models import ModelSettings
+from tasks.models.own_code import source_of
+
+
+def data_key(settings: DataSettings) -> dict[str, Any]:
+    """The data settings that decide the images; files count by relative name, size and time of change."""
+    key = key_settings(settings)
+    return {**key, "files": _listing(settings.path)} if settings.path else key
+
+
+def _listing(root: Path) -> str:
+    rows = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(folder) / name
+            status = file.stat()
+            rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
+    return digest_of(rows)
+
+
+def model_key(settings: ModelSettings) -> dict[str, Any]:
+    """The model settings; by content: the ONNX file, the checkpoint, the callable's source with what it imports beside it.
+
+    The name of an ONNX file's network is but a name.
+    """
+    key = key_settings(settings)
+    if settings.kind == "onnx":
+        del key["name"]
+    files = {name: _content(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
+    if settings.kind == "callable" and (source := _source(settings.name)):
+        files["source"] = source
+    return {**key, "files": files}
+
+
+def _content(file: Path) -> str:
+    """sha256 of a file, whatever it is called."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and path.is_file()
+
+
+def _source(name: str) -> str | None:
+    """Version of the code of a callable; None when there is none (making the network says so in one line)."""
+    source = source_of(name)
+    return None if source is None else user_code_version(source)

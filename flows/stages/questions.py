@@ -1,0 +1,160 @@
+"""Questions to a finished search, for each device: one SubNet by a rule, two side by side, files of given ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tailor_ir
+from flows.config import FlowConfig
+from flows.run import Run
+from flows.stages.spec import ALONE, Context, Outputs
+from flows.stages.walk import work
+from flows.stages.winners import EXPORT, SEARCH, readable_exports
+from tasks.artifacts import RESULT_FILE
+from tasks.choose import Pick, Question, WinnerRule, pick
+from tasks.choose.compare import architecture, side_by_side
+from tasks.choose.pick import resolve
+from tasks.choose.rules import ROUNDS, between, choose
+from tasks.layers import Layers
+from tasks.lut import Lut
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.sensitivity import SENSITIVITIES_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
+from tasks.schemas.chosen import ChosenSubNet
+from tasks.schemas.front import FRONT_FILE, Front, Winner
+from tasks.schemas.latency import VALIDATION_FILE, LatencyValidation
+from tasks.schemas.results import BaseResult
+from tasks.schemas.subnets import Named
+from tasks.search.feasible import LATENCY, Cost
+from tasks.search.problem import Problem
+from tasks.search.results import SubNetRow, rows_of
+
+Row = dict[str, Any]
+
+
+class Searched:
+    """A finished search on one device, with the stages that it read."""
+
+    def __init__(self, run: Run, config: FlowConfig, device: str, outputs: Outputs) -> None:
+        self._run, self._config, self._outputs = run, config, outputs
+        at = Context(run, config, SEARCH, device, outputs)
+        self.device, self.trained = device, at.trained
+        self.latency, self.accuracy = at.output("latency").folder, at.file("sensitivities", SENSITIVITIES_FILE)
+        self.front = Front.read(outputs["search"][device].folder / FRONT_FILE)
+        self.base = BaseResult.read(outputs["base"][ALONE].folder / RESULT_FILE) if "base" in outputs else None
+
+    def further(self, budgets_ms: Sequence[float]) -> tuple[Winner, ...]:
+        """The winners of other budgets."""
+        config = self._config.with_budgets(budgets_ms)
+        found = work(SEARCH, self._run, config, self._outputs, [self.device])
+        return Front.read(found[self.device].folder / FRONT_FILE).winners
+
+    def known(self) -> list[Named]:
+        """SubNets that have a digest to ask for: of all searches, and those that the latency predictor was checked on."""
+        front, checked = self.front, LatencyValidation.read(self.latency / VALIDATION_FILE).subnets
+        fronts = (Front.read(output.folder / FRONT_FILE) for output in self._outputs["search"].values())
+        others = (row for one in fronts for row in one.winners)
+        return [*front.winners, front.fastest, front.largest, *front.baseline, *checked, *others]
+
+    def layers(self) -> Layers:
+        """What each layer of a SubNet costs on the device."""
+        net = tailor_ir.load(self.trained, batch=self._config.device[self.device].batch)
+        lut = Lut.open(self._outputs["profile"][self.device].folder / LUT_FOLDER)
+        return Layers(net, lut, LatencyPredictor.load(self.latency / LATENCY_FILE).correction)
+
+    def described(self, configs: Sequence[Mapping[str, Any]]) -> list[SubNetRow]:
+        """The SubNets with their predictions for the device."""
+        net = tailor_ir.load(self.trained)
+        latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
+        problem = Problem(net.space, latency, AccuracyPredictor.load(self.accuracy))
+        codes = net.space.canonical_codes(net.space.encode(configs))  # refuses those of other spaces
+        return rows_of(net, problem, [Cost(LATENCY, self.device, latency)], codes)
+
+
+def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -> Row:
+    """`chosen` or `compared`: a row for each device; or what is exported. UserError when there is no such SubNet."""
+    if question.files:
+        return _exported(run, config, question.files, outputs)
+    searches = [Searched(run, config, name, outputs) for name in config.device]
+    if question.rule:
+        return {"chosen": [_chosen(question.rule, one) for one in searches]}
+    assert question.pair is not None
+    picks = pick(question.pair[0]), pick(question.pair[1])
+    return {"compared": [_compared(picks, one) for one in searches]}
+
+
+def _exported(run: Run, config: FlowConfig, files: Sequence[str], outputs: Outputs) -> Row:
+    """The SubNets of files in the place of the winners that were searched, each on its device."""
+    chosen = [ChosenSubNet.read(Path(file)) for file in files]
+    searches = dict(outputs["search"])
+    for device in config.device:
+        searched = Searched(run, config, device, outputs)
+        subnets = tuple(one.subnet for one in chosen if one.device == device)
+        searched.described([subnet.config for subnet in subnets])
+        folder = run.folder / "chosen" / device
+        folder.mkdir(parents=True, exist_ok=True)
+        digests = tuple(subnet.digest for subnet in subnets)
+        searched.front.model_copy(update={"winners": subnets, "front": digests, "baseline": ()}).write(
+            folder / FRONT_FILE
+        )
+        searches[device] = replace(searches[device], folder=folder)
+    as_chosen = config.model_copy(update={"export": config.export.model_copy(update={"replacements": 0})})
+    exported = work(EXPORT, run, as_chosen, {**outputs, "search": searches})
+    return {**run.results(*exported.values()), **readable_exports(config, {"export": exported})}
+
+
+def _chosen(rule: WinnerRule, searched: Searched) -> Row:
+    base = _base(searched)
+    winners = searched.front.winners
+    if rule.kind == "accuracy_share":
+        winners += _nearer(rule, searched, base["accuracy"])
+    row = choose(rule, searched.front.model_copy(update={"winners": winners}), base["accuracy"])
+    return {
+        "device": searched.device,
+        "rule": {"kind": rule.kind, "value": rule.value, "text": rule.text},
+        "base": base,
+        "largest_ms": searched.front.largest.predicted_ms,
+        **row.to_json(),
+        "architecture": architecture(searched.layers(), row.config),
+    }
+
+
+def _base(searched: Searched) -> Row:
+    """Whose accuracy on the validation split shares are of: the base model, or the largest SubNet where there is none."""
+    if searched.base is not None:
+        return {"name": "base model", "accuracy": searched.base.validation_accuracy}
+    return {"name": "largest SubNet", "accuracy": searched.front.largest.predicted_accuracy}
+
+
+def _nearer(rule: WinnerRule, searched: Searched, accuracy: float) -> tuple[Winner, ...]:
+    """Winners of further budgets, ever closer around the cheapest SubNet that is accurate enough."""
+    found: tuple[Winner, ...] = ()
+    for _ in range(ROUNDS):
+        budgets_ms = between(rule, [*searched.front.winners, *found], accuracy)
+        if not budgets_ms:
+            break
+        found += searched.further(budgets_ms)
+    return found
+
+
+def _compared(picks: tuple[Pick, Pick], searched: Searched) -> Row:
+    front = searched.front
+    if budgets_ms := sorted({each.budget_ms for each in picks if each.kind == "budget"}):
+        front = front.model_copy(update={"winners": searched.further(budgets_ms) + front.winners})
+    known = [*front.winners, *searched.known()]
+    rows = searched.described([resolve(each, front, known, searched.device).config for each in picks])
+    layers = searched.layers()
+    first, second = (
+        {"word": each.word, **row, "elsewhere": layers.elsewhere(row["config"])}
+        for each, row in zip(picks, rows, strict=True)
+    )
+    return {
+        "device": searched.device,
+        "first": first,
+        "second": second,
+        "offset_ms": layers.offset_ms,
+        "layers": side_by_side(layers, rows[0]["config"], rows[1]["config"]),
+    }

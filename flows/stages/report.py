@@ -1,0 +1,72 @@
+"""The report of a run: made anew each time, it costs about a second."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.config import AdaptConfig, FlowConfig
+from flows.pages.publish import publish_report
+from flows.run import Run
+from flows.session import plain_config
+from flows.stages.spec import ALONE, SUPERNET, Outputs
+from flows.tracking.metrics import speed_ups
+from flows.versions import library_versions
+from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, Sources
+from tasks.report import run as write_report
+
+
+def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
+    """The report in the run's folder, and a copy in the output folder: the latest."""
+    result = _write(run, config, _sources(run, config, outputs))
+    run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
+    return {"report_html": str(config.output_dir / PAGE_FILE), "run": str(run.folder), **result}
+
+
+@task(name="report", task_run_name="report", persist_result=False, cache_policy=NO_CACHE)
+def _write(run: Run, config: FlowConfig, sources: Sources) -> dict[str, Any]:
+    result, tracker = write_report(sources, config.report, run.folder), run.tracker
+    for name in (PAGE_FILE, DATA_FILE):
+        shutil.copyfile(run.folder / name, config.output_dir / name)
+        tracker.client.log_artifact(tracker.run_id, str(run.folder / name))
+    for card in result["headline"]:
+        get_run_logger().info("%s: %s, %s", card["label"], card["value"], card["note"])
+    publish_report(result, run.folder / PAGE_FILE, tracker.page_of(PAGE_FILE))
+    return result
+
+
+def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
+    return Sources(
+        model=config.name,
+        data=config.data.kind,
+        supernet=config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET,
+        base=_folder(outputs, "base"),
+        finetune=_folder(outputs, "finetune"),
+        given=_folder(outputs, "given"),
+        enumerate=outputs["enumerate"][ALONE].folder,
+        sensitivities=outputs["sensitivities"][ALONE].folder,
+        devices=[_device_sources(config, outputs, name) for name in config.device],
+        stages=[output.row() for output in run.outputs],
+        config=plain_config(config),
+        versions=library_versions(),
+    )
+
+
+def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSources:
+    chosen = outputs.get("refine", outputs["search"])
+    return DeviceSources(
+        name=name,
+        batch=config.device[name].batch,
+        profile=outputs["profile"][name].folder,
+        latency=outputs["latency"][name].folder,
+        search=chosen[name].folder,
+        export=outputs["export"][name].folder,
+        compared=_folder(outputs, "compared", name),
+    )
+
+
+def _folder(outputs: Outputs, stage: str, label: str = ALONE) -> Path | None:
+    """Folder of a stage that some runs leave out."""
+    return outputs[stage][label].folder if stage in outputs else None

@@ -1,0 +1,197 @@
+"""A row of the table of stages, and the view that a row has of its run.
+
+A row says what a stage is called, how often it is worked, which earlier stages it needs, what its key is made of, and its
+body: one call into `tasks`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.config import AdaptConfig, FlowConfig, RunConfig
+from flows.pages.facts import Facts, Row, nothing, plain
+from flows.run import Output, StageRun, Surroundings
+from flows.stages.inputs import data_key
+from flows.versions import code_version
+from tasks.artifacts import SubNetStore, digest_of
+from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
+
+Outputs = Mapping[str, Mapping[str, Output]]
+"""Finished stages: by name, then by label."""
+
+SUPERNET = "supernet"
+"""Folder of the SuperNet in the stages that make one."""
+MEASURED = "subnets"
+"""Folder of the store of measured SubNets, in the output folder."""
+MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
+"""What measures them."""
+ALONE = ""
+"""Label of a stage that is worked once in a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How often a stage is worked in one run: once for each label.
+
+    side_by_side: all labels at once, else one after the other. suffix: what follows the stage's name and a slash.
+    """
+
+    labels: Callable[[FlowConfig], Sequence[str]]
+    side_by_side: bool = False
+    suffix: Callable[[FlowConfig, str], str] = lambda config, label: label
+
+
+ONCE = Scope(labels=lambda config: (ALONE,))
+DEVICES = Scope(labels=lambda config: tuple(config.device), side_by_side=True)
+
+
+class Context:
+    """The view that one stage has of its run: the config, its device, and the earlier outputs that it names.
+
+    A plain class: Prefect looks into dataclasses that are passed to tasks, and not into this.
+    """
+
+    def __init__(self, run: Surroundings, config: FlowConfig, spec: "StageSpec", label: str, outputs: Outputs) -> None:
+        """outputs: of all stages so far; the stage sees those that it needs or reads."""
+        self.run = run
+        self.config = config
+        self.label = label
+        self._spec = spec
+        self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
+
+    @property
+    def spec(self) -> "StageSpec":
+        """The stage's row."""
+        return self._spec
+
+    @property
+    def title(self) -> str:
+        """Name of the stage: in the store, in MLflow and in Prefect."""
+        name, suffix = self._spec.title or self._spec.name, self._spec.scope.suffix(self.config, self.label)
+        return f"{name}/{suffix}" if suffix else name
+
+    @property
+    def device(self) -> str:
+        """The device of a stage that is worked once for each."""
+        assert self.label in self.config.device, f"stage '{self._spec.name}' is not of a device"
+        return self.label
+
+    @property
+    def batch(self) -> int:
+        """Samples of one run on the device."""
+        return self.config.device[self.device].batch
+
+    @property
+    def fingerprint(self) -> str:
+        """What makes measurements on the device comparable."""
+        return self.run.devices.fingerprint(self.device)
+
+    @property
+    def training(self) -> RunConfig:
+        """The config of a run that trains."""
+        assert isinstance(self.config, RunConfig), f"stage '{self._spec.name}' is of the whole pipeline"
+        return self.config
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The images, as a part of a key."""
+        return data_key(self.config.data)
+
+    @property
+    def store(self) -> SubNetStore:
+        """SubNets that stages have measured, in all runs with this output folder."""
+        return SubNetStore(self.config.output_dir / MEASURED, code_version(*MEASURES), digest_of(self.data))
+
+    @property
+    def supernet(self) -> Path:
+        """The SuperNet before fine-tuning, or the given one."""
+        return self._supernet_of("compile")
+
+    @property
+    def trained(self) -> Path:
+        """The SuperNet after fine-tuning, or the given one."""
+        return self._supernet_of("finetune")
+
+    def _supernet_of(self, stage: str) -> Path:
+        if isinstance(self.config, AdaptConfig):
+            return self.config.supernet
+        return self.output(stage).folder / SUPERNET
+
+    def has(self, stage: str) -> bool:
+        """Whether this run has worked a stage that some runs leave out."""
+        return stage in self._outputs
+
+    def outputs(self, stage: str) -> Mapping[str, Output]:
+        """Outputs of an earlier stage by label."""
+        return self._outputs[stage]
+
+    def output(self, stage: str, label: str | None = None) -> Output:
+        """The output of an earlier stage for `label` (None: this stage's own), or its only one."""
+        outputs = self._outputs[stage]
+        wanted = self.label if label is None else label
+        return outputs[wanted if wanted in outputs else ALONE]
+
+    def file(self, stage: str, name: str, label: str | None = None) -> Path:
+        """A file of an earlier stage."""
+        return self.output(stage, label).folder / name
+
+
+Body = Callable[[Context, Path, Progress], StageResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One row of the table.
+
+    The key of a stage is its name, `settings`, the content of `inputs`, and the source of `modules` with all that they
+    import. Settings that cannot change a result are left out of `settings`, so that changing them repeats nothing.
+    """
+
+    name: str
+    body: Body
+    modules: tuple[str, ...]
+    settings: Callable[[Context], dict[str, Any]]
+    """The part of the config that counts in the key."""
+    inputs: Callable[[Context], tuple[Any, ...]]
+    """Digests, and files and folders that count by content."""
+    scope: Scope = ONCE
+    needs: tuple[str, ...] = ()
+    """Earlier stages that it reads; `adapt` has a given SuperNet in the place of "compile" and "finetune"."""
+    reads: tuple[str, ...] = ()
+    """Earlier stages that it reads where the run has them."""
+    ends: str | None = None
+    """The command that ends with this stage, and shows it."""
+    wanted: Callable[[FlowConfig, str], bool] = lambda config, until: True
+    """Whether a run up to `until` has this stage."""
+    artifacts: Callable[[Context], tuple[str, ...]] = lambda at: ()
+    """Files and folders that go to MLflow."""
+    registered: Callable[[Context], str | None] = lambda at: None
+    """Name in the model registry for the first artifact."""
+    anew: Callable[[Context], bool] = lambda at: False
+    """Whether it is worked also when it is complete; its folder is then replaced."""
+    agent: bool = False
+    """Its device is asked: tried again when the agent is lost or busy."""
+    by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
+    """Outputs by device, of outputs that are of several devices."""
+    facts: Callable[[Row], Facts] = plain
+    """What the log and the summary in Prefect say of its result; see `flows.pages.facts`."""
+    details: Callable[[Row], Facts] = nothing
+    """What the summary says besides."""
+    publish: Callable[[str, Output], None] = lambda device, output: None
+    """Shows an output of a device in Prefect, besides the summary that every stage has."""
+    title: str = ""
+    """Name in the store where it is not `name`."""
+
+    def at(self, context: Context) -> StageRun:
+        """The stage of one run."""
+        return StageRun(
+            name=context.title,
+            modules=self.modules,
+            settings=self.settings(context),
+            inputs=self.inputs(context),
+            artifacts=self.artifacts(context),
+            registered=self.registered(context),
+            anew=self.anew(context),
+        )

@@ -1,0 +1,130 @@
+"""Where MLflow keeps runs: a server, or a database of SQLite with the artifacts beside it.
+
+Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
+commands look for it.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from flows.machine.reachable import refuse_dead
+from tasks.errors import UserError
+
+ENVIRONMENT = "MLFLOW_TRACKING_URI"
+SQLITE = "sqlite:///"
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+ADDRESSES = (
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Columns of MLflow's database that hold addresses of artifacts."""
+CHOOSE = f"set tracking.uri={SQLITE}FILE or a server"
+
+
+@dataclass(frozen=True, slots=True)
+class TrackingAddress:
+    """A tracking address; `artifacts`: the folder for new artifacts, None where a server decides."""
+
+    uri: str
+    artifacts: Path | None
+
+
+def address_of(uri: str | None) -> TrackingAddress:
+    """A setting as an address; None: the address in the environment, or the database of the working folder."""
+    chosen = uri or os.environ.get(ENVIRONMENT) or f"{SQLITE}{DATABASE}"
+    file = database_of(chosen)
+    return (
+        TrackingAddress(chosen, None) if file is None else TrackingAddress(f"{SQLITE}{file}", file.parent / ARTIFACTS)
+    )
+
+
+def database_of(uri: str) -> Path | None:
+    """The file of a SQLite address, resolved."""
+    path = uri.removeprefix(SQLITE).partition("?")[0] if uri.startswith(SQLITE) else ""
+    return Path(unquote(path)).resolve() if path and not path.startswith(":") else None
+
+
+def check(address: TrackingAddress) -> None:
+    """UserError in one line for a damaged database, a folder that is not there, and a server that does not answer."""
+    file = database_of(address.uri)
+    if file is not None:
+        _check_database(file)
+    else:
+        refuse_dead("tracking.uri", address.uri, f"start that server, or {CHOOSE}")
+
+
+def _check_database(file: Path) -> None:
+    where = f"MLflow's database '{file}'"
+    if not file.parent.is_dir():
+        raise UserError(where, "its folder does not exist", next_step=f"make it, or {CHOOSE}")
+    if not file.exists():
+        return
+    with _opened(file) as database:
+        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        raise _unusable(file, state)
+
+
+def follow(address: TrackingAddress) -> None:
+    """Bring addresses up to date in a database that was moved or copied, so that it has artifacts beside itself."""
+    file = database_of(address.uri)
+    if file is None or address.artifacts is None or not file.exists():
+        return
+    here = address.artifacts.as_uri()
+    with _opened(file) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+            return
+        known = database.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
+        for (there,) in known:
+            if there and there.endswith(f"/{ARTIFACTS}") and there.startswith("file:") and there != here:
+                database.execute(
+                    "UPDATE experiments SET artifact_location = ? WHERE artifact_location = ?", (here, there)
+                )
+                _readdress(database, there, here)
+
+
+def _readdress(database: sqlite3.Connection, there: str, here: str) -> None:
+    """New addresses for artifacts that came along; those that did not keep the old one."""
+    for table, column in ADDRESSES:
+        rows = database.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {column} LIKE ? || '/%'", (there,))
+        for (old,) in rows.fetchall():
+            new = here + old.removeprefix(there)
+            if path_of(new).exists():
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (new, old))
+
+
+def page_of(uri: str, experiment: str, run_id: str, name: str) -> str | None:
+    """Address of an artifact's page in the UI of an MLflow server, without a password; None for a database."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return None
+    place = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+    return f"{place}/#/experiments/{experiment}/runs/{run_id}/artifacts/{quote(name)}"
+
+
+def path_of(uri: str) -> Path:
+    """The path of a file address."""
+    return Path(unquote(urlsplit(uri).path))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[sqlite3.Connection]:
+    """A database, with one transaction; UserError when it cannot be used."""
+    try:
+        with closing(sqlite3.connect(file, timeout=60)) as database, database:
+            yield database
+    except sqlite3.Error as error:
+        raise _unusable(file, str(error)) from error
+
+
+def _unusable(file: Path, reason: str) -> UserError:
+    hint = f"move it away, and a new one is made, or {CHOOSE}"
+    return UserError(f"MLflow's database '{file}'", f"cannot be used ({reason})", next_step=hint)

@@ -1,0 +1,252 @@
+"""The writer of one pipeline run; run ids are passed explicitly, no run is ever 'active'."""
+
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from flows.tracking.addresses import CHOOSE, TrackingAddress, check, follow, page_of, path_of
+from flows.tracking.metrics import Series
+from flows.versions import library_versions
+from tasks.artifacts import digest_of
+from tasks.errors import UserError
+
+PARENT_TAG = "mlflow.parentRunId"
+NAME_TAG = "mlflow.runName"
+KEY_TAG = "autotailor.key"
+STAGE_TAG = "autotailor.stage"
+DIGEST_TAG = "autotailor.digest"
+ARTIFACT_TAG = "autotailor.artifact"
+OUTPUT_TAG = "autotailor.output"
+NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
+KEY_SHOWN = 6
+MAX_PARAM_LENGTH = 6000
+MAX_PARAMS = 100
+MAX_METRICS = 500
+FLUSH_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class MetricLog:
+    """Metrics of one run, written about once a second: a database transaction per training step is too slow."""
+
+    client: MlflowClient
+    run_id: str
+    _waiting: list[Metric] = field(default_factory=list)
+    _written_s: float = field(default_factory=time.monotonic)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Metrics of one step."""
+        now_ms = int(time.time() * 1000)
+        self._waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
+        if time.monotonic() - self._written_s > FLUSH_SECONDS or len(self._waiting) >= MAX_METRICS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        for first in range(0, len(self._waiting), MAX_METRICS):
+            self.client.log_batch(self.run_id, metrics=self._waiting[first : first + MAX_METRICS])
+        self._waiting = []
+        self._written_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """Writes one pipeline run into MLflow."""
+
+    client: MlflowClient
+    experiment: str
+    run_id: str
+
+    def start_stage(self, stage: str, key: str) -> str:
+        """Run id of the stage, nested; a run that was killed in the same stage under the same key goes on.
+
+        Stage runs of one name have equal settings, inputs and code.
+        """
+        name = f"{stage} {key[:KEY_SHOWN]}"
+        tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, NAME_TAG: name}
+        return _start(self.client, self.experiment, tags)
+
+    def metrics(self, run_id: str) -> MetricLog:
+        """Where a stage's metrics go; flush it at the end."""
+        return MetricLog(self.client, run_id)
+
+    def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
+        """The flattened config; values longer than MLflow keeps are cut (the whole config is an artifact)."""
+        known = self.client.get_run(run_id).data.params
+        flat = {NAME_FORBIDS.sub("_", key): value[:MAX_PARAM_LENGTH] for key, value in flatten(config)}
+        params = [Param(key, value) for key, value in flat.items() if key not in known]
+        for first in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(run_id, params=params[first : first + MAX_PARAMS])
+
+    def log_series(self, run_id: str, series: Series) -> None:
+        """Metrics with their values by step."""
+        metrics = self.metrics(run_id)
+        for name, values in series.items():
+            for step, value in enumerate(values):
+                metrics.add({NAME_FORBIDS.sub("_", name): value}, step)
+        metrics.flush()
+
+    def log_artifact(self, run_id: str, folder: Path, name: str) -> None:
+        """A file or folder `name` of a folder, for this run; its digest and its address become tags.
+
+        Content that another run has already is not stored twice: beside a local database it is linked, and on a server
+        the address is that of the other run.
+        """
+        digest = digest_of(folder / name)
+        holder, own = self._holder(name, digest), self._folder(run_id)
+        source = self._folder(holder) if holder else None
+        if holder and own is None:
+            address = f"runs:/{holder}/{name}"
+        else:
+            address = f"runs:/{run_id}/{name}"
+            if own and source and (source / name).exists() and digest_of(source / name) == digest:
+                link(source / name, own / name)
+            else:
+                self._upload(run_id, folder, name)
+        self.tag(run_id, {f"{DIGEST_TAG}.{name}": digest, f"{ARTIFACT_TAG}.{name}": address})
+
+    def page_of(self, name: str) -> str | None:
+        """Address of the page of an artifact of the pipeline run; None where no server has it."""
+        return page_of(self.client.tracking_uri, self.experiment, self.run_id, name)
+
+    def _upload(self, run_id: str, folder: Path, name: str) -> None:
+        path, inner = folder / name, Path(name).parent.as_posix()
+        if path.is_dir():
+            self.client.log_artifacts(run_id, str(path), artifact_path=name)
+        else:
+            self.client.log_artifact(run_id, str(path), artifact_path=None if inner == "." else inner)
+
+    def _holder(self, name: str, digest: str) -> str | None:
+        """A run that has an artifact of this name and content."""
+        wanted = f"tags.`{DIGEST_TAG}.{name}` = '{digest}'"
+        for run in self.client.search_runs([self.experiment], wanted, ViewType.ACTIVE_ONLY, max_results=1):
+            address = str(run.data.tags.get(f"{ARTIFACT_TAG}.{name}", ""))
+            return address.removeprefix("runs:/").split("/")[0] or None
+        return None
+
+    def _folder(self, run_id: str) -> Path | None:
+        """The folder of a run's artifacts; None where a server has them."""
+        address = self.client.get_run(run_id).info.artifact_uri
+        return path_of(address) if address.startswith("file:") else None
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self.client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def finish(self, run_id: str, status: str = "FINISHED") -> None:
+        """End a run: FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(run_id, status=status)
+
+    def end(self, status: str = "FINISHED") -> None:
+        """End the pipeline run; stages of it that did not end are KILLED."""
+        self._kill_stages_of(self.run_id)
+        self.finish(self.run_id, status)
+
+    def end_lost(self, output: Path) -> None:
+        """End runs in the same output folder that could not do so themselves. Only one run at a time works there."""
+        place = _place_tag(output)
+        self.tag(self.run_id, {OUTPUT_TAG: place})
+        lost = f"tags.`{OUTPUT_TAG}` = '{_escaped(place)}' and attributes.status = 'RUNNING'"
+        for run in self.client.search_runs([self.experiment], lost, ViewType.ACTIVE_ONLY):
+            if run.info.run_id != self.run_id:
+                self._kill_stages_of(run.info.run_id)
+                self.finish(run.info.run_id, "KILLED")
+
+    def _kill_stages_of(self, run_id: str) -> None:
+        running = f"tags.`{PARENT_TAG}` = '{run_id}' and attributes.status = 'RUNNING'"
+        for run in self.client.search_runs([self.experiment], running, ViewType.ACTIVE_ONLY):
+            self.finish(run.info.run_id, "KILLED")
+
+    def register(self, name: str, run_id: str, folder: str, digest: str) -> None:
+        """A version of model `name` in the registry that points at the run's artifact folder; once per digest."""
+        filter_name = f"name = '{name}'"
+        if not self.client.search_registered_models(filter_string=filter_name):
+            self.client.create_registered_model(name, description="SuperNet: tailor_ir.load(folder) opens it")
+        versions = self.client.search_model_versions(filter_name)
+        if any(version.tags.get(DIGEST_TAG) == digest for version in versions):
+            return
+        address = self.client.get_run(run_id).data.tags[f"{ARTIFACT_TAG}.{folder}"]
+        holder = address.removeprefix("runs:/").split("/")[0]
+        source = f"{self.client.get_run(holder).info.artifact_uri}/{folder}"
+        self.client.create_model_version(name, source, holder, tags={DIGEST_TAG: digest})
+
+
+def start_tracking(address: TrackingAddress, experiment: str, key: str, name: str) -> Tracker:
+    """Open (or go on with) the MLflow run of a pipeline. UserError in one line when the address cannot be used.
+
+    A new run is called by `name`, its time and its key.
+    """
+    check(address)
+    follow(address)
+    called = f"{name} {datetime.now():%Y-%m-%d %H:%M:%S} {key[:KEY_SHOWN]}"
+    try:
+        client = MlflowClient(address.uri, address.uri)
+        found = client.get_experiment_by_name(experiment)
+        location = address.artifacts.as_uri() if address.artifacts else None
+        experiment_id = found.experiment_id if found else client.create_experiment(experiment, location)
+        run_id = _start(client, experiment_id, {KEY_TAG: key, STAGE_TAG: "pipeline", NAME_TAG: called})
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"tracking.uri '{address.uri}'", reason, next_step=CHOOSE) from error
+    tracker = Tracker(client, experiment_id, run_id)
+    tracker.tag(run_id, {f"version.{library}": version for library, version in library_versions().items()})
+    return tracker
+
+
+def _start(client: MlflowClient, experiment_id: str, tags: dict[str, str]) -> str:
+    """The run with these tags that was killed or interrupted, running again, or a new one."""
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items() if key != NAME_TAG)
+    unfinished = f"{wanted} and attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
+    found: list[Run] = client.search_runs([experiment_id], unfinished, ViewType.ACTIVE_ONLY, max_results=1)
+    if not found:
+        return str(client.create_run(experiment_id, tags=tags).info.run_id)
+    client.update_run(found[0].info.run_id, status="RUNNING")
+    return str(found[0].info.run_id)
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file or folder in another place, without a copy where the file system can."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
+    else:
+        _link_or_copy(source, target)
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    if Path(target).exists():
+        return  # of the same run, which goes on
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _place_tag(output: Path) -> str:
+    return f"{socket.gethostname()}:{output.resolve()}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("'", "\\'")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name and text of every leaf."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, str(value)

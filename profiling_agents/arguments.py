@@ -1,0 +1,203 @@
+"""The arguments of `autotailor agent` and `autotailor relay`."""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from profiling_agents.backends import BACKENDS
+from profiling_agents.messages import Precision
+from profiling_agents.sensing.machine import memory_mib
+from profiling_agents.startup import TOKEN_VARIABLE
+
+MIN_MEMORY_LIMIT_MIB = 256
+MAX_MEMORY_LIMIT_MIB = 8192
+
+EPILOG = f"""\
+The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and written
+to a file that only you can read (its name is printed).
+
+examples:
+  autotailor agent --backend ncnn
+  autotailor agent --backend ncnn --precision bf16
+  autotailor agent --backend onnxruntime --threads 4 --cores 4,5,6,7 --port 8766 --token-file token
+  autotailor agent --backend ncnn --pull https://desk:8764 --token-file token --ca-file cert.pem
+  autotailor agent --backend ncnn --host 192.168.1.20 --tls-cert cert.pem --tls-key key.pem --token-file token
+"""
+
+
+RELAY_EPILOG = """\
+example, on a machine that the device and the clients can dial:
+  autotailor relay --host 192.168.1.10 --tls-cert cert.pem --tls-key key.pem --token-file token
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage block."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "positive whole number"
+
+
+def _memory_mib(text: str) -> int:
+    value = int(text)
+    if value < MIN_MEMORY_LIMIT_MIB:
+        raise ValueError
+    return value
+
+
+_memory_mib.__name__ = f"memory limit (at least {MIN_MEMORY_LIMIT_MIB})"
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
+_port.__name__ = "port (0 to 65535)"
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+_cores.__name__ = "comma-separated list of core numbers"
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).absolute()
+    if not path.is_dir():
+        raise ValueError
+    return path
+
+
+_folder.__name__ = "folder"
+
+
+def _add_network(parser: argparse.ArgumentParser, port: int) -> argparse._ArgumentGroup:
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    network.add_argument("--port", type=_port, default=port, help=f"port; 0 takes any free one (default {port})")
+    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
+    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
+    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
+    network.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients reach this service; may be repeated",
+    )
+    network.add_argument(
+        "--insecure-bind",
+        action="store_true",
+        help="leave this machine without TLS: the token and the models cross the network "
+        "unencrypted, and whoever reads them there can use the agent to run models on its device",
+    )
+    network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
+    network.add_argument(
+        "--silence-limit-s",
+        type=_positive,
+        default=0,
+        metavar="S",
+        help="with --stop-with-stdin: stop, too, when it brings nothing for so long",
+    )
+    return network
+
+
+def agent_parser(prog: str) -> argparse.ArgumentParser:
+    """Arguments of `autotailor agent`."""
+    parser = _Parser(
+        prog=prog,
+        description="Measure and run models on this device, for clients that show the token.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_runtime(parser)
+    network = _add_network(parser, port=8765)
+    network.add_argument(
+        "--pull",
+        metavar="URL",
+        help="listen to nobody and fetch work from this 'autotailor relay', for devices that cannot be dialled",
+    )
+    network.add_argument(
+        "--ca-file", type=Path, metavar="F", help="certificate (PEM) that the relay is checked against"
+    )
+    _add_limits(parser)
+    return parser
+
+
+def _add_runtime(parser: argparse.ArgumentParser) -> None:
+    runtime = parser.add_argument_group("runtime")
+    runtime.add_argument("--backend", required=True, choices=sorted(BACKENDS), help="inference runtime")
+    runtime.add_argument("--threads", type=_positive, default=1, help="threads of the runtime (default 1)")
+    runtime.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        default="fp32",
+        help="what the runtime stores and computes in; refused where it cannot (default fp32)",
+    )
+    runtime.add_argument(
+        "--provider",
+        metavar="P",
+        help="what computes: for onnxruntime an execution provider, for torch cpu or cuda (default: the CPU)",
+    )
+    runtime.add_argument(
+        "--cores", type=_cores, metavar="0,1", help="bind to these cores (default: free ones, from the last)"
+    )
+    runtime.add_argument(
+        "--pin-mhz",
+        type=_positive,
+        metavar="MHZ",
+        help="keep the cores at this frequency until the agent ends; takes root (default: as shipped)",
+    )
+    runtime.add_argument(
+        "--sensors-root",
+        type=_folder,
+        default=Path("/"),
+        metavar="DIR",
+        help="where the device's /sys with its power sensors (and cores) is, for a container that has it mounted (default /)",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    memory_limit_mib = max(MIN_MEMORY_LIMIT_MIB, min(MAX_MEMORY_LIMIT_MIB, memory_mib() // 2))
+    limits = parser.add_argument_group("limits for each model (its process is killed beyond them)")
+    limits.add_argument(
+        "--memory-limit-mib",
+        type=_memory_mib,
+        default=memory_limit_mib,
+        help=f"address space beyond what the runtime itself takes (default {memory_limit_mib})",
+    )
+    limits.add_argument("--cpu-limit-s", type=_positive, default=120, help="CPU time (default 120)")
+    limits.add_argument("--wall-limit-s", type=_positive, default=60, help="wall-clock time (default 60)")
+    limits.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
+    limits.add_argument(
+        "--without-walls",
+        action="store_true",
+        help="let models do what your user can, where a driver does not start otherwise; for models of your own only",
+    )
+
+
+def relay_parser(prog: str) -> argparse.ArgumentParser:
+    """Arguments of `autotailor relay`."""
+    parser = _Parser(
+        prog=prog,
+        description="Where clients meet one agent that cannot be dialled: it pulls their requests "
+        "(autotailor agent --pull URL). Both show the relay's token.",
+        epilog=RELAY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_network(parser, port=8764)
+    parser.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
+    return parser

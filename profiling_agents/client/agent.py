@@ -1,0 +1,275 @@
+"""One agent, by address and token: its lease, its queue, its results."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from profiling_agents import frames
+from profiling_agents.client.jobs import BATCH_BYTES, ModelJob, ModelTooLargeError, RunError, batches
+from profiling_agents.client.transport import READ_TIMEOUT_S, LostError, MissingFilesError, Retries, Transport
+from profiling_agents.messages import (
+    MIB,
+    AgentBusyError,
+    AgentError,
+    Capabilities,
+    JobMessage,
+    JobProgress,
+    JobsQueued,
+    JobsRequest,
+    LeaseRequest,
+    Measurement,
+    MeasureSettings,
+    Message,
+    ModelStored,
+    RunRequest,
+    RunResult,
+    one_line,
+)
+
+LEASE_TTL_S = 30.0
+SILENCE_S = 20.0
+"""A stream of results that brings nothing for so long, not even the agent's empty lines, is lost."""
+SHORT_TIMEOUT_S = 5.0
+
+
+M = TypeVar("M", bound=Message)
+
+
+class AgentClient:
+    """One agent, by address and token. `ca_file`: certificate (PEM) that https is checked against.
+
+    While the client holds the lease, it tries for `patience_s` [s] to get a lost connection back; None: as long as the lease
+    lasts. Then it fetches the results that the agent has meanwhile; no job is measured twice.
+    """
+
+    def __init__(self, url: str, token: str, *, ca_file: Path | None = None, patience_s: float | None = None) -> None:
+        self._transport = Transport(url, token, ca_file=ca_file)
+        self._patience_s = patience_s
+        self._capabilities: Capabilities | None = None
+        self._lease: str | None = None
+        self._uploaded: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """Address of the agent."""
+        return self._transport.url
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def __enter__(self) -> "AgentClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def capabilities(self) -> Capabilities:
+        """The device's description; the agent is asked once."""
+        if self._capabilities is None:
+            self._capabilities = self._read(Capabilities, self._transport.request("GET", "/v1/capabilities"))
+        return self._capabilities
+
+    @contextmanager
+    def lease(self, *, ttl_s: float = LEASE_TTL_S, wait_s: float = 0.0) -> Iterator[None]:
+        """Exclusive use of the device until the block ends. AgentBusyError if not free within `wait_s`."""
+        if self._lease is not None:
+            raise AgentError(f"agent {self.url}: this client already holds the lease")
+        self._lease = self._acquire(ttl_s, wait_s)
+        self._transport.patience_s = ttl_s if self._patience_s is None else self._patience_s
+        self._uploaded.clear()
+        ended = threading.Event()
+        renewal = threading.Thread(target=self._renew, args=(self._lease, ttl_s / 3, ended), daemon=True)
+        renewal.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            self._transport.patience_s = 0.0
+            renewal.join()
+            # A lease that cannot be given back (agent gone, expired) ends by itself.
+            with contextlib.suppress(AgentError):
+                self._send("DELETE", "/v1/lease", timeout_s=SHORT_TIMEOUT_S)
+            self._lease = None
+
+    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+        """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet.
+
+        Jobs that wait when the caller leaves are dropped. Models travel while nothing is timed.
+        """
+        settings = settings or MeasureSettings()
+        with self._leased():
+            batch_bytes = min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)
+            for batch in batches(jobs, batch_bytes):
+                yield from self._measure_batch(batch, settings)
+
+    def submit(self, jobs: Sequence[ModelJob], settings: MeasureSettings | None = None) -> range:
+        """Queue jobs on the leased device and return their numbers. `results` fetches results. Jobs end with the lease.
+
+        AgentError when a job is too large or the queue stays full; the jobs before it are queued.
+        """
+        queued: list[range] = []
+        for batch in batches(jobs, min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)):
+            for job in batch:
+                self._refuse_large(job)
+            queued.append(self._queue([(job, job.message()) for job in batch], settings or MeasureSettings()))
+        return range(queued[0].start, queued[-1].stop) if queued else range(0)
+
+    def results(self, numbers: range) -> Generator[Measurement, None, None]:
+        """Results of submitted jobs, in order, as they come; the agent forgets results of jobs before these.
+
+        A lost connection is made anew, and results go on where the connection broke.
+        """
+        retries = Retries(self._transport)
+        number = numbers.start
+        while number < numbers.stop:
+            try:
+                for measurement in self._stream(number):
+                    retries.reset()
+                    number += 1
+                    yield measurement
+                    if number == numbers.stop:
+                        return
+                raise LostError(f"the stream ended before result {number}")
+            except LostError as error:
+                retries.wait(error)
+
+    def progress(self, number: int) -> JobProgress:
+        """The position of a submitted job, and the part of the queue that is done."""
+        return self._read(JobProgress, self._send("GET", f"/v1/jobs/{number}"))
+
+    def cancel(self, number: int) -> JobProgress:
+        """Stop a submitted job; its result is a failure, with the reason. A finished job keeps its result."""
+        return self._read(JobProgress, self._send("DELETE", f"/v1/jobs/{number}"))
+
+    def run(self, job: ModelJob, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs of the device's runtime for these inputs. RunError with the reason when the model fails."""
+        message = job.message()
+        header = RunRequest(job=message, tensors=frames.describe(inputs)).model_dump_json().encode()
+        body = frames.pack(header, frames.to_bytes(inputs))
+        with self._leased():
+            self._upload(job, message)
+            timeout_s = 2 * self.capabilities().wall_limit_s + 60.0
+            try:
+                answer = self._send("POST", "/v1/run", body, timeout_s=timeout_s)
+            except MissingFilesError as missing:
+                self._uploaded.difference_update(missing.digests)
+                self._upload(job, message)
+                answer = self._send("POST", "/v1/run", body, timeout_s=timeout_s)
+        result_header, payload = frames.unpack(answer, len(answer))
+        result = self._read(RunResult, result_header)
+        if result.reason is not None:
+            raise RunError(f"job '{job.key}': {result.reason}")
+        return [array.copy() for array in frames.from_bytes(result.tensors, payload)]
+
+    def _read(self, kind: type[M], content: bytes) -> M:
+        """A message whose checksum fits. AgentError for a message from another version of the agent."""
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            raise AgentError(f"agent {self.url}: speaks another protocol ({one_line(error)})") from error
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self._lease is None else {"Lease": self._lease}
+
+    def _send(self, method: str, path: str, content: bytes = b"", *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+        return self._transport.request(method, path, content=content, headers=self._headers(), timeout_s=timeout_s)
+
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self._lease is not None else self.lease():
+            yield
+
+    def _acquire(self, ttl_s: float, wait_s: float) -> str:
+        until = time.monotonic() + wait_s
+        request = LeaseRequest(lease=secrets.token_hex(16), ttl_s=ttl_s)
+        while True:
+            try:
+                self._transport.request("POST", "/v1/lease", content=request.model_dump_json().encode())
+                return request.lease
+            except AgentBusyError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(min(1.0, ttl_s / 3))
+
+    def _renew(self, lease: str, every_s: float, ended: threading.Event) -> None:
+        """Renew until the lease ends. A lost lease shows in the next call, which the agent refuses."""
+        while not ended.wait(every_s):
+            try:
+                self._transport.request("PUT", "/v1/lease", headers={"Lease": lease}, timeout_s=SHORT_TIMEOUT_S)
+            except AgentError:
+                return
+
+    def _measure_batch(self, batch: list[ModelJob], settings: MeasureSettings) -> Iterator[Measurement]:
+        too_large: dict[int, str] = {}
+        fitting: list[tuple[ModelJob, JobMessage]] = []
+        for index, job in enumerate(batch):
+            try:
+                self._refuse_large(job)
+                fitting.append((job, job.message()))
+            except ModelTooLargeError as error:
+                too_large[index] = str(error)
+        results = self.results(self._queue(fitting, settings) if fitting else range(0))
+        complete = False
+        try:
+            for index, job in enumerate(batch):
+                yield Measurement.failed(job.key, too_large[index]) if index in too_large else next(results)
+            complete = True
+        finally:
+            results.close()
+            if not complete:
+                self._drop()
+
+    def _refuse_large(self, job: ModelJob) -> None:
+        limit_mib = self.capabilities().max_model_mib
+        if max(map(len, job.files), default=0) > limit_mib * MIB:
+            raise ModelTooLargeError(f"model larger than {limit_mib} MiB, the agent's --max-model-mib")
+
+    def _queue(self, batch: list[tuple[ModelJob, JobMessage]], settings: MeasureSettings) -> range:
+        """Upload and submit one batch, queued once however often it is sent; the numbers of its jobs."""
+        jobs = tuple(message for _, message in batch)
+        request = JobsRequest(batch=secrets.token_hex(16), jobs=jobs, settings=settings).model_dump_json().encode()
+        retries = Retries(self._transport)
+        while True:
+            for job, message in batch:
+                self._upload(job, message)
+            try:
+                queued = self._read(JobsQueued, self._send("POST", "/v1/jobs", request))
+                return range(queued.first, queued.next)
+            except MissingFilesError as missing:
+                self._uploaded.difference_update(missing.digests)
+                retries.wait(missing)
+
+    def _stream(self, first: int) -> Iterator[Measurement]:
+        """Results from `first` on, until the agent has no more or the connection is lost."""
+        with self._transport.lines(f"/v1/results/{first}", headers=self._headers(), timeout_s=SILENCE_S) as lines:
+            for line in lines:
+                yield self._read(Measurement, line)
+
+    def _drop(self) -> None:
+        """Forget all submitted jobs. An agent out of reach has forgotten the jobs, or forgets them when the lease ends."""
+        patience_s, self._transport.patience_s = self._transport.patience_s, 0.0
+        with contextlib.suppress(AgentError):
+            self._send("DELETE", "/v1/jobs", timeout_s=SHORT_TIMEOUT_S)
+        self._transport.patience_s = patience_s
+
+    def _upload(self, job: ModelJob, message: JobMessage) -> None:
+        """Send the files that this lease has not sent yet."""
+        for content, digest in zip(job.files, message.files, strict=True):
+            if digest not in self._uploaded:
+                self._send_file(content, digest)
+                self._uploaded.add(digest)
+
+    def _send_file(self, content: bytes, digest: str) -> None:
+        """Upload until the agent has just this content."""
+        retries = Retries(self._transport)
+        while self._read(ModelStored, self._send("POST", "/v1/models", content)).sha256 != digest:
+            retries.wait(LostError("a model came there garbled", reached=True))

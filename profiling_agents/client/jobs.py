@@ -1,0 +1,65 @@
+"""Models as a client sends them, and the errors of sending and running them."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from profiling_agents.messages import AgentError, Format, JobMessage, Shape, one_line
+
+BATCH_JOBS = 16
+BATCH_BYTES = 64 << 20
+
+
+class ModelTooLargeError(AgentError):
+    """The agent does not take models of this size."""
+
+
+class RunError(AgentError):
+    """The device is there, and could not run the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelJob:
+    """A model to run. Files: ONNX (model,), ncnn (param, bin). Shapes count the batch axis (ncnn: 1).
+
+    `output_shapes` restores shapes that the runtime does not keep; without them ncnn's outputs get a batch axis of 1.
+    """
+
+    key: str
+    format: Format
+    files: tuple[bytes, ...]
+    input_names: tuple[str, ...]
+    input_shapes: tuple[Shape, ...]
+    output_names: tuple[str, ...]
+    output_shapes: tuple[Shape, ...] | None = None
+
+    def message(self) -> JobMessage:
+        """The job as a message, with digests instead of files. AgentError when the job contradicts itself."""
+        try:
+            return JobMessage(
+                key=self.key,
+                format=self.format,
+                files=tuple(hashlib.sha256(content).hexdigest() for content in self.files),
+                input_names=tuple(self.input_names),
+                input_shapes=tuple(map(tuple, self.input_shapes)),
+                output_names=tuple(self.output_names),
+                output_shapes=None if self.output_shapes is None else tuple(map(tuple, self.output_shapes)),
+            )
+        except ValidationError as error:
+            raise AgentError(f"job '{self.key}': {one_line(error)}") from error
+
+
+def batches(jobs: Iterable[ModelJob], batch_bytes: int) -> Iterator[list[ModelJob]]:
+    """Groups of at most BATCH_JOBS jobs and about `batch_bytes` of models, drawn as they are needed."""
+    batch: list[ModelJob] = []
+    size = 0
+    for job in jobs:
+        batch.append(job)
+        size += sum(map(len, job.files))
+        if len(batch) == BATCH_JOBS or size >= batch_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

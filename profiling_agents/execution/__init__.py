@@ -1,0 +1,1 @@
+"""Running and timing one model at a time in a child process, behind walls and limits."""

@@ -1,0 +1,27 @@
+"""How the service starts its child."""
+
+from pathlib import Path
+
+from profiling_agents.backends.base import RuntimeOptions
+from profiling_agents.execution.limits import ModelLimits
+from profiling_agents.messages import Message
+from profiling_agents.sensing.sensors import SYSTEM
+
+
+class WallPlan(Message):
+    """The walls around the child, as `walls.raising.PlannedWalls` reads them; `folder`: the child's own."""
+
+    folder: Path
+    user: int | None
+    readable: tuple[Path, ...] = ()
+    accelerator: bool = False
+
+
+class WorkerSettings(RuntimeOptions):
+    """How the service starts its child (one JSON argument)."""
+
+    cores: tuple[int, ...]
+    limits: ModelLimits
+    walls: WallPlan | None
+    max_payload_bytes: int
+    sensors_root: Path = SYSTEM

@@ -1,0 +1,26 @@
+"""The child process in which foreign models run: `python -m profiling_agents.execution.worker SETTINGS` (JSON).
+
+It raises its walls before it imports anything that is not Python's own: walls hold for threads that start later only.
+"""
+
+import json
+import os
+import sys
+
+from profiling_agents.walls.raising import PlannedWalls, raise_walls
+
+
+def main(argument: str) -> int:
+    """Raise the walls that the settings plan, then serve requests until stdin closes."""
+    plan = json.loads(argument)["walls"]
+    raised = raise_walls(None if plan is None else PlannedWalls.of(plan))
+    from profiling_agents.execution import bench
+
+    return bench.serve(argument, raised)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    # Native runtimes free their globals in an order that can crash; nothing is left to save here.
+    os._exit(code)

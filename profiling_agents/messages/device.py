@@ -1,0 +1,101 @@
+"""A device: its runtime, processor, sensors, limits and walls."""
+
+from typing import Literal
+
+from profiling_agents.messages.base import Format, Message, Precision
+
+
+class RuntimeInfo(Message):
+    """The inference runtime as its own process reports it. `build`: hash of the library that runs.
+
+    `precisions`: the precisions that a probe found to compute here. `arithmetic`: the precision in which products of fp16 are
+    added up. `provider`: the implementation of the runtime. `accelerator`: its processor, where this is not the CPU.
+    """
+
+    backend: str
+    version: str
+    build: str
+    formats: tuple[Format, ...]
+    precision: Precision = "fp32"
+    precisions: tuple[Precision, ...] = ("fp32",)
+    arithmetic: Precision | None = None
+    provider: str = "cpu"
+    accelerator: str | None = None
+
+
+class CoreState(Message):
+    """One core: `capacity` tells big from little cores; the allowed frequencies and the present frequency in MHz."""
+
+    number: int
+    capacity: int | None
+    governor: str | None
+    min_mhz: float | None
+    max_mhz: float | None
+    current_mhz: float | None
+
+
+class Temperature(Message):
+    """One sensor of temperature."""
+
+    name: str
+    celsius: float
+
+
+class PowerSensor(Message):
+    """One sensor that can be read: a counter of energy, or power at the moment."""
+
+    name: str
+    kind: Literal["rapl", "ina3221", "hwmon", "nvml"]
+    measures: Literal["energy", "power"]
+
+
+class DeviceState(Message):
+    """Values that change while a device is up; a value that cannot be read is None.
+
+    `throttle_events`: how often the cores were slowed down since the system started. `throttled`: whether they are slow now.
+    """
+
+    cores: tuple[CoreState, ...]
+    memory_available_mib: int
+    temperatures: tuple[Temperature, ...]
+    throttle_events: int | None
+    throttled: bool | None
+    power_source: Literal["ac", "battery"] | None
+
+
+class Walls(Message):
+    """The walls between a model and the rest of the device: those that stand, and a line for each missing wall."""
+
+    standing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class Capabilities(RuntimeInfo):
+    """One device: runtime, processor, limits. Measurements with equal `fingerprint` are comparable.
+
+    `state` is read anew whenever the device is asked. `running_system`: equal for processes that share processors.
+    """
+
+    protocol: int
+    threads: int
+    cores: tuple[int, ...]
+    cores_shared: bool
+    pinned: bool
+    cpu_model: str
+    machine: str
+    system: str
+    governor: str | None
+    frequency_mhz: float | None
+    frequency_state: Literal["pinned", "as shipped", "unknown"]
+    operating_system: str | None
+    running_system: str | None
+    power_sensors: tuple[PowerSensor, ...]
+    state: DeviceState
+    memory_mib: int
+    memory_limit_mib: int
+    cpu_limit_s: int
+    wall_limit_s: float
+    max_model_mib: int
+    max_tensors_mib: int
+    fingerprint: str
+    walls: Walls = Walls()

@@ -1,0 +1,79 @@
+"""The description of an agent's device, with the fingerprint by which measurements are comparable."""
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiling_agents.execution.measure import RULES_VERSION
+from profiling_agents.messages import MAX_TENSORS_MIB, Capabilities, RuntimeInfo, Walls
+from profiling_agents.sensing import machine, sensors
+from profiling_agents.sensing.cores import Claim
+from profiling_agents.sensing.energy import gpu_sensors
+from profiling_agents.sensing.sensors import SYSTEM, core_kind, cpu_model, frequency_mhz, frequency_state, governor
+from profiling_agents.serving.options import ServerOptions
+
+PROTOCOL = 3
+
+
+def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, walls: Walls) -> Capabilities:
+    """The device's description for clients."""
+    cores, root = claimed.cores, options.cores_root
+    pinned = sys.platform == "linux"
+    return Capabilities.model_validate(
+        runtime.model_dump()
+        | {
+            "protocol": PROTOCOL,
+            "threads": options.threads,
+            "cores": cores,
+            "cores_shared": claimed.shared,
+            "pinned": pinned,
+            "cpu_model": sensors.cpu_model(),
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "governor": sensors.governor(cores[0], root),
+            "frequency_mhz": sensors.frequency_mhz(cores[0], root=root),
+            "frequency_state": sensors.frequency_state(cores[0], root),
+            "operating_system": sensors.operating_system(),
+            "running_system": machine.running_system(),
+            "power_sensors": (*sensors.power_sensors(options.sensors_root), *gpu_sensors()),
+            "state": sensors.state(machine.available_cores(), root),
+            "memory_mib": machine.memory_mib(),
+            "memory_limit_mib": options.limits.memory_mib,
+            "cpu_limit_s": options.limits.cpu_s,
+            "wall_limit_s": options.limits.wall_s,
+            "max_model_mib": options.max_model_mib,
+            "max_tensors_mib": MAX_TENSORS_MIB,
+            "walls": walls,
+            "fingerprint": fingerprint(runtime, cores, options.threads, pinned, root),
+        }
+    )
+
+
+def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned: bool, root: Path = SYSTEM) -> str:
+    """sha256 (hex) over all properties that latency depends on: equal fingerprints mean comparable measurements.
+
+    Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if it is pinned,
+    measuring rules.
+    """
+    facts = {
+        "runtime": runtime.model_dump(),
+        "threads": threads,
+        "pinned": pinned,
+        "cpu_model": cpu_model(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "core_kinds": sorted({str(core_kind(core, root)) for core in cores}),
+        "governors": sorted({str(governor(core, root)) for core in cores}),
+        "frequency": sorted({_frequency(core, root) for core in cores}),
+        "rules": RULES_VERSION,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _frequency(core: int, root: Path) -> str:
+    """'pinned' and to what [MHz], or that it is not."""
+    state = frequency_state(core, root)
+    return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state

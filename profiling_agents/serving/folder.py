@@ -1,0 +1,58 @@
+"""The private folder of a service: its models, log and token."""
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+PREFIX = "autotailor-agent-"
+LOCK_FILE = "lock"
+"""Held by the service as long as it lives, however it ends."""
+LEFT_S = 60.0
+"""A folder is looked at only when it is older: a younger one may not be locked yet."""
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A 0700 folder, removed when the service ends, also by SIGTERM. Folders of killed services are removed first."""
+    _remove_left()
+    previous = signal.signal(signal.SIGTERM, _exit)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        os.close(lock)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _remove_left() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if folder.is_symlink():
+            continue
+        try:
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # another user's, or gone meanwhile
+            continue
+        try:
+            found = os.fstat(lock)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:  # its service lives
+            continue
+        finally:
+            os.close(lock)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)

@@ -1,0 +1,146 @@
+"""The one gate in front of every route: deny by default.
+
+In order: protocol, header count, Host, Origin, token, queue, body size. A request that passes has shown the token.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from profiling_agents.checksums import CHECKSUM_HEADER, checksum
+from profiling_agents.messages import ErrorBody
+
+MAX_HEADERS = 64
+MAX_REQUESTS = 16
+MAX_BODY_BYTES = 1 << 20
+BODY_STALL_S = 30.0
+
+R = TypeVar("R", bound=Response)
+
+
+def refusal(status: int, line: str, *, retry_after_s: float = 1.0) -> JSONResponse:
+    """A refusal of one line."""
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 429:
+        headers["Retry-After"] = str(math.ceil(retry_after_s))
+    return checked(JSONResponse(ErrorBody(error=" ".join(line.split())).model_dump(), status, headers))
+
+
+def checked(response: R) -> R:
+    """The response with the checksum of its body."""
+    response.headers[CHECKSUM_HEADER] = checksum(bytes(response.body))
+    return response
+
+
+class Guard:
+    """ASGI middleware. `hosts`: names it answers to; `any_address`: also any IP address (wildcard bind)."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        hosts: frozenset[str],
+        any_address: bool,
+        body_bytes: Mapping[str, int],
+    ) -> None:
+        self._app = app
+        self._authorization = f"Bearer {token}".encode()
+        self._hosts = hosts
+        self._any_address = any_address
+        self._body_bytes = body_bytes
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on with a body that cannot grow past its cap."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refused = self._refuse(scope)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            cap_bytes = self._body_bytes.get(scope["path"], MAX_BODY_BYTES)
+            await self._app(scope, _capped(receive, cap_bytes), send)
+        finally:
+            self._requests -= 1
+
+    def _refuse(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if len(headers) > MAX_HEADERS:
+            return refusal(431, f"more than {MAX_HEADERS} headers")
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._known(hosts[0]):
+            return refusal(403, "Host header: not a name of this agent; allow it with --allowed-host")
+        own_origin = f"{scope['scheme']}://{hosts[0]}"
+        if any(origin != own_origin for origin in headers.getlist("origin")):
+            return refusal(403, "Origin header: requests from web pages are refused")
+        given = headers.getlist("authorization")
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._authorization):
+            return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
+        if self._requests >= MAX_REQUESTS:
+            return refusal(429, f"more than {MAX_REQUESTS} requests at once; try again")
+        cap_bytes = self._body_bytes.get(scope["path"], MAX_BODY_BYTES)
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > cap_bytes:
+            return refusal(413, _too_large(cap_bytes))
+        return None
+
+    def _known(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self._hosts:
+            return True
+        # A page that rebinds DNS sends its own name, never an address.
+        return self._any_address and _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _too_large(cap_bytes: int) -> str:
+    return f"body too large; at most {cap_bytes} bytes are taken here"
+
+
+def _capped(receive: Receive, cap_bytes: int) -> Receive:
+    """`receive` that refuses bodies past the cap (413) and bodies that stall (408)."""
+    seen = 0
+    complete = False
+
+    async def capped() -> Message:
+        nonlocal seen, complete
+        if complete:
+            return await receive()
+        try:
+            async with asyncio.timeout(BODY_STALL_S):
+                message = await receive()
+        except TimeoutError as error:
+            raise HTTPException(408, f"body stalled for {BODY_STALL_S:g} s") from error
+        seen += len(message.get("body", b""))
+        complete = not message.get("more_body", False)
+        if seen > cap_bytes:
+            raise HTTPException(413, _too_large(cap_bytes))
+        return message
+
+    return capped

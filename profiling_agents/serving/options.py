@@ -1,0 +1,33 @@
+"""The options of an agent, from the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiling_agents.execution.limits import ModelLimits
+from profiling_agents.messages import Precision
+from profiling_agents.sensing import sensors
+from profiling_agents.serving.network import Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The options of an agent."""
+
+    backend: str
+    threads: int
+    precision: Precision
+    provider: str | None
+    cores: tuple[int, ...] | None
+    network: Endpoint
+    pull: str | None
+    ca_file: Path | None
+    limits: ModelLimits
+    max_model_mib: int
+    pin_mhz: int | None = None
+    sensors_root: Path = sensors.SYSTEM
+    walls: bool = True
+
+    @property
+    def cores_root(self) -> Path:
+        """Where the cores' files are."""
+        return sensors.cores_root(self.sensors_root)

@@ -1,0 +1,36 @@
+"""The walls that an agent plans around its child, and a warning for each missing wall."""
+
+import os
+import sys
+from pathlib import Path
+
+from profiling_agents.backends import ELSEWHERE
+from profiling_agents.execution.settings import WallPlan
+from profiling_agents.messages import Walls
+from profiling_agents.sensing import sensors
+from profiling_agents.serving.options import ServerOptions
+from profiling_agents.walls.account import free_user
+
+
+def wall_plan(options: ServerOptions, models: Path) -> WallPlan | None:
+    """Makes the folder of the models, and plans the walls around the process that runs them; None for no walls."""
+    models.mkdir(mode=0o700)
+    if not options.walls or options.backend in ELSEWHERE:
+        return None
+    user = free_user()
+    if user is not None:
+        os.chown(models, user, user)
+    readable = () if options.sensors_root == sensors.SYSTEM else (options.sensors_root / "sys",)
+    accelerator = (options.provider or "cpu").lower() not in ("cpu", "cpuexecutionprovider")
+    return WallPlan(folder=models, user=user, readable=readable, accelerator=accelerator)
+
+
+def told(options: ServerOptions, walls: Walls) -> Walls:
+    """The walls for clients, including walls that were not planned; prints a line on stderr for each missing wall."""
+    if options.backend in ELSEWHERE:
+        return walls
+    if not options.walls:
+        walls = Walls(missing=("all: models can do what the agent's user can (--without-walls)",))
+    for line in walls.missing:
+        print(f"agent without a wall: {line}", file=sys.stderr, flush=True)
+    return walls

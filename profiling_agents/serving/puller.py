@@ -1,0 +1,171 @@
+"""The device's side of pull mode: fetches requests from a relay and answers them by its own service on loopback.
+
+The agent dials out, so a device behind NAT needs no open port. The relay has checked the client's token.
+"""
+
+import asyncio
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+from pydantic import ValidationError
+
+from profiling_agents import frames
+from profiling_agents.checksums import CHECKSUM_HEADER
+from profiling_agents.messages import AgentError, Answered, ErrorBody, Pulled, one_line
+from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER
+
+CONNECT_TIMEOUT_S = 10.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+MAX_WORKING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The agent's own service: address on loopback, and token."""
+
+    url: str
+    token: str
+
+
+class Puller:
+    """Pulls one request after the other; each is answered in a task of its own."""
+
+    def __init__(self, url: str, token: str, ca_file: Path | None, local: Local) -> None:
+        self._url = url.rstrip("/")
+        try:
+            trusted = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise AgentError(f"--ca-file '{ca_file}': cannot be used ({error})") from error
+        timeout = httpx.Timeout(PULL_S + 10.0, connect=CONNECT_TIMEOUT_S)
+        self._relay = httpx.AsyncClient(
+            base_url=self._url, headers=_bearer(token), timeout=timeout, verify=trusted, trust_env=False
+        )
+        # No time-out: the service answers when the device is done, and a stream of results lasts as long as they do.
+        self._local = httpx.AsyncClient(
+            base_url=local.url, headers=_bearer(local.token), timeout=None, verify=False, trust_env=False
+        )
+        self._working: dict[str, asyncio.Task[None]] = {}
+
+    async def connect(self) -> None:
+        """The first pull, without waiting: AgentError when the relay refuses this agent, patience when it is away."""
+        await self._pull(wait_s=0)
+
+    async def work(self) -> None:
+        """Pull until stopped; AgentError when the relay refuses this agent."""
+        try:
+            while True:
+                if len(self._working) >= MAX_WORKING:
+                    await asyncio.wait(self._working.values(), return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                await self._pull(wait_s=PULL_S)
+        finally:
+            for task in self._working.values():
+                task.cancel()
+            await self._relay.aclose()
+            await self._local.aclose()
+
+    async def _pull(self, wait_s: float) -> None:
+        """One pull, repeated with growing pauses while the relay is away."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            headers = {WAIT_HEADER: str(int(wait_s)), WORKING_HEADER: ",".join(self._working)}
+            request = self._relay.build_request("GET", "/v1/pull", headers=headers)
+            try:
+                response = await self._relay.send(request, stream=True)
+                if response.status_code == 200:
+                    await self._accept(response)
+                    return
+                await response.aread()
+            except httpx.TransportError as error:
+                print(f"relay {self._url}: {error or type(error).__name__}; trying again", file=sys.stderr, flush=True)
+            else:
+                if response.status_code == 204:
+                    return
+                if response.status_code < 500 and response.status_code != 429:
+                    self._refused(response)
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _accept(self, response: httpx.Response) -> None:
+        """Read the header of what was pulled and leave the rest to a task."""
+        chunks = response.aiter_bytes()
+        pulled, start = await _split(chunks)
+        task = asyncio.create_task(self._answer(pulled, start, chunks, response))
+        self._working[pulled.request] = task
+        task.add_done_callback(lambda _: self._working.pop(pulled.request))
+
+    async def _answer(
+        self, pulled: Pulled, start: bytes, chunks: AsyncIterator[bytes], response: httpx.Response
+    ) -> None:
+        """Ask the own service and stream its answer to the relay. What breaks here, the client asks for again."""
+        body = _joined(start, chunks) if pulled.method in ("POST", "PUT") else None
+        headers = {"Lease": pulled.lease, CHECKSUM_HEADER: pulled.checksum}
+        headers = {name: value for name, value in headers.items() if value}
+        try:
+            async with self._local.stream(pulled.method, pulled.path, content=body, headers=headers) as answer:
+                await self._relay.post(
+                    "/v1/answers",
+                    content=_framed(answer),
+                    headers={REQUEST_HEADER: pulled.request},
+                    timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, write=PULL_S),
+                )
+        except (httpx.TransportError, httpx.StreamError) as error:
+            line = f"relay {self._url}: {pulled.method} {pulled.path}: {error or type(error).__name__}"
+            print(line, file=sys.stderr, flush=True)
+        finally:
+            await response.aclose()
+
+    def _refused(self, response: httpx.Response) -> NoReturn:
+        try:
+            line = ErrorBody.model_validate_json(response.content).error
+        except ValidationError:
+            line = f"answered {response.status_code}; is it an AutoTailor relay?"
+        raise AgentError(f"relay {self._url}: {line}")
+
+
+async def _split(chunks: AsyncIterator[bytes]) -> tuple[Pulled, bytes]:
+    """The header of a frame, and what came of its payload with it."""
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        if len(buffer) < frames.LENGTHS.size:
+            continue
+        header_bytes, _ = frames.LENGTHS.unpack(buffer[: frames.LENGTHS.size])
+        end = frames.LENGTHS.size + header_bytes
+        if header_bytes > frames.MAX_HEADER_BYTES:
+            break
+        if len(buffer) < end:
+            continue
+        try:
+            return Pulled.model_validate_json(buffer[frames.LENGTHS.size : end]), buffer[end:]
+        except ValidationError as error:
+            raise httpx.ReadError(f"a request of the relay came garbled ({one_line(error)})") from error
+    raise httpx.ReadError("the relay sent no whole request")
+
+
+async def _joined(start: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield start
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _framed(answer: httpx.Response) -> AsyncIterator[bytes]:
+    header = Answered(
+        status=answer.status_code,
+        content_type=answer.headers.get("content-type", ""),
+        retry_after=answer.headers.get("retry-after", ""),
+        checksum=answer.headers.get(CHECKSUM_HEADER, ""),
+    )
+    yield frames.pack(header.model_dump_json().encode())
+    async for chunk in answer.aiter_raw():
+        yield chunk
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}

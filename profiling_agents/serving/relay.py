@@ -1,0 +1,280 @@
+"""The meeting point of a device behind NAT and its clients: `autotailor relay`, run where both can dial to.
+
+Clients see the routes of an agent. The agent pulls their requests by long polling and sends the answers, which are
+passed on as they come; bodies of requests wait in files, so memory stays flat. One relay serves one device.
+"""
+
+import asyncio
+import math
+import secrets
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from profiling_agents import frames
+from profiling_agents.checksums import CHECKSUM_HEADER, GarbledError
+from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, Pulled, one_line
+from profiling_agents.serving.folder import private_folder
+from profiling_agents.serving.guard import refusal
+from profiling_agents.serving.network import (
+    MAX_CONNECTIONS,
+    Endpoint,
+    address,
+    bound,
+    check_bind,
+    http_server,
+    new_token,
+    serve_with,
+)
+from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, number_of
+from profiling_agents.serving.store import NO_SPACE, StoreFullError
+
+PULL_S = 20.0
+"""A pull waits so long for a request."""
+AWAY_S = 10.0
+"""A device that has had no pull open for so long is away."""
+CHECK_S = 1.0
+CHUNK_BYTES = 1 << 16
+CHUNKS_AHEAD = 8
+WAIT_HEADER = "wait-s"
+WORKING_HEADER = "working"
+REQUEST_HEADER = "request"
+
+
+class AwayError(Exception):
+    """No device is connected to this relay, or it lost the request. One line."""
+
+
+class BrokenAnswerError(Exception):
+    """The device's answer broke off after its start; the client's connection must break too."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A client's request on its way."""
+
+    pulled: Pulled
+    body: IO[bytes]
+    size: int
+    answer: asyncio.Future[Answered] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    chunks: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(CHUNKS_AHEAD))
+    broken: bool = False
+    left: bool = False
+    """The client has gone."""
+
+
+class Relay:
+    """State: requests that no pull took yet, and requests that the device works on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._queue: deque[_Waiting] = deque()
+        self._taken: dict[str, _Waiting] = {}
+        self._news = asyncio.Event()
+        self._pull = 0
+        self._last_pull_s = -math.inf
+
+    async def forward(self, route: str, method: str, request: Request) -> Response:
+        """A client's request: wait for the device's answer and pass it on."""
+        if self._away():
+            raise AwayError("no device is connected to this relay")
+        path = route.format(number=number_of(request)) if "{number}" in route else route
+        lease = request.headers.get(LEASE_HEADER, "")
+        stated = request.headers.get(CHECKSUM_HEADER, "")
+        fields = {"request": secrets.token_hex(16), "method": method, "path": path, "lease": lease, "checksum": stated}
+        try:
+            pulled = Pulled.model_validate(fields)
+        except ValidationError as error:
+            raise GarbledError(one_line(error)) from error
+        with tempfile.TemporaryFile(dir=self._folder) as body:
+            waiting = _Waiting(pulled, body, await _receive(request, body))
+            self._queue.append(waiting)
+            self._tell()
+            try:
+                header = await self._answer(waiting)
+            except BaseException:
+                self._forget(waiting)
+                raise
+        headers = {"Retry-After": header.retry_after, CHECKSUM_HEADER: header.checksum}
+        headers = {name: value for name, value in headers.items() if value}
+        content = self._content(waiting)
+        return StreamingResponse(content, header.status, headers, header.content_type or None)
+
+    async def pull(self, request: Request) -> Response:
+        """GET pull, for the device: the next request as a frame, or 204 after a while. A later pull ends this one."""
+        await request.body()
+        wait = request.headers.get(WAIT_HEADER, "")
+        until_s = time.monotonic() + min(PULL_S, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
+        self._lose_all_but(request.headers.get(WORKING_HEADER, "").split(","))
+        self._pull += 1
+        own = self._pull
+        self._last_pull_s = time.monotonic()
+        self._tell()
+        while own == self._pull and not await request.is_disconnected():
+            self._last_pull_s = time.monotonic()
+            if self._queue:
+                waiting = self._queue.popleft()
+                self._taken[waiting.pulled.request] = waiting
+                return StreamingResponse(_frame(waiting), media_type="application/octet-stream")
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(CHECK_S, left_s)):
+                    await self._news.wait()
+        return Response(status_code=204)
+
+    async def answer(self, request: Request) -> Response:
+        """POST answers, for the device: a frame whose payload is passed on as it comes."""
+        waiting = self._taken.get(request.headers.get(REQUEST_HEADER, ""))
+        if waiting is None or waiting.answer.done():
+            return refusal(410, "nobody waits for this answer")
+        waiting.broken = True
+        try:
+            await self._pass_on(waiting, request)
+            waiting.broken = False
+        except ClientDisconnect:
+            return refusal(400, "the answer broke off")
+        finally:
+            self._taken.pop(waiting.pulled.request, None)
+            if not waiting.answer.done():
+                waiting.answer.set_exception(AwayError("the device's answer broke off"))
+            await _put(waiting, None)
+        return Response(status_code=204)
+
+    async def _pass_on(self, waiting: _Waiting, request: Request) -> None:
+        """The frame's header (its payload length is 0: unknown) decides the answer, what follows is its body."""
+        buffer = b""
+        async for chunk in request.stream():
+            if waiting.left:
+                raise AgentError("the client has left")
+            if waiting.answer.done():
+                await _put(waiting, chunk)
+                continue
+            buffer += chunk
+            if len(buffer) < frames.LENGTHS.size:
+                continue
+            header_bytes, _ = frames.read_lengths(buffer[: frames.LENGTHS.size], 0)
+            end = frames.LENGTHS.size + header_bytes
+            if len(buffer) >= end:
+                waiting.answer.set_result(Answered.model_validate_json(buffer[frames.LENGTHS.size : end]))
+                await _put(waiting, buffer[end:])
+
+    async def _answer(self, waiting: _Waiting) -> Answered:
+        """The head of the answer; AwayError when the device goes away before."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    return await asyncio.shield(waiting.answer)
+            if self._away():
+                raise AwayError("the device of this relay went away")
+
+    async def _content(self, waiting: _Waiting) -> AsyncIterator[bytes]:
+        try:
+            while (chunk := await waiting.chunks.get()) is not None:
+                if chunk:
+                    yield chunk
+            if waiting.broken:
+                raise BrokenAnswerError
+        finally:
+            self._forget(waiting)
+
+    def _forget(self, waiting: _Waiting) -> None:
+        waiting.left = True
+        while not waiting.chunks.empty():
+            waiting.chunks.get_nowait()
+        with suppress(ValueError):
+            self._queue.remove(waiting)
+        self._taken.pop(waiting.pulled.request, None)
+
+    def _lose_all_but(self, working: list[str]) -> None:
+        """Lose the requests that were sent to the device but never arrived there: their clients ask again."""
+        for name in set(self._taken) - set(working):
+            lost = self._taken.pop(name)
+            if not lost.answer.done():
+                lost.answer.set_exception(AwayError("the request was lost on its way to the device"))
+
+    def _away(self) -> bool:
+        return time.monotonic() - self._last_pull_s > AWAY_S
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+async def _receive(request: Request, body: IO[bytes]) -> int:
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            body.write(chunk)
+        body.flush()
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise StoreFullError(f"the disk of the relay is full ({error.strerror})", wait=False) from error
+    body.seek(0)
+    return size
+
+
+async def _frame(waiting: _Waiting) -> AsyncIterator[bytes]:
+    header = waiting.pulled.model_dump_json().encode()
+    yield frames.LENGTHS.pack(len(header), waiting.size) + header
+    while not waiting.body.closed and (chunk := waiting.body.read(CHUNK_BYTES)):
+        yield chunk
+
+
+async def _put(waiting: _Waiting, chunk: bytes | None) -> None:
+    """Hand a chunk to the client's stream, when it is ready for it; nowhere when the client has left."""
+    while not waiting.left:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_S):
+                await waiting.chunks.put(chunk)
+                return
+
+
+def create_app(relay: Relay) -> ASGIApp:
+    """The ASGI application that goes behind the guard: an agent's routes, and the device's two."""
+    routes = [
+        Route(path, partial(relay.forward, path, method), methods=[method])
+        for path, handlers in ROUTES.items()
+        for method in handlers
+    ]
+    routes += [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
+    app = Starlette(routes=routes, exception_handlers=REFUSALS | {AwayError: lambda _, error: refusal(503, str(error))})
+    app.router.redirect_slashes = False
+
+    async def broken_off(scope: Scope, receive: Receive, send: Send) -> None:
+        """A started answer that broke: end without its last part, which breaks the client's connection."""
+        with suppress(BrokenAnswerError):
+            await app(scope, receive, send)
+
+    return broken_off
+
+
+def serve_relay(network: Endpoint, max_model_mib: int) -> None:
+    """Run until stopped; AgentError when it cannot start."""
+    check_bind(network)
+    body_bytes = {
+        "/v1/models": max_model_mib * MIB,
+        "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
+        "/v1/answers": 2 * MAX_TENSORS_MIB * MIB,
+    }
+    with private_folder() as folder, bound(network.host, network.port) as listener:
+        token = network.token or new_token(folder)
+        server = http_server(network, create_app(Relay(folder)), token, body_bytes)
+        listener.listen(MAX_CONNECTIONS)
+        asyncio.run(serve_with(server, listener, network, f"relay ready: {address(network, listener)}"))

@@ -1,0 +1,15 @@
+"""The agreement between an agent and the process that starts it: the token's variable, the line on stdout, the Python path."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+TOKEN_VARIABLE = "AUTOTAILOR_AGENT_TOKEN"
+READY = "agent ready: "
+"""The words that the agent prints before its address when it listens."""
+
+
+def python_path(environment: Mapping[str, str]) -> str:
+    """PYTHONPATH with which another process imports this very package."""
+    return os.pathsep.join([str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])])

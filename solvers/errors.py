@@ -1,0 +1,30 @@
+"""What a solver cannot do. Callers turn each error into a line for their user."""
+
+
+class SolverError(Exception):
+    """The base of all errors of this room."""
+
+
+class NotANumber(SolverError):
+    """A table has an entry that is no number (NaN)."""
+
+
+class TooEntangled(SolverError):
+    """Too many variables share tables: in every order of elimination the tables become too large."""
+
+    def __init__(self, entries: float) -> None:
+        """entries: of all tables together, in the best order that was found."""
+        super().__init__(f"tables of {entries:.1e} numbers")
+        self.entries = entries
+
+
+class Infeasible(SolverError):
+    """No code keeps the budgets."""
+
+
+class Undecided(Infeasible):
+    """No allowed code was found, but one may exist; its gain is at most `most`."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(f"a gain of {most:g} at most")
+        self.most = most

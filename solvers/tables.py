@@ -1,0 +1,116 @@
+"""Tables over few variables: spread over more variables, added, merged, and gathered for many codes at once.
+
+Codes are integer matrices (n, V): a row is an assignment, a column a variable, an entry the index of a choice.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int64]
+Values = NDArray[np.float64]
+ENTRIES = 4096  # of a table that two were merged into: 32 KiB
+CHUNK = 8192  # codes at a time, whose positions fit in a cache
+Number = TypeVar("Number", bound=np.generic)
+
+
+class Table(NamedTuple):
+    """A function of few variables: `columns` are the variables, `values` has one axis for each column, in their order."""
+
+    columns: tuple[int, ...]
+    values: Values
+
+    @classmethod
+    def constant(cls, value: float) -> Self:
+        """A table over no variable."""
+        return cls((), np.asarray(value, np.float64))
+
+    def ascending(self) -> "Table":
+        """The same table with ascending columns."""
+        order = _ascending(self.columns)
+        return Table(tuple(self.columns[axis] for axis in order), np.asarray(self.values).transpose(order))
+
+    def over(self, scope: Sequence[int]) -> Values:
+        """The values, as an array that broadcasts over `scope`: see `spread`."""
+        return spread(self.columns, self.values, scope)
+
+    def scaled(self, factor: float) -> "Table":
+        """The table times a number."""
+        return Table(self.columns, factor * np.asarray(self.values))
+
+
+def spread(columns: Sequence[int], values: NDArray[Number], scope: Sequence[int]) -> NDArray[Number]:
+    """Values over `columns` as an array that broadcasts over `scope`, which ascends and contains the columns.
+
+    The result has an axis for each variable of the scope; the axis of a variable outside `columns` has length 1.
+    """
+    ordered = np.asarray(values).transpose(_ascending(columns))
+    sizes = iter(ordered.shape)
+    return ordered.reshape([next(sizes) if column in columns else 1 for column in scope])
+
+
+def _ascending(columns: Sequence[int]) -> list[int]:
+    """The axes of a table in the order of ascending columns."""
+    return sorted(range(len(columns)), key=columns.__getitem__)
+
+
+def total(tables: Iterable[Table], scope: Sequence[int], cardinalities: Sequence[int]) -> Values:
+    """The sum of tables as one array with an axis for each variable of `scope`, which ascends and contains all columns."""
+    found = np.zeros([cardinalities[column] for column in scope])
+    for columns, values in tables:
+        found += spread(columns, values, scope)
+    return found
+
+
+def merged(tables: Sequence[Table], cardinalities: Sequence[int]) -> list[Table]:
+    """Fewer tables with the same sum, columns ascending.
+
+    Two tables become one while their union has no more than ENTRIES entries, the pair that grows least first.
+    """
+
+    def size(columns: Iterable[int]) -> int:
+        return prod(cardinalities[column] for column in columns)
+
+    left = [(frozenset(columns), Table(columns, values).ascending()) for columns, values in tables]
+    while True:
+        pairs = (
+            (size(left[i][0] | left[j][0]) - size(left[i][0]) - size(left[j][0]), i, j)
+            for i, j in combinations(range(len(left)), 2)
+            if size(left[i][0] | left[j][0]) <= ENTRIES
+        )
+        best = min(pairs, default=None)
+        if best is None:
+            return [table for _, table in left]
+        second, first = left.pop(best[2]), left.pop(best[1])
+        union = tuple(sorted(first[0] | second[0]))
+        left.append((frozenset(union), Table(union, first[1].over(union) + second[1].over(union))))
+
+
+class Gathering:
+    """Sums of tables for many codes.
+
+    All tables lie in one array; a matrix product gives the positions of their entries in it.
+    """
+
+    def __init__(self, cardinalities: Sequence[int], tables: Sequence[Table]) -> None:
+        self._strides = np.zeros((len(tables), len(cardinalities)), np.float32)  # exact below 2^24
+        for row, (columns, values) in enumerate(tables):
+            strides = np.cumprod([1, *values.shape[:0:-1]])[::-1]
+            self._strides[row, list(columns)] = strides[: len(columns)]
+        sizes = [values.size for _, values in tables]
+        self._starts = np.cumsum([0, *sizes])[:-1, None].astype(np.int32)
+        self._values = np.concatenate([values.ravel() for _, values in tables]) if tables else np.zeros(0)
+
+    def __call__(self, codes: Codes) -> Values:
+        """The sum (n,) of the tables at each code (n, V)."""
+        sums = np.zeros(len(codes))
+        for first in range(0, len(codes), CHUNK):
+            chunk = codes[first : first + CHUNK].T.astype(np.float32)
+            positions = (self._strides @ chunk).astype(np.int32)
+            positions += self._starts
+            sums[first : first + CHUNK] = self._values.take(positions).sum(axis=0)
+        return sums

@@ -1,0 +1,243 @@
+"""Lifetimes of tensors, for whole populations of SubNets at once: one walk through the steps.
+
+Sizes are gathered from tables over few variables; who runs a step is a mask over the population. Where a tensor takes the
+place of another tensor of the same shape, the numbers of the shapes are compared. Nothing is built or run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailor_ir.memory.arena import Event, Release, Request
+from tailor_ir.memory.terms import MemoryTerms, StepTerm, ValueTerm
+from tailor_ir.spaces.presence import Presence
+
+Codes = NDArray[np.int64]
+Bytes = NDArray[np.int64]
+Mask = bool | NDArray[np.bool_]  # which SubNets; True and False for all and none
+Places = list[tuple[int, Mask]]  # values or tensors, each for some SubNets
+ReuseCandidates = dict[int, tuple[int, ...]]
+
+
+def reuse_candidates(terms: MemoryTerms) -> ReuseCandidates:
+    """Value -> the earlier values that can, in some SubNet, be stored in the same shape."""
+    stored: dict[int, set[int]] = {}
+    found: ReuseCandidates = {}
+    for step in terms.steps:
+        for value in step.writes:
+            if terms.values[value].temporary:
+                found[value] = ()
+                continue
+            own = set(np.unique(terms.values[value].stored).tolist())
+            found[value] = tuple(other for other, shapes in stored.items() if not own.isdisjoint(shapes))
+            # written over another one, a tensor keeps that one's shape
+            stored[value] = own.union(*(stored.get(other, set()) for other in step.in_place))
+    return found
+
+
+def _both(a: Mask, b: Mask) -> Mask:
+    if a is False or b is False:
+        return False
+    if a is True:
+        return b
+    return a if b is True else a & b
+
+
+def _either(a: Mask, b: Mask) -> Mask:
+    if a is True or b is True:
+        return True
+    if a is False:
+        return b
+    return a if b is False else a | b
+
+
+def _no(a: Mask) -> Mask:
+    return not a if isinstance(a, bool) else ~a
+
+
+@dataclass(slots=True)
+class Walk:
+    """One walk through the steps of n SubNets, canonical or not. candidates: as `reuse_candidates` finds them.
+
+    `events` asks for the origin of places, which `peaks` does without.
+    """
+
+    terms: MemoryTerms
+    candidates: ReuseCandidates
+    codes: Codes
+    gathered: dict[tuple[int, str], NDArray[np.int64]] = field(default_factory=dict)
+    masks: dict[Presence, Mask] = field(default_factory=dict)
+    owners: dict[int, Places] = field(default_factory=dict)  # value -> the tensors that it lies in
+    made: dict[int, Mask] = field(default_factory=dict)  # tensor -> the SubNets that have it
+    first: list[int] = field(default_factory=list)  # earliest of `last` for each tensor
+    gone: set[int] = field(default_factory=set)  # tensors whose place is taken in all SubNets
+    last: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    taken: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
+    stored: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    origin: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # who asked for the place
+
+    def peaks(self) -> Bytes:
+        """Largest sums of what is alive at once (n,), without the network's input."""
+        changes = np.zeros((len(self.terms.steps) + 2, len(self.codes)), np.int64)
+        for at, value, new in self._placed():
+            changes[at] += self._value(value, "bytes_") * new
+        rows = np.arange(len(self.codes))
+        for value, here in self.made.items():
+            if here is not False:
+                changes[self.last[value] + 1, rows] -= self._value(value, "bytes_") * ~self.taken[value]
+        peaks: Bytes = np.cumsum(changes, axis=0).max(axis=0)
+        return peaks
+
+    def events(self) -> tuple[Event, ...]:
+        """What a single SubNet (n = 1) asks the allocator for and gives back, in order; without the network's input."""
+        assert len(self.codes) == 1
+        asked: dict[int, list[Event]] = {}
+        for at, value, new in self._placed():
+            if new[0]:
+                asked.setdefault(at, []).append(Request(value, int(self._value(value, "bytes_").reshape(-1)[0])))
+        freed: dict[int, list[Event]] = {}
+        for value, here in self.made.items():
+            if here is not False and np.all(here) and not self.taken[value, 0]:
+                freed.setdefault(int(self.last[value, 0]), []).append(Release(int(self.origin[value, 0])))
+        moments = range(len(self.terms.steps) + 1)
+        return tuple(event for at in moments for event in (*asked.get(at, ()), *freed.get(at, ())))
+
+    def _placed(self) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+        """Step, tensor, and the SubNets (n,) in which the tensor takes up memory of its own, in the order of the steps."""
+        shape = len(self.terms.values), len(self.codes)
+        self.last, self.taken, self.stored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.empty(shape, int)
+        self.origin = np.repeat(np.arange(shape[0])[:, None], shape[1], axis=1)
+        present = [self._where(step.present) for step in self.terms.steps]
+        self._lifetimes(present)
+        for at, (step, runs) in enumerate(zip(self.terms.steps, present, strict=True)):
+            for position, value in enumerate(step.writes):
+                here = _both(runs, self.made.get(value, False))
+                if here is not False:
+                    yield at, value, self._place(step, at, position, value, here)
+
+    # -- gathering ---------------------------------------------------------------------------------------------------
+
+    def _value(self, value: int, name: str) -> NDArray[np.int64]:
+        """One of a value's arrays for every SubNet, (n,) or ()."""
+        term: ValueTerm = self.terms.values[value]
+        key = id(term), name
+        if key not in self.gathered:
+            table = getattr(term, name)
+            self.gathered[key] = table[tuple(self.codes[:, column] for column in term.variables)]
+        return self.gathered[key]
+
+    def _where(self, presence: Presence) -> Mask:
+        if presence.always:
+            return True
+        if presence.never:
+            return False
+        if presence not in self.masks:
+            self.masks[presence] = presence.among(self.codes)
+        return self.masks[presence]
+
+    def _sources(self, value: int) -> Places:
+        """The values that readers of `value` read."""
+        sources = self.terms.sources.get(value)
+        return [(value, True)] if sources is None else [(source, self._where(where)) for source, where in sources]
+
+    def _tensors(self, value: int, runs: Mask) -> Places:
+        """The tensors that readers of `value` read, where their step runs."""
+        return [
+            (tensor, mask)
+            for source, where in self._sources(value)
+            for tensor, lies in self.owners.get(source, [])
+            if (mask := _both(runs, _both(where, lies))) is not False
+        ]
+
+    # -- lifetimes ---------------------------------------------------------------------------------------------------
+
+    def _lifetimes(self, present: list[Mask]) -> None:
+        """Which tensors values lie in, and when these are read for the last time."""
+        for value in self.terms.inputs:
+            self.owners[value] = [(value, True)]
+        for at, (step, runs) in enumerate(zip(self.terms.steps, present, strict=True)):
+            for value in step.reads:
+                self._read(value, runs, at)
+            view = self._view(step)
+            shared = self._tensors(step.reads[0], view) if view is not False else []
+            for value in step.writes:
+                self.made[value] = made = _both(runs, _no(view))
+                self.taken[value] = _no(made)  # who is not there has no place to give
+                self.owners[value] = [*shared, (value, _no(view))] if view is not True else shared
+                self.last[value] = at
+        for value in self.terms.outputs:
+            self._read(value, True, len(self.terms.steps))
+        self.first = self.last.min(axis=1).tolist()
+
+    def _read(self, value: int, runs: Mask, at: int) -> None:
+        for tensor, mask in self._tensors(value, runs):
+            if mask is True:
+                self.last[tensor] = at
+            else:
+                self.last[tensor][mask] = at
+
+    def _view(self, step: StepTerm) -> Mask:
+        """The SubNets in which what a step writes is what it reads."""
+        if not step.relayout:
+            return step.view
+        (written,) = step.writes
+        view: Mask = False
+        for source, mask in self._sources(step.reads[0]):
+            same = self._value(source, "blocked") == self._value(written, "blocked")
+            view = _either(view, _both(mask, bool(same) if same.ndim == 0 else same))
+        return view
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def _place(self, step: StepTerm, at: int, position: int, value: int, here: Mask) -> NDArray[np.bool_]:
+        """Put a tensor over another one where it can be; the SubNets (n,) in which it takes up memory of its own."""
+        new = np.broadcast_to(np.asarray(here), len(self.codes)).copy()
+        self.stored[value] = self._value(value, "stored")
+        if position == 0:
+            for read in step.in_place:
+                for source, where in self._sources(read):
+                    for tensor, lies in self.owners.get(source, []):
+                        if tensor in self.made:
+                            same = self._value(source, "shapes") == self._value(value, "shapes")
+                            fits = new & where & lies & same & (self.last[tensor] == at) & ~self.taken[tensor]
+                            fits &= self._times_read(step, tensor) == 1
+                            self._take(tensor, value, fits)
+                            new &= ~fits
+        if self.terms.same_shape:
+            candidates = [t for t in self.candidates[value] if t not in self.gone and self.first[t] < at]
+            if candidates:
+                self._reuse(np.asarray(candidates), at, value, new)
+        return new
+
+    def _take(self, tensor: int, value: int, fits: NDArray[np.bool_]) -> None:
+        """Put a value over a tensor in some SubNets."""
+        self.taken[tensor] |= fits
+        self.stored[value] = np.where(fits, self.stored[tensor], self.stored[value])
+        self.origin[value] = np.where(fits, self.origin[tensor], self.origin[value])
+
+    def _times_read(self, step: StepTerm, tensor: int) -> NDArray[np.int64]:
+        """How often a step reads what lies in a tensor, (n,)."""
+        times = np.zeros(len(self.codes), np.int64)
+        for read in step.reads:
+            for lies_in, where in self._tensors(read, True):
+                if lies_in == tensor:
+                    times += where
+        return times
+
+    def _reuse(self, candidates: NDArray[np.int64], at: int, value: int, new: NDArray[np.bool_]) -> None:
+        """Take the place of the tensor of the same shape that was freed last."""
+        wanted = new & (self.last[value] < len(self.terms.steps))
+        last = self.last[candidates]
+        fits = (
+            ~self.taken[candidates] & (last < at) & (self.stored[candidates] == self._value(value, "stored")) & wanted
+        )
+        best = np.where(fits, last, -1)
+        chosen = best.argmax(axis=0)
+        rows = np.flatnonzero(fits.any(axis=0))
+        over = candidates[chosen[rows]]
+        self.taken[over, rows] = True
+        self.origin[value, rows] = self.origin[over, rows]
+        new[rows] = False
+        self.gone.update(candidates[self.taken[candidates].all(axis=1)].tolist())

@@ -1,0 +1,249 @@
+"""The operators of SubNets, read off the axes: which variables each of them depends on, and all that any SubNet has.
+
+An operator's shapes depend on few variables. Its axes are evaluated over all choices of these at once; a template
+describes every different row of sizes once, and blocks that are alike share templates.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from solvers.tables import spread
+from tailor_ir.axes import Axis
+from tailor_ir.graph import Tensors
+from tailor_ir.operators.clusters import find_clusters
+from tailor_ir.operators.features import OperatorFeature
+from tailor_ir.operators.templates import Row, Template, TemplateInputs
+from tailor_ir.spaces.grids import Grids
+from tailor_ir.spaces.presence import Presence, Roster, Variables
+from tailor_ir.spaces.space import Space
+from tailor_ir.spaces.structure import Structure
+from tailor_ir.spaces.variables import Config
+
+ABSENT = -1
+
+Choices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFeatures(Mapping[Choices, OperatorFeature | None]):
+    """Choice indices of a term's variables -> its operator, None where the SubNet does not have it.
+
+    `numbers` has one axis for each variable: positions in `operators`, or ABSENT.
+    """
+
+    numbers: np.ndarray
+    operators: Sequence[OperatorFeature]
+
+    def __getitem__(self, choices: Choices) -> OperatorFeature | None:
+        if len(choices) != self.numbers.ndim or any(
+            not 0 <= c < n for c, n in zip(choices, self.numbers.shape, strict=True)
+        ):
+            raise KeyError(choices)
+        number = int(self.numbers[tuple(choices)])
+        return None if number == ABSENT else self.operators[number]
+
+    def __iter__(self) -> Iterator[Choices]:
+        return iter(np.ndindex(self.numbers.shape))
+
+    def __len__(self) -> int:
+        return self.numbers.size
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTerm:
+    """One operator of the largest network over all configs.
+
+    `variables`: columns of choice-index rows that it depends on. `features`: choice indices of those -> the operator,
+    None where the SubNet does not have it. The operators of a SubNet are the terms' features under its choices.
+    """
+
+    variables: tuple[int, ...]
+    features: ChosenFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOperator:
+    """An operator where it stands in one SubNet.
+
+    `inputs`, `outputs`: values in the order of the feature's, by their names in the graph and in exported files. `names`:
+    all nodes and values that it is made of.
+    """
+
+    feature: OperatorFeature
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOperators:
+    """A SubNet's operators from its inputs to its outputs, each after those that it reads from."""
+
+    operators: tuple[PlacedOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _sorted(placed: Sequence[PlacedOperator]) -> tuple[PlacedOperator, ...]:
+    """The operators in an order in which they can run, as near to the given one as that allows."""
+    writer = {value: position for position, one in enumerate(placed) for value in one.outputs}
+    sorter = TopologicalSorter({i: [writer[v] for v in one.inputs if v in writer] for i, one in enumerate(placed)})
+    sorter.prepare()
+    order: list[int] = []
+    ready = list(sorter.get_ready())
+    heapify(ready)
+    while ready:
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+        for position in sorter.get_ready():
+            heappush(ready, position)
+    return tuple(placed[position] for position in order)
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueOperators(Mapping[OperatorFeature, Config]):
+    """Operator -> a canonical config that has it: the largest SubNet's but for the choices in `witnesses`."""
+
+    space: Space
+    witnesses: Mapping[OperatorFeature, tuple[tuple[int, ...], Choices]]
+
+    def __getitem__(self, feature: OperatorFeature) -> Config:
+        variables = self.space.variables
+        config = self.space.max_config
+        for index, choice in zip(*self.witnesses[feature], strict=True):
+            config[variables[index].name] = variables[index].choices[choice]
+        return config
+
+    def __contains__(self, feature: object) -> bool:
+        return feature in self.witnesses
+
+    def __iter__(self) -> Iterator[OperatorFeature]:
+        return iter(self.witnesses)
+
+    def __len__(self) -> int:
+        return len(self.witnesses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A cluster's sizes over all choices. `numbers`: positions of its operators, one axis for each of `variables`."""
+
+    variables: Variables
+    numbers: np.ndarray
+    presence: Presence
+
+
+class OperatorTable:
+    """Reads operators off the axes of one SuperNet, for one batch size."""
+
+    def __init__(self, structure: Structure, constants: Tensors, batch: int = 1) -> None:
+        """constants: the graph's, by name."""
+        self.space, self._graph = structure.space, structure.graph
+        self._batch = batch
+        context = TemplateInputs(structure, constants)
+        clusters = find_clusters(structure.graph, constants, structure.unit_of())
+        known: dict[tuple[object, ...], Template] = {}
+        self._own: list[Template] = []  # each cluster's own, with its names
+        self.templates: list[tuple[Template, Sequence[Axis]]] = []  # of each cluster, and the cluster's own axes
+        for cluster in clusters:
+            template = Template(context, cluster)
+            self.templates.append((known.setdefault(template.key, template), template.axes))
+            self._own.append(template)
+        self._presence = [structure.presence[cluster[0].name] for cluster in clusters]
+        self._roster = Roster(self._presence)
+        self._grids = Grids(self.space, batch)
+
+    # -- one SubNet --------------------------------------------------------------------------------------------------
+
+    def operators(self, codes: np.ndarray) -> tuple[OperatorFeature, ...]:
+        """The operators of one SubNet, in order."""
+        sizes = self.space.sizes(codes, self._batch)
+        return tuple(
+            template.feature(tuple([sizes(axis) for axis in axes]))
+            for (template, axes), there in zip(self.templates, self._roster.at(codes), strict=True)
+            if there
+        )
+
+    def placed(self, codes: np.ndarray) -> PlacedOperators:
+        """The same with the values that each reads, of the chosen producers, and writes."""
+        source = self.space.sources.under(codes)
+        present = [own for own, there in zip(self._own, self._roster.at(codes), strict=True) if there]
+        placed = tuple(
+            PlacedOperator(
+                feature,
+                tuple(source.get(name, name) for name in own.operands),
+                own.results,
+                frozenset(name for node in own.cluster for name in (node.name, *node.outputs)),
+            )
+            for feature, own in zip(self.operators(codes), present, strict=True)
+        )
+        outputs = tuple(source.get(name, name) for name in self._graph.outputs)
+        return PlacedOperators(_sorted(placed), self._graph.inputs, outputs)
+
+    # -- all SubNets -------------------------------------------------------------------------------------------------
+
+    def terms(self) -> Iterator[OperatorTerm]:
+        """One term for each operator of the largest network."""
+        terms, witnesses = self._enumerated
+        operators = tuple(witnesses)
+        for term in terms:
+            where = term.presence
+            variables = tuple(sorted({*term.variables, *where.variables}))
+            numbers = spread(term.variables, term.numbers, variables)
+            if not where.always:
+                numbers = np.where(spread(where.variables, where.mask, variables), numbers, ABSENT)
+            yield OperatorTerm(variables, ChosenFeatures(numbers, operators))
+
+    def unique(self) -> UniqueOperators:
+        """Every operator that some SubNet has, each with a config that has it."""
+        return UniqueOperators(self.space, self._enumerated[1])
+
+    @cached_property
+    def _enumerated(self) -> tuple[list[_Term], dict[OperatorFeature, tuple[tuple[int, ...], Choices]]]:
+        """Terms, and each different operator with variables and choices that give it, all others at their largest."""
+        numbers_of: dict[OperatorFeature, int] = {}
+        witnesses: dict[OperatorFeature, tuple[tuple[int, ...], Choices]] = {}
+        filled: dict[tuple[int, bytes, bytes], np.ndarray] = {}
+        terms = []
+        for (template, axes), where in zip(self.templates, self._presence, strict=True):
+            variables, there = self._enumerate_over(axes, where)
+            shape = self._grids.shape(variables)
+            rows = self._grids.rows(axes, variables)
+            key = id(template), rows.tobytes(), there.tobytes()
+            if key not in filled:
+                numbers = np.full(len(rows), ABSENT, np.int32)
+                seen: dict[Row, int] = {}
+                # the largest choices first: a witness has the largest of choices that give the same sizes, as canonical
+                # configs have
+                listed = rows.tolist()
+                for at in np.flatnonzero(there)[::-1].tolist():
+                    row = tuple(listed[at])
+                    number = seen.get(row)
+                    if number is None:
+                        feature = template.feature(row)
+                        number = seen[row] = numbers_of.setdefault(feature, len(numbers_of))
+                        if number == len(witnesses):
+                            witnesses[feature] = variables, tuple(int(i) for i in np.unravel_index(at, shape))
+                    numbers[at] = number
+                filled[key] = numbers
+            terms.append(_Term(variables, filled[key].reshape(shape), where))
+        return terms, witnesses
+
+    def _enumerate_over(self, axes: Sequence[Axis], where: Presence) -> tuple[Variables, np.ndarray]:
+        """The variables whose choices give an operator all its sizes, and for which of their combinations it is there.
+
+        Presence adds none where the largest choices have the operator, whatever its sizes.
+        """
+        variables = self._grids.variables(axes)
+        largest = self.space.cardinalities - 1
+        if not set(where.variables).isdisjoint(variables) or not where.at(largest):
+            variables = tuple(sorted({*variables, *where.variables}))
+            mask = spread(where.variables, where.mask, variables)
+        else:
+            mask = np.asarray(True)
+        return variables, np.broadcast_to(mask, self._grids.shape(variables)).reshape(-1)

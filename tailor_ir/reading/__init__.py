@@ -1,0 +1,1 @@
+"""From a user's network to the IR's graph: traced or loaded, constants folded, forms normalised."""

@@ -1,0 +1,129 @@
+"""A module that was traced compared with what became of it, on inputs that are unlike each other.
+
+A trace keeps the decisions that Python took for one input. Where they depend on values, the compiled network is another one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.trace import plain_attention
+from tailor_ir.reading.value_reads import ValueReads, tensors_in
+
+BATCH = 2  # networks may drop an axis of 1
+TOLERANCE = 1e-3
+"""Of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
+ROUNDING = 8  # times the type's precision
+NUDGE = 1e-6  # of an input, to see what an ill-conditioned network makes of it
+NUDGES = 10  # what a nudge changes, so many times, may be rounding
+MOST_LINES = 3
+
+Answer = list[torch.Tensor]
+
+
+def compare(module: nn.Module, compiled: nn.Module, example: torch.Tensor) -> tuple[str, ...]:
+    """A line for each place where Python decides by values of the input, although the answers were equal.
+
+    example: (1, C, H, W). One batch is tried, and others of other signs and sizes where Python reads values. Inputs that the
+    module itself refuses are left out. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
+    more than rounding explains.
+    """
+    places: dict[str, None] = {}
+    with _evaluated(module), _evaluated(compiled), torch.no_grad(), plain_attention():
+        for x_BCHW in _inputs(example):
+            expected = _answer(module, x_BCHW, places)
+            if expected is None:
+                continue
+            difference = _excess(module, x_BCHW, expected, _tensors(compiled(x_BCHW)))
+            if difference > TOLERANCE:
+                raise ImportFailed(_refusal(module, difference, places))
+            if not places:
+                break
+    return tuple(
+        f"values of the input decide at {place}: the compiled network keeps what was decided for the example input"
+        for place in places
+    )
+
+
+def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> str:
+    size = f"{difference:.2g} of the largest output" if difference < float("inf") else "other shapes or infinite values"
+    more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
+    where = f"; values of the input decide at {', '.join(list(places)[:MOST_LINES])}{more}" if places else ""
+    return (
+        f"network '{type(module).__name__}': the compiled network answers otherwise than the original ({size}){where}; "
+        "allowed: the same operators for every input; take torch.where in the place of `if`"
+    )
+
+
+def _inputs(example: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Inputs whose sums, means and extremes are on both sides of zero, and the example."""
+    shape = (BATCH, *example.shape[1:])
+    if example.is_floating_point():
+        shifted = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example) + 0.5
+        yield shifted
+        yield -4 * shifted
+    yield example[:1].expand(shape).clone()
+
+
+def _answer(module: nn.Module, x_BCHW: torch.Tensor, places: dict[str, None]) -> Answer | None:
+    """The module's answer; None for an input that the module refuses. Adds to `places`."""
+    given = x_BCHW.clone()
+    reads = ValueReads({"input": given})
+    try:
+        with reads:
+            return _tensors(module(given))
+    except (ArithmeticError, AssertionError, RuntimeError, ValueError):
+        return None
+    finally:
+        places.update(dict.fromkeys(reads.places))
+
+
+def _tensors(answer: object) -> Answer:
+    return [tensor.detach().cpu() for tensor in tensors_in(answer)]
+
+
+def _excess(module: nn.Module, x_BCHW: torch.Tensor, expected: Answer, found: Answer) -> float:
+    """The difference relative to the answer; 0 where the module itself is as uncertain about this input."""
+    difference = _difference(expected, found)
+    if difference <= TOLERANCE:
+        return difference
+    scale = float(x_BCHW.abs().max()) or 1.0
+    nudged = _answer(module, x_BCHW + NUDGE * scale if x_BCHW.is_floating_point() else x_BCHW, {})
+    uncertain = 0.0 if nudged is None else _difference(expected, nudged)
+    return 0.0 if difference <= NUDGES * uncertain else difference
+
+
+def _difference(expected: Answer, found: Answer) -> float:
+    """The largest difference of two answers, each relative to its largest number; infinite where shapes differ."""
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in found]:
+        return float("inf")
+    return max((_difference_of(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
+
+
+def _difference_of(expected: torch.Tensor, found: torch.Tensor) -> float:
+    if not expected.is_floating_point():  # labels: the share of those that differ
+        return float((expected != found).double().mean()) if expected.numel() else 0.0
+    one, other = expected.double(), found.double()
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    largest = float(one[finite].abs().max())
+    difference = float((one - other)[finite].abs().max())
+    return 0.0 if difference <= ROUNDING * torch.finfo(expected.dtype).eps * largest else difference / (largest or 1.0)
+
+
+@contextmanager
+def _evaluated(module: nn.Module) -> Iterator[None]:
+    """While inside, the module is in eval mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

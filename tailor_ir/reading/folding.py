@@ -1,0 +1,176 @@
+"""Constant folding on ONNX graphs: everything that depends on shapes and plain constants alone becomes its value."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx.reference import ReferenceEvaluator
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.scatter import write_block
+
+MAX_FOLD_ROUNDS = 12
+SHAPE_KEEPING = frozenset(
+    ("GroupNormalization", "RMSNormalization", "Swish")
+)  # functions that inference does not enter
+
+
+def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
+    """Take the weights' values out while the graph is folded, which never needs them; the values by name."""
+    values = {}
+    within = [tensor for part in graph.subgraphs(recursive=True) for tensor in part.tensors().values()]
+    for tensor in (*graph.tensors().values(), *within):
+        if tensor.name in weights and isinstance(tensor, gs.Constant):
+            values[tensor.name] = tensor.values
+            open_tensor = gs.Variable(tensor.name, tensor.dtype, tensor.shape)
+            for node in list(tensor.outputs):
+                node.inputs = [open_tensor if operand is tensor else operand for operand in node.inputs]
+    return values
+
+
+def is_laid_aside(tensor: gs.Tensor, graph: gs.Graph) -> bool:
+    """Whether a tensor is a weight whose value was taken out: neither computed, nor a constant, nor the network's input."""
+    return isinstance(tensor, gs.Variable) and not tensor.inputs and all(tensor is not given for given in graph.inputs)
+
+
+def restore(graph: gs.Graph, values: Mapping[str, np.ndarray]) -> None:
+    for name, tensor in graph.tensors().items():
+        if name in values:
+            tensor.to_constant(values[name])
+
+
+def fold(graph: gs.Graph) -> gs.Graph:
+    """Replace everything that depends on shapes and plain constants alone by its value."""
+    for _ in range(MAX_FOLD_ROUNDS):
+        _constant_nodes_to_tensors(graph)
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph = gs.import_onnx(_infer_shapes(gs.export_onnx(graph)))
+        known = _copy_shapes(graph)
+        if not _fold_once(graph) and not known:
+            return graph
+        graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+        graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    return graph
+
+
+def _constant_nodes_to_tensors(graph: gs.Graph) -> None:
+    for node in [n for n in graph.nodes if n.op == "Constant"]:
+        value = next(iter(node.attrs.values()))
+        array = value.values if isinstance(value, gs.Constant) else np.asarray(value)
+        _become_constant(node, [np.asarray(array)])
+
+
+def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:
+        raise ImportFailed(f"network: shapes cannot be inferred ({str(error).splitlines()[0]})") from error
+
+
+def _copy_shapes(graph: gs.Graph) -> bool:
+    """Shapes of results that are those of the first operand, where shape inference does not know it."""
+    found = False
+    for node in graph.nodes:
+        if node.op in SHAPE_KEEPING and not has_fixed_shape(node.outputs[0]) and has_fixed_shape(node.inputs[0]):
+            node.outputs[0].shape, node.outputs[0].dtype = node.inputs[0].shape, node.inputs[0].dtype
+            found = True
+    return found
+
+
+def _repeats_for_samples(node: gs.Node, samples: int) -> bool:
+    """Whether a node repeats constant numbers once for each traced sample: SubNets have other batches, so it stays."""
+    if node.op != "Expand" or samples == 1 or not all(isinstance(i, gs.Constant) for i in node.inputs):
+        return False
+    source, target = node.inputs[0].values, node.inputs[1].values
+    if not np.issubdtype(source.dtype, np.floating) or len(target) < 2:
+        return False
+    before = source.shape[0] if source.ndim == len(target) else 1
+    return before == 1 and int(target[0]) == samples
+
+
+def has_fixed_shape(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(d, int) for d in tensor.shape)
+
+
+def _depth_first(graph: gs.Graph) -> list[gs.Node]:
+    """Nodes in an order in which each follows what it alone needs at once, so that large constants live shortly."""
+    ordered: list[gs.Node] = []
+    seen: set[int] = set()
+    pending = [(node, False) for output in reversed(graph.outputs) for node in output.inputs]
+    while pending:
+        node, complete = pending.pop()
+        if complete:
+            ordered.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            pending.append((node, True))
+            pending += [(producer, False) for operand in reversed(node.inputs) for producer in operand.inputs]
+    return ordered
+
+
+def _fold_once(graph: gs.Graph) -> bool:
+    folded = False
+    for node in _depth_first(graph):
+        if node.op == "Shape" and has_fixed_shape(node.inputs[0]):
+            shape = node.inputs[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
+            _become_constant(node, [np.asarray(shape, np.int64)])
+        elif node.op == "If":
+            if not isinstance(node.inputs[0], gs.Constant):
+                continue
+            take_branch(graph, node)
+        elif node.op in ("Loop", "Scan") or _repeats_for_samples(node, graph.inputs[0].shape[0]):
+            continue
+        elif all(i.is_empty() or isinstance(i, gs.Constant) for i in node.inputs):
+            _become_constant(node, _evaluate(node, graph.opset))
+        elif node.op != "ScatterND" or not write_block(graph, node):
+            continue
+        folded = True
+    return folded
+
+
+def take_branch(graph: gs.Graph, node: gs.Node) -> None:
+    """The nodes of the one branch of an If that is ever run, in its place."""
+    branch = node.attrs["then_branch" if node.inputs[0].values.reshape(-1)[0] else "else_branch"]
+    where, outer = node.name or node.outputs[0].name, graph.tensors()
+    results = [result if result.inputs else outer.get(result.name, result) for result in branch.outputs]
+    found = {id(t): t for n in branch.nodes for t in (*n.inputs, *n.outputs) if not t.is_empty()}
+    for tensor in found.values():  # names inside a branch may be those of another
+        own = bool(tensor.inputs) or isinstance(tensor, gs.Constant)
+        if own and outer.get(tensor.name) is not tensor:
+            tensor.name = f"{where}/{tensor.name}"
+    for inner in branch.nodes:
+        inner.name = f"{where}/{inner.name}"
+    graph.nodes.extend(branch.nodes)
+    for output, result in zip(list(node.outputs), results, strict=True):
+        output.inputs = []
+        graph.nodes.append(gs.Node("Identity", f"{where}/{output.name}", inputs=[result], outputs=[output]))
+    node.inputs.clear()
+
+
+def _become_constant(node: gs.Node, values: list[np.ndarray]) -> None:
+    for output, value in zip(list(node.outputs), values, strict=True):
+        output.to_constant(np.ascontiguousarray(value) if value.ndim else value)
+    node.outputs.clear()
+    operands = list(node.inputs)
+    node.inputs.clear()
+    for operand in operands:
+        if isinstance(operand, gs.Constant) and not operand.outputs:  # of positions, there may be very many
+            operand.values = np.zeros(0)
+
+
+def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
+    single = gs.Graph(
+        nodes=[
+            gs.Node(
+                op=node.op,
+                attrs=dict(node.attrs),
+                inputs=[gs.Variable.empty() if i.is_empty() else gs.Constant(i.name, i.values) for i in node.inputs],
+                outputs=[gs.Variable(o.name) for o in node.outputs],
+            )
+        ],
+        opset=opset,
+    )
+    single.outputs = list(single.nodes[0].outputs)
+    model = gs.export_onnx(single, do_type_check=False)
+    return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, {})]

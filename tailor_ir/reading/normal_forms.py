@@ -1,0 +1,194 @@
+"""ONNX nodes in the forms that the IR's rules are written for: what does nothing is taken out, later opsets are rewritten."""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tailor_ir.reading.folding import has_fixed_shape
+
+# took their axes as an attribute up to opset 17
+REDUCTIONS = {
+    "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceSumSquare",
+}  # fmt: skip
+RECURRENT = {"LSTM", "GRU", "RNN"}
+# operators whose first operand has one row for each sample
+BY_SAMPLE = {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}
+# operators that repeat an operand of one row for all samples
+STRETCHING = {
+    "Add", "And", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or",
+    "Pow", "Sub", "Where",
+}  # fmt: skip
+
+
+def resolve_identities(graph: gs.Graph) -> None:
+    for node in [n for n in graph.nodes if n.op in ("Identity", "Dropout")]:
+        bypass(graph, node)
+
+
+def bypass(graph: gs.Graph, node: gs.Node) -> None:
+    """Readers of a node's result read its first input instead."""
+    source, target = node.inputs[0], node.outputs[0]
+    for consumer in list(target.outputs):
+        consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
+    graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
+    node.inputs.clear()  # it no longer counts as a reader of the first input
+    node.outputs.clear()
+
+
+def drop_idle(graph: gs.Graph) -> None:
+    """Take out what does nothing: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
+    for node in list(graph.nodes):
+        if _is_idle(node):
+            bypass(graph, node)
+    graph.nodes[:] = [node for node in graph.nodes if node.outputs]
+    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+
+
+def share_rows(graph: gs.Graph) -> None:
+    """Constants with the same row for each traced sample (a mask that was filled in) get one row for all samples."""
+    samples = graph.inputs[0].shape[0]
+    if samples == 1:
+        return
+    for node in list(graph.nodes):
+        if node.op in BY_SAMPLE:
+            _repeat_row(graph, node, samples)
+        if node.op not in STRETCHING or (node.op == "Concat" and node.attrs["axis"] == 0):
+            continue
+        computed = [i for i in node.inputs if not isinstance(i, gs.Constant) and has_fixed_shape(i)]
+        rank = len(node.outputs[0].shape)
+        if not any(rank and len(i.shape) == rank and i.shape[0] == samples for i in computed):
+            continue
+        for position, operand in enumerate(node.inputs):
+            if len(operand.shape or ()) == rank and _has_equal_rows(operand, samples):
+                node.inputs[position] = gs.Constant(f"{operand.name}/row", operand.values[:1])
+    graph.toposort()
+
+
+def _has_equal_rows(operand: gs.Tensor, samples: int) -> bool:
+    if not isinstance(operand, gs.Constant) or not operand.shape or operand.shape[0] != samples:
+        return False
+    return bool((operand.values == operand.values[:1]).all())
+
+
+def _repeat_row(graph: gs.Graph, node: gs.Node, samples: int) -> None:
+    """The first operand as one row that is repeated for the samples."""
+    operand = node.inputs[0]
+    if not _has_equal_rows(operand, samples):
+        return
+    row = gs.Constant(f"{operand.name}/row", operand.values[:1])
+    target = gs.Constant(f"{operand.name}/shape", np.asarray(operand.shape, np.int64))
+    repeated = gs.Variable(f"{operand.name}/{node.name}", operand.dtype, operand.shape)
+    graph.nodes.append(gs.Node("Expand", repeated.name, inputs=[row, target], outputs=[repeated]))
+    node.inputs[0] = repeated
+
+
+def _is_idle(node: gs.Node) -> bool:
+    if not node.inputs or not node.outputs:
+        return False
+    x, y = node.inputs[0], node.outputs[0]
+    if not has_fixed_shape(x) or not has_fixed_shape(y) or list(x.shape) != list(y.shape):
+        return False
+    match node.op:
+        case "Cast":
+            return x.dtype is not None and x.dtype == y.dtype
+        case "Expand" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
+            return True
+        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
+            return len(node.inputs) == 1
+        case "Split":
+            return len(node.outputs) == 1
+        case "Pad":
+            return isinstance(node.inputs[1], gs.Constant) and not node.inputs[1].values.any()
+        case "Slice":
+            steps = node.inputs[4] if len(node.inputs) > 4 else None
+            return steps is None or (isinstance(steps, gs.Constant) and bool((steps.values > 0).all()))
+        case "Transpose":
+            return list(node.attrs.get("perm", ())) == list(range(len(x.shape)))
+        case _:
+            return False
+
+
+def normalise(graph: gs.Graph) -> None:
+    """Forms of later opsets, and forms with the same meaning, in terms of opset 17 and the IR's own operators."""
+    for node in graph.nodes:
+        _normalise(node, graph.inputs[0].shape[0])
+    graph.cleanup(remove_unused_graph_inputs=False)
+
+
+def _normalise(node: gs.Node, samples: int) -> None:
+    """samples: traced batch size; 1 where it cannot be told from axes with one element."""
+    if node.op == "Tile" and samples > 1 and _repeats_samples(node, samples):
+        node.op = "Expand"
+        node.inputs[1] = gs.Constant(f"{node.outputs[0].name}/shape", np.asarray(node.outputs[0].shape, np.int64))
+    if node.op in REDUCTIONS and len(node.inputs) > 1:
+        axes = node.inputs.pop()
+        if not axes.is_empty():
+            node.attrs["axes"] = [int(a) for a in axes.values]
+    node.attrs.pop("noop_with_empty_axes", None)
+    node.attrs.pop("num_outputs", None)
+    if node.op == "GridSample":  # names of opset 20
+        mode = str(node.attrs.get("mode", "bilinear"))
+        node.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    if node.op == "Gelu" and node.attrs.get("approximate") == "none":
+        del node.attrs["approximate"]
+    if node.op == "BatchNormalization" and node.attrs.pop("training_mode", 0):
+        node.op = "BatchStandardization"
+        node.inputs = list(node.inputs[:3])
+        node.outputs = list(node.outputs[:1])
+        node.attrs.pop("momentum", None)
+    if node.op == "GroupNormalization" and node.inputs[1].shape[0] == node.inputs[0].shape[1]:
+        node.op = "GroupNorm"
+        node.attrs = {"num_groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "RMSNormalization" and len(node.inputs[1].shape) == 1:
+        node.op = "RmsNorm"
+        node.attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-5)}
+    if node.op == "Swish" and node.attrs.pop("alpha", 1.0) == 1.0:
+        node.op = "Silu"
+    if node.op in RECURRENT:
+        _drop_default_states(node)
+    if node.op == "Gather" and node.attrs.get("axis", 0) == 0 and _is_look_up(*node.inputs):
+        node.op = "Embedding"
+        node.inputs = [node.inputs[1], node.inputs[0]]
+        node.attrs.clear()
+    if str(node.attrs.get("auto_pad", "NOTSET")) in ("SAME_UPPER", "SAME_LOWER"):
+        _write_pads(node)
+
+
+def _repeats_samples(node: gs.Node, samples: int) -> bool:
+    """Whether a Tile makes the batch out of one row."""
+    x, repeats = node.inputs
+    if not isinstance(repeats, gs.Constant) or not has_fixed_shape(x):
+        return False
+    repeated = [(int(n), size) for n, size in zip(repeats.values, x.shape, strict=True) if n != 1]
+    return repeated == [(samples, 1)]
+
+
+def _is_look_up(table: gs.Tensor, positions: gs.Tensor) -> bool:
+    """Whether rows of a weight are read at positions that are computed, or the network's input."""
+    return isinstance(table, gs.Constant) and not isinstance(positions, gs.Constant) and len(table.shape) == 2
+
+
+def _drop_default_states(node: gs.Node) -> None:
+    """Zero states and full lengths are what recurrent layers start from anyway."""
+    steps = node.inputs[0].shape[0]
+    for position, default in ((4, steps), (5, 0), (6, 0)):
+        given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
+        if isinstance(given, gs.Constant) and (given.values == default).all():
+            node.inputs[position] = gs.Variable.empty()
+
+
+def _write_pads(node: gs.Node) -> None:
+    """Padding that keeps ceil(size / stride) positions, as numbers for the traced resolution."""
+    upper = node.attrs.pop("auto_pad") == "SAME_UPPER"
+    spatial = node.inputs[0].shape[2:]
+    kernel = node.attrs.get("kernel_shape", None if len(node.inputs) < 2 else node.inputs[1].shape[2:])
+    strides = node.attrs.get("strides", [1] * len(spatial))
+    dilations = node.attrs.get("dilations", [1] * len(spatial))
+    pairs = []
+    for size, k, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
+        if node.op == "ConvTranspose":
+            total = max((k - 1) * dilation + 1 - stride, 0)
+        else:
+            total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
+        pairs.append((total // 2, total - total // 2) if upper else (total - total // 2, total // 2))
+    node.attrs["pads"] = [begin for begin, _ in pairs] + [end for _, end in pairs]

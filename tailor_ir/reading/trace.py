@@ -1,0 +1,203 @@
+"""From a user's network (nn.Module or ONNX file) to an ONNX model whose initializers carry the network's own names.
+
+The TorchScript exporter merges initializers of equal value, so layers that merely start equal would share one tensor.
+A copy of the module with all-different values is exported instead, and the real values are put back by name.
+"""
+
+import copy
+import io
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Tensors
+from tailor_ir.reading.symbolics import more_operators
+from tailor_ir.reading.value_reads import ValueReads, tensors_in
+
+OPSET = 17  # the newest that onnx2torch's converters cover
+LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
+INPUT = "input"
+TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
+
+
+def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.ModelProto, Tensors]:
+    """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
+    _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    exported, read = _exported(model, example_input, frozenset())
+    if read:  # what Python reads of them is part of the trace, so these have to be the real values
+        exported, _ = _exported(model, example_input, read)
+    return exported, state
+
+
+def _exported(
+    model: nn.Module, example_input: torch.Tensor, kept: frozenset[str]
+) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
+    probe = _copy(model).eval()
+    _make_values_unique(probe, kept)
+    reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
+    _take_one_input(probe, reads)
+    batch = example_input[:1].expand(TRACE_BATCH, *example_input.shape[1:]).contiguous()
+    buffer = io.BytesIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            more_operators(OPSET),
+            plain_attention(),
+            _quiet_exporter(),
+            reads,
+        ):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                probe,
+                (batch,),
+                buffer,  # type: ignore[arg-type]
+                dynamo=False,
+                training=torch.onnx.TrainingMode.PRESERVE,
+                do_constant_folding=False,
+                opset_version=OPSET,
+                input_names=[INPUT],
+            )
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportFailed(
+            f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
+            "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
+        ) from error
+    names = (names for names in reads.places.values() if INPUT not in names)
+    return onnx.load_from_string(buffer.getvalue()), frozenset[str]().union(*names)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        exporter_log.setLevel(level)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy of a module, whose attributes may be computed tensors (those of torch.nn.utils.weight_norm)."""
+    found = (value for module in model.modules() for value in vars(module).values())
+    computed = [value for value in found if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
+
+
+def _refuse_too_large(where: str, size: int) -> None:
+    if size > LARGEST_PROTOBUF:
+        raise ImportFailed(
+            f"{where}: weights of {size / 2**30:.2f} GiB; allowed: {LARGEST_PROTOBUF / 2**30:.2g} GiB, the limit of ONNX's "
+            "format; give a smaller network, or one part of it"
+        )
+
+
+def _take_one_input(module: nn.Module, reads: ValueReads) -> None:
+    """Leave the module one argument (the exporter traces defaults of others as inputs), and let it give plain tensors."""
+    forward = module.forward
+
+    def of_one_input(x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        reads.add(INPUT, x)
+        found = tuple(tensors_in(forward(x)))
+        return found[0] if len(found) == 1 else found
+
+    module.forward = of_one_input
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """While inside, torch's transformer layers compute by ordinary operators instead of one that no exporter knows."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _make_values_unique(module: nn.Module, kept: frozenset[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():  # other buffers are exported by value
+            if tensor.is_floating_point() and name not in kept:
+                noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+                tensor.copy_(noise * 0.1 + 0.5)
+
+
+def load_onnx(path: Path) -> onnx.ModelProto:
+    """Parse and check an ONNX file. External data is accepted only from inside the file's own folder."""
+    where = f"network '{path}'"
+    if not path.is_file():
+        raise ImportFailed(f"{where}: no such file; give the path of an .onnx file")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise ImportFailed(f"{where}: not a readable ONNX file ({type(error).__name__}); export it again") from error
+    if not model.graph.node:
+        raise ImportFailed(f"{where}: holds no operators; export it again")
+    _inline_external_data(model, path)
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ImportFailed(f"{where}: not valid ONNX ({str(error).splitlines()[0]}); export it again") from error
+    return model
+
+
+def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
+    folder = path.parent.resolve()
+    functions = (found for function in model.functions for found in _tensors_of_nodes(function.node))
+    for where, tensor in chain(_tensors_of(model.graph), functions):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ImportFailed(
+                f"{where}: its tensor is stored in another file; "
+                "allowed: external data of initializers; save the model as one file"
+            )
+    _refuse_too_large(f"network '{path}'", sum(map(_stored_bytes, model.graph.initializer)))
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        target = (folder / location).resolve()
+        if not target.is_relative_to(folder) or not target.is_file():
+            raise ImportFailed(
+                f"network '{path}': tensor '{tensor.name}' is stored in '{location}'; "
+                "allowed: files inside the model's own folder; save the model as one file"
+            )
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """All tensors of a graph and of those inside its nodes but for the graph's own initializers, each with who holds it."""
+    yield from (("the graph", part) for one in graph.sparse_initializer for part in (one.values, one.indices))
+    yield from _tensors_of_nodes(graph.node)
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for node in nodes:
+        where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
+        for attribute in node.attribute:
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            parts = (part for one in sparse for part in (one.values, one.indices))
+            inside = (attribute.g, *attribute.graphs)
+            own = (tensor for graph in inside for tensor in graph.initializer)
+            yield from ((where, tensor) for tensor in (attribute.t, *attribute.tensors, *parts, *own))
+            yield from ((where, tensor) for graph in inside for _, tensor in _tensors_of(graph))
+
+
+def _stored_bytes(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

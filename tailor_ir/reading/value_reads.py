@@ -1,0 +1,82 @@
+"""Where a network's Python code reads values of tensors: what it decides by them is frozen in a trace."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+READS = {
+    *(
+        getattr(torch.Tensor, f"__{name}__")
+        for name in ("bool", "int", "float", "complex", "index", "contains", "array")
+    ),
+    *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.equal, torch.Tensor.allclose),
+    *(torch.Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero),
+}
+"""Functions from tensors to numbers of Python or NumPy."""
+SHAPES = {torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement}
+"""Their results are tensors while torch traces, and depend on no values."""
+TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
+
+
+class ValueReads(TorchFunctionMode):
+    """While active, notes where Python reads values that depend on `sources`, by name. Shapes are no values."""
+
+    def __init__(self, sources: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._origins = WeakIdKeyDictionary()
+        for name, tensor in sources.items():
+            self.add(name, tensor)
+        self.places: dict[str, frozenset[str]] = {}
+        """`file:line` of each read, in the order of the first ones, and the sources that it depends on."""
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """One more source; a tensor may have several names."""
+        self._origins[tensor] = self._origins.get(tensor, frozenset()) | {name}
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`; its results depend on what its operands depend on."""
+        result = func(*args, **(kwargs or {}))
+        found = [self._origins[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self._origins]
+        if not found or func in SHAPES or isinstance(result, torch.Size):
+            return result
+        origins = frozenset[str]().union(*found)
+        if func in READS:
+            place = _calling_line()
+            self.places[place] = self.places.get(place, frozenset()) | origins
+        for tensor in tensors_in((result, args[:1] if _writes_in_place(func) else ())):
+            self._origins[tensor] = origins
+        return result
+
+
+def _writes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors of a value, in order: itself, or those of a dictionary, tuple or list."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def _calling_line() -> str:
+    """The innermost line that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
+        frame = frame.f_back
+    path, here = Path(frame.f_code.co_filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.f_lineno}"

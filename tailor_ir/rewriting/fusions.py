@@ -1,0 +1,183 @@
+"""Groups of nodes that exporters write for one operator: activations and normalisations."""
+
+import math
+
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.rewriting.patterns import Build, Either, Match, Number, Op, Pattern, Replacement, RewriteRule, Value
+
+X = Value("x")
+
+
+def _mul(a: Pattern, b: Pattern) -> Op:
+    return Op("Mul", (a, b))
+
+
+def _add(a: Pattern, b: Pattern) -> Op:
+    return Op("Add", (a, b))
+
+
+def _half_of(factor: Pattern) -> tuple[Op, ...]:
+    """½ · x · factor, in the orders that people write it."""
+    half = Number(0.5)
+    return (
+        _mul(_mul(X, factor), half),
+        _mul(X, _mul(factor, half)),
+        _mul(_mul(X, half), factor),
+    )
+
+
+def _activation(op: str, **attributes: int | float | str) -> Build:
+    def build(found: Match, graph: Graph, tensors: Tensors) -> Replacement:
+        return op, (found.values["x"],), attributes
+
+    return build
+
+
+_ERF = _add(Op("Erf", (Either((Op("Div", (X, Number(math.sqrt(2)))), _mul(X, Number(math.sqrt(0.5))))),)), Number(1.0))
+_SQUARE = Either((_mul(X, X), Op("Pow", (X, Number(2.0)))))
+_CUBE = Either((Op("Pow", (X, Number(3.0))), _mul(X, _SQUARE)))
+_SCALE = Number(math.sqrt(2 / math.pi))
+_TANH = _add(
+    Op(
+        "Tanh",
+        (
+            Either(
+                (
+                    _mul(_SCALE, _add(X, _mul(Number(0.044715), _CUBE))),
+                    _mul(_mul(X, _SCALE), _add(_mul(_mul(Number(0.044715), X), X), Number(1.0))),
+                    _mul(_mul(X, _SCALE), _add(_mul(Number(0.044715), _SQUARE), Number(1.0))),
+                )
+            ),
+        ),
+    ),
+    Number(1.0),
+)
+
+
+def _hard_swish(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:
+    gate = found.named["gate"]
+    plain = math.isclose(gate.float("alpha", 0.2), 1 / 6, rel_tol=1e-4) and gate.float("beta", 0.5) == 0.5
+    return ("HardSwish", (found.values["x"],), {}) if plain else None
+
+
+ACTIVATIONS = (
+    *(RewriteRule(pattern, _activation("Gelu")) for pattern in _half_of(_ERF)),
+    *(RewriteRule(pattern, _activation("Gelu", approximate="tanh")) for pattern in _half_of(_TANH)),
+    RewriteRule(_mul(X, Op("Sigmoid", (X,))), _activation("Silu")),
+    RewriteRule(_mul(X, Op("Tanh", (Op("Softplus", (X,)),))), _activation("Mish")),
+    RewriteRule(_mul(X, Op("HardSigmoid", (X,), "gate")), _hard_swish),
+    RewriteRule(
+        Op("Div", (_mul(X, Op("Clip", (_add(X, Number(3.0)), Number(0.0), Number(6.0)))), Number(6.0))),
+        _activation("HardSwish"),
+    ),
+    RewriteRule(
+        _mul(X, Op("Div", (Op("Clip", (_add(X, Number(3.0)), Number(0.0), Number(6.0))), Number(6.0)))),
+        _activation("HardSwish"),
+    ),
+)
+
+
+def _vector(name: str, axis: int, rank: int, size: int, graph: Graph) -> str | None:
+    """The tensor (size,) that `name` spreads along `axis` of a tensor of `rank`; None when it is anything else."""
+    shape = graph.shapes[name]
+    padded = (1,) * (rank - len(shape)) + shape
+    if padded != tuple(size if position == axis else 1 for position in range(rank)):
+        return None
+    if len(shape) == 1:
+        return name
+    producers = graph.producers()
+    while graph.shapes[name] != (size,):
+        producer = producers.get(name)
+        if producer is None or producer.op not in ("Reshape", "Unsqueeze"):
+            return None
+        name = producer.inputs[0]
+    return name
+
+
+def _reduced_axis(node: Node, rank: int) -> int | None:
+    """The one axis that a reduction with kept dimensions is over."""
+    axes = node.ints("axes", ())
+    return axes[0] % rank if len(axes) == 1 and node.int("keepdims", 1) else None
+
+
+# -- root mean square ------------------------------------------------------------------------------------------------
+
+_MEAN_SQUARE = Op("ReduceMean", (_SQUARE,), "mean")
+_ROOT = Op("Sqrt", (_add(_MEAN_SQUARE, Number(name="epsilon")),))
+_NORMALISED = Either(
+    (_mul(X, Either((Op("Div", (Number(1.0), _ROOT)), Op("Reciprocal", (_ROOT,))))), Op("Div", (X, _ROOT)))
+)
+
+
+def _rms_norm(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:
+    x = found.values["x"]
+    shape = graph.shapes[x]
+    axis = _reduced_axis(found.named["mean"], len(shape))
+    if axis is None:
+        return None
+    scale = _vector(found.values["scale"], axis, len(shape), shape[axis], graph)
+    if scale is None:
+        return None
+    return "RmsNorm", (x, scale), {"axis": axis, "epsilon": found.numbers["epsilon"]}
+
+
+RMS_NORM = RewriteRule(_mul(_NORMALISED, Value("scale")), _rms_norm)
+
+# -- layer norm ------------------------------------------------------------------------------------------------------
+
+_CENTRED = Op("Sub", (X, Op("ReduceMean", (X,), "mean")))
+_VARIANCE = Op("ReduceMean", (Either((Op("Pow", (_CENTRED, Number(2.0))), _mul(_CENTRED, _CENTRED))),), "variance")
+_DEVIATION = Op("Sqrt", (_add(_VARIANCE, Number(name="epsilon")),))
+_STANDARD = Either((Op("Div", (_CENTRED, _DEVIATION)), _mul(_CENTRED, Op("Reciprocal", (_DEVIATION,)))))
+
+
+def _layer_norm(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:
+    x, scale, bias = (found.values[name] for name in ("x", "scale", "bias"))
+    shape = graph.shapes[x]
+    axes = {_reduced_axis(found.named[name], len(shape)) for name in ("mean", "variance")}
+    if axes != {len(shape) - 1} or graph.shapes[scale] != shape[-1:] or graph.shapes[bias] != shape[-1:]:
+        return None
+    return "LayerNormalization", (x, scale, bias), {"axis": -1, "epsilon": found.numbers["epsilon"]}
+
+
+LAYER_NORM = RewriteRule(_add(_mul(_STANDARD, Value("scale")), Value("bias")), _layer_norm)
+
+# -- group norm ------------------------------------------------------------------------------------------------------
+
+_INSTANCE = Op(
+    "Reshape",
+    (Op("InstanceNormalization", (Op("Reshape", (X,)), Value("ones"), Value("zeros")), "norm"),),
+)
+
+
+def _group_norm(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:
+    """Scale and bias where the pattern has them and they are vectors over the channels; a bias of zero is left out."""
+    x, norm, result = found.values["x"], found.named["norm"], found.nodes[0].outputs[0]
+    shape, groups = graph.shapes[x], graph.shapes[norm.inputs[0]][1]
+    ones, zeros = (tensors.get(norm.inputs[i]) for i in (1, 2))
+    if ones is None or zeros is None or set(norm.inputs[1:]) & set(graph.parameters) or graph.shapes[result] != shape:
+        return None
+    plain = bool((ones == 1).all()) and not zeros.any()
+    if not plain or len(graph.shapes[norm.inputs[0]]) != 3 or graph.shapes[norm.inputs[0]][0] != shape[0]:
+        return None
+    operands = [x]
+    for name in ("scale", "bias"):
+        if name not in found.values:
+            continue
+        value = found.values[name]
+        if name == "bias" and value in graph.constants and not tensors[value].any():
+            continue
+        vector = _vector(value, 1, len(shape), shape[1], graph)
+        if vector is None:
+            return None
+        operands.append(vector)
+    return "GroupNorm", tuple(operands), {"num_groups": groups, "epsilon": norm.float("epsilon", 1e-5)}
+
+
+GROUP_NORM = (
+    RewriteRule(_add(_mul(_INSTANCE, Value("scale")), Value("bias")), _group_norm),
+    RewriteRule(_mul(_INSTANCE, Value("scale")), _group_norm),
+    RewriteRule(_INSTANCE, _group_norm),
+)
+
+RULES = (*ACTIVATIONS, LAYER_NORM, RMS_NORM, *GROUP_NORM)

@@ -1,0 +1,49 @@
+"""Constants that hold one row for each traced sample, such as the zeros that a recurrent cell starts from."""
+
+from dataclasses import replace
+
+import torch
+
+from tailor_ir.errors import ImportFailed
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.structure.propagation import propagate
+
+
+def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
+    """Stored tensors that follow the number of samples become one row, repeated for as many samples as there are.
+
+    Which ones do is told by their axes. ImportFailed: their rows differ.
+    """
+    samples = graph.shapes[graph.inputs[0]][0]
+    stored = (*graph.parameters, *graph.constants)
+    if samples == 1 or not any(samples in graph.shapes[name] for name in stored if tensors[name].is_floating_point()):
+        return graph, tensors
+    axes = propagate(graph, tensors).axes
+    found = {
+        name: next(dim for dim, axis in enumerate(axes[name]) if axis.batched)
+        for name in stored
+        if any(axis.batched for axis in axes[name])
+    }
+    if not found:
+        return graph, tensors
+    shapes, tensors, nodes = dict(graph.shapes), dict(tensors), []
+    for name, dim in found.items():
+        row, target = f"{name}/row", f"{name}/shape"
+        tensors[row] = _row(graph, name, tensors.pop(name), dim, samples)
+        tensors[target] = torch.tensor(shapes[name])
+        shapes |= {row: tuple(tensors[row].shape), target: (len(shapes[name]),)}
+        nodes.append(Node(name=f"{name}/repeat", op="Expand", inputs=(row, target), outputs=(name,)))
+    kept = tuple(name for name in graph.constants if name not in found)
+    added = tuple(name for node in nodes for name in node.inputs)
+    return replace(graph, nodes=(*nodes, *graph.nodes), shapes=shapes, constants=(*kept, *added)), tensors
+
+
+def _row(graph: Graph, name: str, tensor: torch.Tensor, dim: int, samples: int) -> torch.Tensor:
+    row = tensor.narrow(dim, 0, 1).clone()
+    if tensor.shape[dim] != samples or name in graph.parameters or not torch.equal(tensor, row.expand_as(tensor)):
+        user = graph.consumers()[name][0]
+        raise ImportFailed(
+            f"operator '{user.op}' at '{user.name}': '{name}' has other values for each sample of a batch of {samples}; "
+            "allowed: networks that treat all samples alike, in batches of any size"
+        )
+    return row

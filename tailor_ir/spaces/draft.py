@@ -1,0 +1,155 @@
+"""A space while it is being proposed: the network that it is of, the user's selectors, and what has been found so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tailor_ir.axes import Channels, groups_of
+from tailor_ir.graph import Alternative, Graph, Node
+from tailor_ir.ops.conv import explicit_pads
+from tailor_ir.spaces.presence import Selection, merged
+from tailor_ir.spaces.selectors import Selectors
+from tailor_ir.spaces.sizing import Sizing
+from tailor_ir.spaces.variables import Choice, Variable
+from tailor_ir.structure.block_groups import InnerGroups
+from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.structure.regions import Block, Regions, Stage, inner_of
+
+HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
+CHANNELS_LAST = ("MatMul", "LayerNormalization", "RMSNormalization")
+
+
+def make_divisible(value: float, divisor: int) -> int:
+    """The multiple of `divisor` nearest to `value`, not below 90 % of it. Source: MobileNetV2 (CVPR 2018), reference code."""
+    result = max(divisor, int(value + divisor / 2) // divisor * divisor)
+    return result if result >= 0.9 * value else result + divisor
+
+
+def channel_multiple(size: int) -> int:
+    """The largest power of two up to 8 that divides a group's full size."""
+    return next(d for d in (HARDWARE_MULTIPLE, 4, 2, 1) if size % d == 0)
+
+
+def kept_elements(value: float, full: int, unit: int = 1) -> int:
+    """Elements of a group of `full` elements of `unit` channels each, for about `value` elements."""
+    channels = min(full * unit, make_divisible(value * unit, channel_multiple(full * unit)))
+    return -(-channels // unit)
+
+
+def plain_number(value: float) -> Choice:
+    """A whole number as an int."""
+    return int(value) if value == int(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBlock:
+    """A block in its stage, the beginning of its variables' names, and the groups that live inside it."""
+
+    prefix: str
+    block: Block
+    inner: InnerGroups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamWidth:
+    """The width of a stream of channels: `sizes[i]` channels for choice i of `variable`. None: always the one size."""
+
+    variable: int | None
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the kinds of variables read and add to.
+
+    graph: the original network. alternatives: other producers of its values. widths: of the groups that have one,
+    elastic or not.
+    """
+
+    graph: Graph
+    axis_map: AxisMap
+    regions: Regions
+    selectors: Selectors
+    alternatives: tuple[Alternative, ...] = ()
+    variables: list[Variable] = field(default_factory=list)
+    widths: dict[int, StreamWidth] = field(default_factory=dict)
+    sizings: list[Sizing] = field(default_factory=list)
+    selections: dict[str, Selection] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    resolution: int | None = None
+
+    @property
+    def input_spatial(self) -> tuple[int, ...]:
+        """Height and width of the network's input."""
+        return self.graph.shapes[self.graph.inputs[0]][2:]
+
+    def named_blocks(self) -> list[NamedBlock]:
+        """All blocks of all stages, in order."""
+        return [
+            NamedBlock(f"{stage.name}.block.{index}", block, inner_of(block, self.axis_map, self.regions.carriers))
+            for stage in self.regions.stages
+            for index, block in enumerate(stage.blocks, start=1)
+        ]
+
+    def add(self, name: str, kind: str, scope: str, choices: Sequence[Choice]) -> int:
+        """A new variable; its column."""
+        self.variables.append(Variable(name=name, kind=kind, scope=scope, choices=tuple(choices)))
+        return len(self.variables) - 1
+
+    def size(self, group: int, variables: tuple[int, ...], sizes: Sequence[int] | Sequence[Sequence[int]]) -> None:
+        """Sizes of a group over the choices of some variables, ascending."""
+        assert list(variables) == sorted(variables), variables
+        self.sizings.append(Sizing(group=group, variables=variables, sizes=np.asarray(sizes, np.int64)))
+
+    def select(self, value: str, producers: tuple[str, ...], variables: tuple[int, ...], chosen: np.ndarray) -> None:
+        """Producers of a value over the choices of some variables, ascending.
+
+        Where an earlier selection of the value names another producer than the value itself, it stays with that one.
+        """
+        assert list(variables) == sorted(variables), variables
+        own = Selection(value=value, producers=producers, variables=variables, chosen=chosen)
+        earlier = self.selections.get(value)
+        self.selections[value] = own if earlier is None else merged(earlier, own)
+
+    # -- questions about the network ---------------------------------------------------------------------------------
+
+    def stream(self, value: str) -> int | None:
+        """The channel group of a value; None where it has none, or several."""
+        groups = [axis for axis in self.axis_map.axes[value] if isinstance(axis, Channels)]
+        return groups[0].group if len(groups) == 1 else None
+
+    def stream_of(self, stage: Stage) -> int | None:
+        """The channel group that runs through a stage."""
+        return self.stream(stage.blocks[-1].exit)
+
+    def reference(self, block: Block, value: str) -> StreamWidth | None:
+        """The width of a value at a block's border, which the block's own sizes are relative to."""
+        group = self.stream(value)
+        if group is not None and group in self.widths:
+            return self.widths[group]
+        axes = self.axis_map.axes[value]
+        readers = [node.inputs[0] for node in block.nodes if node.op in CHANNELS_LAST]
+        last = any(self.axis_map.axes[one] == axes for one in readers)
+        sizes = [axis.size for axis in (axes[-1:] if last else axes[1:2])]
+        size = self.axis_map.groups[group] if group is not None else sizes[0] if sizes else None
+        return StreamWidth(variable=None, sizes=(size,)) if size else None
+
+    def same_size(self, groups: Sequence[int]) -> tuple[int, ...]:
+        """The groups of the largest size; others stay as they are."""
+        largest = max(self.axis_map.groups[g] for g in groups)
+        return tuple(g for g in groups if self.axis_map.groups[g] == largest)
+
+    def padded(self, groups: Sequence[int], cropped: int) -> bool:
+        """Whether kernels of these groups can lose so many positions: as much padding as that can be left out."""
+        return cropped % 2 == 0 and all(self._can_crop(node, cropped) for node in self._convolutions(groups))
+
+    def _convolutions(self, kernels: Sequence[int]) -> list[Node]:
+        axes = self.axis_map.axes
+        convolutions = [n for n in self.graph.nodes if n.op == "Conv" and n.inputs[1] in axes]
+        return [n for n in convolutions if not groups_of(axes[n.inputs[1]][2:]).isdisjoint(kernels)]
+
+    def _can_crop(self, node: Node, cropped: int) -> bool:
+        rank = len(self.axis_map.axes[node.inputs[1]]) - 2
+        dilations = node.ints("dilations", (1,) * rank)
+        return all(p >= dilations[i % rank] * cropped // 2 for i, p in enumerate(explicit_pads(node, rank)))

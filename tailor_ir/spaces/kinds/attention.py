@@ -1,0 +1,27 @@
+"""Kinds `heads` and `v_scale`: attention heads of a block, and the width of attention's values as a multiple of the keys'."""
+
+from tailor_ir.spaces.draft import Draft, NamedBlock, kept_elements
+from tailor_ir.spaces.kinds.block import propose_sizes
+from tailor_ir.spaces.kinds.record import Kind
+
+VALUE_SHARES = (0.5, 0.75, 1.0)  # proposed, of the network's own width
+
+
+def _propose_heads(draft: Draft, named: NamedBlock) -> None:
+    if named.inner.heads:
+        groups = draft.same_size(named.inner.heads)
+        full = draft.axis_map.groups[groups[0]]
+        proposed = sorted({max(1, full // 2), -(-3 * full // 4), full})
+        propose_sizes(draft, HEADS, named, groups, range(1, full + 1), proposed, 1)
+
+
+def _propose_values(draft: Draft, named: NamedBlock) -> None:
+    if named.inner.values:
+        groups = draft.same_size(named.inner.values)
+        full = draft.axis_map.groups[groups[0]]
+        proposed = sorted({kept_elements(share * full, full) for share in VALUE_SHARES})
+        propose_sizes(draft, VALUES, named, groups, range(1, full + 1), proposed, named.inner.key_size)
+
+
+HEADS = Kind(name="heads", scope="block", phase=3, part="Attention", of_block=_propose_heads)
+VALUES = Kind(name="v_scale", scope="block", phase=3, part="Attention", of_block=_propose_values)

@@ -1,0 +1,135 @@
+"""Kinds `width_mult` and `growth_mult`: multipliers of the channels that run through a stage, or between its blocks."""
+
+from collections.abc import Mapping, Sequence
+
+from tailor_ir.axes import Concat
+from tailor_ir.errors import SpaceError
+from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
+from tailor_ir.spaces.kinds.record import Kind
+from tailor_ir.spaces.variables import Choice
+from tailor_ir.structure.block_groups import inner_groups
+from tailor_ir.structure.regions import Stage
+
+WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
+WidthSizes = tuple[int, ...]
+
+
+def _of_stem(draft: Draft) -> None:
+    regions = draft.regions
+    staged = {draft.stream_of(stage) for stage in regions.stages}
+    group = draft.stream(regions.stem[-1].exit) if regions.stem and regions.stages else None
+    if group is not None and group not in staged:
+        _propose(draft, WIDTH, "stem.width_mult", [group])
+
+
+def _of_stage(draft: Draft, stage: Stage) -> None:
+    group = draft.stream_of(stage)
+    if group is not None:
+        _propose(draft, WIDTH, f"{stage.name}.width_mult", [group])
+
+
+def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
+    """Channels that are neither a stage's stream nor inside one block: one multiplier for those of a stage."""
+    everything = inner_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
+    inside = {g for named in blocks for g in (*named.inner.hidden, *named.inner.heads, *named.inner.values)}
+    labels = _labels(draft)
+    found: dict[tuple[str, bool], list[int]] = {}
+    for group in everything.hidden:
+        makers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
+        if group not in draft.widths and group not in inside and makers:
+            found.setdefault((min(makers)[1], _grows(draft, group)), []).append(group)
+    taken = {variable.name for variable in draft.variables}
+    for (label, grows), groups in found.items():
+        kind = GROWTH if grows else WIDTH
+        name = f"{label}.{kind.name}"
+        if name in taken:
+            kind, name = WIDTH, f"{label}.branch_width_mult"
+        _propose(draft, kind, name, groups, everything.units)
+
+
+def _propose(
+    draft: Draft, kind: Kind, name: str, groups: Sequence[int], units: Mapping[int, int] | None = None
+) -> None:
+    """One multiplier for channel groups that have none yet."""
+    groups = [group for group in groups if group not in draft.widths]
+    if not groups:
+        return
+    choices, sizes = _choices(draft, name, groups, units or {})
+    variable = draft.add(name, kind.name, kind.scope, choices) if len(choices) > 1 else None
+    for index, group in enumerate(groups):
+        own = tuple(kept[index] for kept in sizes)
+        draft.widths[group] = StreamWidth(variable=variable, sizes=own)
+        if variable is not None:
+            draft.size(group, (variable,), own)
+
+
+def _choices(
+    draft: Draft, name: str, groups: Sequence[int], units: Mapping[int, int]
+) -> tuple[list[Choice], list[WidthSizes]]:
+    """The multipliers, and the sizes of all groups under each."""
+    full = [draft.axis_map.groups[group] for group in groups]
+    asked = draft.selectors.choices(name)
+    choices: list[Choice] = []
+    sizes: list[WidthSizes] = []
+    for mult in reversed((1.0,) if asked is None else asked or WIDTH_MULTS):
+        if not 0 < mult <= 1:
+            raise SpaceError(f"space: {name}={mult}; allowed: above 0, up to 1")
+        kept = tuple(
+            size if mult == 1 else kept_elements(mult * size, size, units.get(group, 1))
+            for group, size in zip(groups, full, strict=True)
+        )
+        if kept in sizes:
+            same = "sizes" if len(kept) > 1 else f"{kept[0]} channels"
+            if asked and draft.selectors.is_named(name):
+                raise SpaceError(f"space: {name}={mult}: the same {same} as another choice; leave it out")
+            draft.dropped.append(f"{name}={mult}: the same {same} as a larger choice")
+            continue
+        choices.insert(0, plain_number(mult))
+        sizes.insert(0, kept)
+    if choices[-1] != 1:
+        raise SpaceError(f"space: {name}={list(choices)}: must include 1, the network as it is")
+    return choices, sizes
+
+
+def _grows(draft: Draft, group: int) -> bool:
+    """Whether a group is added to ever longer concatenations, as in densely connected layers."""
+    axes = {axis for name in draft.regions.carriers[group] for axis in draft.axis_map.axes[name]}
+    lengths = {axis.size for axis in axes if isinstance(axis, Concat) and group in axis.groups}
+    return len(lengths) > 2
+
+
+def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
+    """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""
+    position = {node.name: i for i, node in enumerate(draft.graph.nodes)}
+    starts = [(position[stage.blocks[0].nodes[0].name], stage.name) for stage in draft.regions.stages]
+    starts = starts or _resolution_changes(draft)
+    labels = {}
+    for node in draft.graph.nodes:
+        before = [name for start, name in starts if start <= position[node.name]]
+        labels.update(dict.fromkeys(node.outputs, (position[node.name], before[-1] if before else "stem")))
+    return labels
+
+
+def _resolution_changes(draft: Draft) -> list[tuple[int, str]]:
+    """Where a network without blocks first has images of another size."""
+    seen: list[object] = []
+    starts = []
+    for index, node in enumerate(draft.graph.nodes):
+        axes = draft.axis_map.axes[node.outputs[0]]
+        if len(axes) > 2 and axes[-1] not in seen and axes[-1].spatial:
+            seen.append(axes[-1])
+            starts.append((index, f"stage.{len(seen)}"))
+    return starts
+
+
+WIDTH = Kind(
+    name="width_mult",
+    scope="stage",
+    phase=3,
+    uniform="width",
+    seen=True,
+    of_network=_of_stem,
+    of_stage=_of_stage,
+    of_rest=_of_branches,
+)
+GROWTH = Kind(name="growth_mult", scope="stage", phase=3)  # proposed beside the other widths between blocks

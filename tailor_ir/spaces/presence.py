@@ -1,0 +1,249 @@
+"""Presence: which SubNets have a value, as a mask over the choices of few variables.
+
+All candidates of an architecture stand in one graph. A value may have several producers; its `Selection` says which
+producer the value's readers read. A step is present where something needs one of its results. A skipped block is the case
+"the producer is the block's own entry"; a block that replaces others is a producer that reads further back. Counting,
+canonical configs, lowering, operators, memory and the exact search read presence from here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+
+from solvers.tables import spread
+
+Variables = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Presence:
+    """The SubNets that have something: `mask` over the choices of `variables`, one axis for each variable.
+
+    `variables` are columns of choice indices, ascending. The mask depends on every one of them (`presence` sees to it).
+    """
+
+    variables: Variables
+    mask: np.ndarray
+
+    @property
+    def always(self) -> bool:
+        """Every SubNet has it."""
+        return not self.variables and bool(self.mask)
+
+    @property
+    def never(self) -> bool:
+        """No SubNet has it."""
+        return not self.variables and not self.mask
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Presence):
+            return NotImplemented
+        return self.variables == other.variables and np.array_equal(self.mask, other.mask)
+
+    def __hash__(self) -> int:
+        return hash((self.variables, self.mask.tobytes()))
+
+    def __invert__(self) -> "Presence":
+        return Presence(self.variables, ~self.mask)
+
+    def __and__(self, other: "Presence") -> "Presence":
+        if self is other or self.never or other.always:
+            return self
+        if other.never or self.always:
+            return other
+        variables, first, second = _aligned(self, other)
+        return presence(variables, first & second)
+
+    def __or__(self, other: "Presence") -> "Presence":
+        if self is other or self.always or other.never:
+            return self
+        if other.always or self.never:
+            return other
+        variables, first, second = _aligned(self, other)
+        return presence(variables, first | second)
+
+    def implies(self, other: "Presence") -> bool:
+        """Whether every SubNet that has this has the other, too."""
+        return other.always or (self & ~other).never
+
+    def at(self, codes: np.ndarray) -> bool:
+        """Whether the SubNet of one row of choice indices (V,) has it."""
+        return bool(self.mask[tuple(codes[list(self.variables)])]) if self.variables else bool(self.mask)
+
+    def among(self, codes: np.ndarray) -> np.ndarray:
+        """Which SubNets of rows of choice indices (n, V) have it: (n,), or () where all or none have it."""
+        return np.asarray(self.mask[tuple(codes[:, column] for column in self.variables)])
+
+
+ALWAYS: Final = Presence((), np.asarray(True))
+NEVER: Final = Presence((), np.asarray(False))
+
+
+def presence(variables: Sequence[int], mask: np.ndarray) -> Presence:
+    """The presence of a mask over any variables, without those that make no difference."""
+    order = np.argsort(variables, kind="stable")
+    mask = np.asarray(mask, bool).transpose(order)
+    kept: list[int] = []
+    for axis, column in reversed(list(enumerate(np.asarray(variables, int)[order].tolist()))):
+        first = mask.take(0, axis)
+        if bool((mask == np.expand_dims(first, axis)).all()):
+            mask = first
+        else:
+            kept.insert(0, column)
+    if kept:
+        return Presence(tuple(kept), mask)
+    return ALWAYS if mask else NEVER
+
+
+def _aligned(one: Presence, other: Presence) -> tuple[Variables, np.ndarray, np.ndarray]:
+    """Two masks over the variables of both."""
+    variables = tuple(sorted({*one.variables, *other.variables}))
+    first, second = (spread(each.variables, each.mask, variables) for each in (one, other))
+    return variables, first, second
+
+
+class Roster:
+    """The presence of many things, of which most are alike: each different mask is looked up once for a SubNet."""
+
+    def __init__(self, presences: Sequence[Presence]) -> None:
+        number: dict[Presence, int] = {}
+        self._numbers = [number.setdefault(each, len(number)) for each in presences]
+        self._different = tuple(number)
+
+    def at(self, codes: np.ndarray) -> list[bool]:
+        """For each thing, in order, whether the SubNet of one row of choice indices (V,) has it."""
+        there = [each.at(codes) for each in self._different]
+        return [there[number] for number in self._numbers]
+
+
+def any_of(presences: Iterable[Presence]) -> Presence:
+    """Where at least one of them is."""
+    return reduce(Presence.__or__, presences, NEVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Selection:
+    """A value with several producers: its readers read the one that the choices of some variables name.
+
+    producers: names of values; `value` itself stands for what the graph computes under that name. All producers stand
+    before the value's first reader. variables: columns of choice indices, ascending. chosen: positions in `producers`,
+    one axis for each variable. live: the SubNets in which somebody reads the value.
+    """
+
+    value: str
+    producers: tuple[str, ...]
+    variables: Variables
+    chosen: np.ndarray
+    live: Presence = ALWAYS
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Selection):
+            return NotImplemented
+        own, others = ((s.value, s.producers, s.variables, s.live) for s in (self, other))
+        return own == others and np.array_equal(self.chosen, other.chosen)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def when(self, position: int) -> Presence:
+        """The choices that name the producer at a position."""
+        return presence(self.variables, self.chosen == position)
+
+    def producer(self, codes: np.ndarray) -> str:
+        """The producer under one row of choice indices (V,)."""
+        return self.producers[int(self.chosen[tuple(codes[list(self.variables)])])]
+
+
+def merged(first: Selection, second: Selection) -> Selection:
+    """Two selections of one value as one: the first one's producer, where it names another than the value itself."""
+    assert first.value == second.value
+    producers = tuple(dict.fromkeys((*first.producers, *second.producers)))
+    variables = tuple(sorted({*first.variables, *second.variables}))
+    at_first, at_second = (
+        spread(each.variables, np.asarray([producers.index(name) for name in each.producers])[each.chosen], variables)
+        for each in (first, second)
+    )
+    itself = producers.index(first.value)
+    chosen = np.where(at_first == itself, at_second, at_first)
+    return Selection(value=first.value, producers=producers, variables=variables, chosen=chosen)
+
+
+Step = tuple[Sequence[str], Sequence[str]]
+"""Names of the values that a step reads and writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Who needs what: `steps`, the presence of each step, and `reads`, where each value has a reader."""
+
+    steps: tuple[Presence, ...]
+    reads: Mapping[str, Presence]
+
+
+def find_needs(steps: Sequence[Step], outputs: Sequence[str], selections: Sequence[Selection]) -> Needs:
+    """The presence of steps in topological order: a step is there where an output, or a step that is there, needs it."""
+    position = {name: at for at, (_, writes) in enumerate(steps) for name in writes}
+    due: dict[int, list[Selection]] = {}  # by the last of the producers: all readers of the value come after it
+    for selection in sorted(selections, key=lambda each: -position.get(each.value, -1)):
+        names = (selection.value, *selection.producers)
+        due.setdefault(max(position.get(name, -1) for name in names), []).append(selection)
+    reads = dict.fromkeys(outputs, ALWAYS)
+    computed: dict[str, Presence] = {}  # of values with a selection: where the value's own step is the producer
+
+    def settle(selection: Selection) -> None:
+        wanted = reads.get(selection.value, NEVER)
+        computed[selection.value] = NEVER
+        for number, producer in enumerate(selection.producers):
+            where = wanted & selection.when(number)
+            if producer == selection.value:
+                computed[producer] = where
+            else:
+                reads[producer] = reads.get(producer, NEVER) | where
+
+    found = [NEVER] * len(steps)
+    for at in range(len(steps) - 1, -1, -1):
+        for selection in due.get(at, ()):
+            settle(selection)
+        own_reads, writes = steps[at]
+        here = any_of(computed[name] if name in computed else reads.get(name, NEVER) for name in writes)
+        found[at] = here
+        if not here.never:
+            for name in own_reads:
+                reads[name] = reads.get(name, NEVER) | here
+    return Needs(tuple(found), reads)
+
+
+class Producers:
+    """The producers of values, followed through selections of selections."""
+
+    def __init__(self, selections: Sequence[Selection]) -> None:
+        self._selections = {selection.value: selection for selection in selections}
+
+    def of(self, name: str, codes: np.ndarray) -> str:
+        """The value that readers of `name` read in one SubNet."""
+        while (selection := self._selections.get(name)) is not None:
+            producer = selection.producer(codes)
+            if producer == name:
+                break
+            name = producer
+        return name
+
+    def under(self, codes: np.ndarray) -> dict[str, str]:
+        """Selected value -> the value that its readers read instead in one SubNet, where it is another one."""
+        found = {name: self.of(name, codes) for name in self._selections}
+        return {name: source for name, source in found.items() if source != name}
+
+    def all_of(self, name: str) -> tuple[tuple[str, Presence], ...]:
+        """The values that readers of `name` read in some SubNet, and where they do."""
+        selection = self._selections.get(name)
+        if selection is None:
+            return ((name, ALWAYS),)
+        found: dict[str, Presence] = {}
+        for number, producer in enumerate(selection.producers):
+            where = selection.when(number)
+            inner = ((name, ALWAYS),) if producer == name else self.all_of(producer)
+            for source, under in inner:
+                found[source] = found.get(source, NEVER) | (where & under)
+        return tuple((source, where) for source, where in found.items() if not where.never)

@@ -1,0 +1,75 @@
+"""From a network's regions and a user's selectors to its space: which variables exist, and which choices are legal."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tailor_ir.axes import groups_of
+from tailor_ir.graph import Graph
+from tailor_ir.spaces.draft import Draft
+from tailor_ir.spaces.kinds import KINDS
+from tailor_ir.spaces.presence import NEVER, Presence, Selection, find_needs
+from tailor_ir.spaces.selectors import Selectors, SpaceSpec
+from tailor_ir.spaces.sizing import Sizing
+from tailor_ir.spaces.space import Space
+from tailor_ir.spaces.structure import Structure
+from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.structure.regions import Regions
+
+
+def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec | None) -> Structure:
+    """A network with its space: the user's, or (None) a proposed one.
+
+    SpaceError: a selector matches nothing, or a choice cannot be taken.
+    """
+    draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives)
+    _propose_variables(draft)
+    draft.selectors.refuse_unmatched(draft.dropped)
+    presence, selections = _presence(graph, tuple(draft.selections.values()))
+    space = Space(
+        variables=tuple(draft.variables),
+        resolution=draft.resolution,
+        base_spatial=draft.input_spatial,
+        sizings=_placed(draft.sizings, graph, axis_map, presence),
+        selections=selections,
+        dropped=tuple(draft.dropped),
+    )
+    return Structure(graph=graph, axes=axis_map, regions=regions, space=space, presence=presence)
+
+
+def _propose_variables(draft: Draft) -> None:
+    kinds = tuple(KINDS.values())
+    for kind in kinds:
+        if kind.of_network is not None:
+            kind.of_network(draft)
+    for stage in draft.regions.stages:
+        for kind in kinds:
+            if kind.of_stage is not None:
+                kind.of_stage(draft, stage)
+    blocks = draft.named_blocks()
+    for kind in kinds:
+        if kind.of_rest is not None:
+            kind.of_rest(draft, blocks)
+    for named in blocks:
+        for kind in kinds:
+            if kind.of_block is not None:
+                kind.of_block(draft, named)
+
+
+def _presence(graph: Graph, selections: Sequence[Selection]) -> tuple[dict[str, Presence], tuple[Selection, ...]]:
+    """The presence of every node, and the selections with where somebody reads their values."""
+    steps = [([name for name in node.inputs if name], node.outputs) for node in graph.nodes]
+    needs = find_needs(steps, graph.outputs, selections)
+    presence = {node.name: where for node, where in zip(graph.nodes, needs.steps, strict=True)}
+    return presence, tuple(replace(each, live=needs.reads.get(each.value, NEVER)) for each in selections)
+
+
+def _placed(
+    sizings: list[Sizing], graph: Graph, axis_map: AxisMap, presence: dict[str, Presence]
+) -> tuple[Sizing, ...]:
+    """The sizings with where a node has their group."""
+    found = dict.fromkeys((sizing.group for sizing in sizings), NEVER)
+    for node in graph.nodes:
+        axes = {axis for name in (*node.inputs, *node.outputs) if name for axis in axis_map.axes[name]}
+        for group in groups_of(axes) & found.keys():
+            found[group] |= presence[node.name]
+    return tuple(replace(sizing, presence=found[sizing.group]) for sizing in sizings)

@@ -1,0 +1,164 @@
+"""Variables, choices and configs of a SuperNet: counting, sampling, and telling equal SubNets apart from different ones."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from tailor_ir.axes import Sizes
+from tailor_ir.errors import ConfigError
+from tailor_ir.spaces.canonical import Canonical, CanonicalChoices, effects_of, find_rules, relevance
+from tailor_ir.spaces.counting import count
+from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Selection, Variables
+from tailor_ir.spaces.sizing import Sizing
+from tailor_ir.spaces.variables import Choice, Config, Variable, VariableInfo
+
+
+@dataclass(frozen=True)
+class Space:
+    """All SubNets of one SuperNet. Configs map variable names to choices; a missing name means its default.
+
+    resolution: column of the variable that sets the input's height and width. sizings: the sizes of elastic groups.
+    selections: the values with several producers. dropped: proposals that came to nothing, and why.
+    """
+
+    variables: tuple[Variable, ...]
+    resolution: int | None
+    base_spatial: tuple[int, ...]
+    sizings: tuple[Sizing, ...]
+    selections: tuple[Selection, ...]
+    dropped: tuple[str, ...] = ()
+    describe: Callable[[], tuple[VariableInfo, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def info(self) -> tuple[VariableInfo, ...]:
+        """For each variable: the nodes and axes that it touches, and the parameters and MACs that it can save."""
+        return self.describe() if self.describe is not None else ()
+
+    # -- counting ----------------------------------------------------------------------------------------------------
+
+    @property
+    def modifications(self) -> int:
+        """Number of (variable, choice) pairs."""
+        return sum(len(v.choices) for v in self.variables)
+
+    @property
+    def codes(self) -> int:
+        """Number of combinations of choices; different codes may be the same SubNet."""
+        return prod(len(v.choices) for v in self.variables)
+
+    @cached_property
+    def distinct(self) -> int:
+        """Exact number of different SubNets."""
+        return count(self.cardinalities.tolist(), self.rules)
+
+    # -- configs and codes -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {variable.name: i for i, variable in enumerate(self.variables)}
+
+    @property
+    def cardinalities(self) -> np.ndarray:
+        """Number of choices of each variable, (V,)."""
+        return np.asarray([len(v.choices) for v in self.variables], dtype=np.int64)
+
+    @property
+    def max_config(self) -> Config:
+        """The network as it was given."""
+        return {v.name: v.default for v in self.variables}
+
+    @property
+    def min_config(self) -> Config:
+        """The smallest choice everywhere, canonical."""
+        return self.canonical({v.name: v.choices[0] for v in self.variables})
+
+    def row(self, config: Mapping[str, Choice]) -> np.ndarray:
+        """Choice indices (V,) of a config. ConfigError for unknown names or choices."""
+        codes = self.cardinalities - 1
+        for name, choice in config.items():
+            if name not in self._index:
+                raise ConfigError(f"config: no variable '{name}'; allowed: {', '.join(self._index)}")
+            variable = self.variables[self._index[name]]
+            if choice not in variable.choices:
+                raise ConfigError(f"config: {name}={choice}; allowed: {', '.join(str(c) for c in variable.choices)}")
+            codes[self._index[name]] = variable.choices.index(choice)
+        return codes
+
+    def encode(self, configs: Iterable[Mapping[str, Choice]]) -> np.ndarray:
+        """Choice indices (n, V) of configs."""
+        rows = [self.row(config) for config in configs]
+        return np.stack(rows) if rows else np.zeros((0, len(self.variables)), np.int64)
+
+    def decode(self, row: np.ndarray) -> Config:
+        """The config of one row of choice indices, canonical: without the variables that act on nothing."""
+        codes = self.canonical_codes(np.asarray(row)[None])[0]
+        pairs = zip(self.variables, self.relevance, codes.tolist(), strict=True)
+        return {variable.name: variable.choices[at] for variable, where, at in pairs if where.at(codes)}
+
+    def canonical(self, config: Mapping[str, Choice]) -> Config:
+        """Without the variables that act on nothing, as inside skipped blocks; of choices that act alike, the largest."""
+        return self.decode(self.row(config))
+
+    @cached_property
+    def relevance(self) -> tuple[Presence, ...]:
+        """For each variable, where it acts on something that the SubNet has."""
+        return tuple(
+            ALWAYS if column == self.resolution else relevance(column, self.sizings, self.selections)
+            for column in range(len(self.variables))
+        )
+
+    @cached_property
+    def rules(self) -> tuple[CanonicalChoices, ...]:
+        """The canonical choices of the variables whose choices can be the same SubNet."""
+        return find_rules(self.cardinalities.tolist(), effects_of(self.sizings, self.selections))
+
+    @cached_property
+    def canonical_codes(self) -> Canonical:
+        """Rows (n, V) -> rows in which equal SubNets are equal: of choices that act alike, the largest."""
+        return Canonical(self.rules)
+
+    def random_codes(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Rows (count, V), each variable uniform over its choices, canonical."""
+        return self.canonical_codes(rng.integers(0, self.cardinalities, size=(count, len(self.variables))))
+
+    def sample(self, rng: np.random.Generator) -> Config:
+        """One canonical config, each variable uniform over its choices."""
+        return self.decode(self.random_codes(1, rng)[0])
+
+    def digest(self, config: Mapping[str, Choice]) -> str:
+        """Name of a SubNet: equal for equal SubNets."""
+        text = json.dumps(self.canonical(config), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    # -- what a config means -----------------------------------------------------------------------------------------
+
+    def group_sizes(self, codes: np.ndarray) -> dict[int, int]:
+        """Channel group -> channels kept, for the groups that are elastic."""
+        row = codes.tolist()
+        return {each.group: int(each.sizes[tuple([row[column] for column in each.variables])]) for each in self.sizings}
+
+    def spatial(self, codes: np.ndarray) -> tuple[int, ...]:
+        """Input height and width."""
+        if self.resolution is None:
+            return self.base_spatial
+        size = int(self.variables[self.resolution].choices[int(codes[self.resolution])])
+        return (size,) * len(self.base_spatial)
+
+    def sizes(self, codes: np.ndarray, batch: int = 1) -> Sizes:
+        """The size of every axis under one row of choice indices."""
+        return Sizes(groups=self.group_sizes(codes), spatial=self.spatial(codes), batch=batch)
+
+    @cached_property
+    def sources(self) -> Producers:
+        """Which producers the readers of selected values read."""
+        return Producers(self.selections)
+
+    @cached_property
+    def selecting(self) -> Variables:
+        """The columns of all variables that decide producers, ascending."""
+        return tuple(sorted({column for selection in self.selections for column in selection.variables}))

@@ -1,0 +1,50 @@
+"""Variables of a space, and what is known of each for people."""
+
+from dataclasses import dataclass
+
+Choice = int | float
+Config = dict[str, Choice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One thing that can be chosen. `choices` ascend; the last is the network as it was given."""
+
+    name: str
+    kind: str  # name of its record in `spaces.kinds`
+    scope: str  # "global" | "stage" | "block"
+    choices: tuple[Choice, ...]
+
+    @property
+    def default(self) -> Choice:
+        """The choice of the largest SubNet."""
+        return self.choices[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableInfo:
+    """What one variable does between its largest and its smallest choice, all others at their largest.
+
+    nodes: names of the nodes that it resizes or leaves out, in order.
+    axes: what it resizes or leaves out: channel groups ("C3"), "H" and "W" of the input, other axes by initial and number.
+    parameters_saved: trainable parameters. macs_saved: of one sample.
+    """
+
+    name: str
+    kind: str
+    scope: str
+    choices: tuple[Choice, ...]
+    nodes: tuple[str, ...]
+    axes: tuple[str, ...]
+    parameters_saved: int
+    macs_saved: int
+
+    @property
+    def first_node(self) -> str:
+        """Name of the first node that it touches."""
+        return self.nodes[0]
+
+    @property
+    def last_node(self) -> str:
+        """Name of the last node that it touches."""
+        return self.nodes[-1]

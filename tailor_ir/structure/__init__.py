@@ -1,0 +1,1 @@
+"""The structure of a network: axes of its values, blocks and stages, legal resolutions."""

@@ -1,0 +1,102 @@
+"""Groups inside one block that have choices: hidden channels, attention heads, widths of attention's values, kernels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tailor_ir.axes import Axis, BatchAxis, Channels, Fixed, Kernel, Product, groups_of, spatial_in
+from tailor_ir.graph import Node
+from tailor_ir.structure.propagation import AxisMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerGroups:
+    """Groups of one block, by what they mean there. `units`: channels for each element of a hidden group (grouped ones)."""
+
+    hidden: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    units: Mapping[int, int]
+    key_size: int = 1  # channels that a query and a key of one head are compared in
+
+
+def inner_groups(
+    nodes: Sequence[Node], boundary: Sequence[Axis], axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
+) -> InnerGroups:
+    """The groups that live among `nodes` alone and are not part of `boundary`, the axes that the block shares."""
+    computed = {name for node in nodes for name in node.outputs}
+    inside = {group for name in computed for group in groups_of(axis_map.axes[name])} - groups_of(boundary)
+    own = {group for group in inside if carriers.get(group, frozenset()) <= computed and carriers.get(group)}
+    heads, contracted, last, key_size = _attention(nodes, axis_map, own)
+    values = last - contracted - heads
+    units = {group: _unit(group, carriers[group], axis_map) for group in own - heads - values - contracted}
+    hidden = {group for group, unit in units.items() if unit and _over_positions(group, carriers[group], axis_map)}
+    kernels = dict.fromkeys(
+        axis.group
+        for node in nodes
+        for n in node.inputs
+        for axis in axis_map.axes.get(n, ())
+        if isinstance(axis, Kernel)
+    )
+    return InnerGroups(
+        hidden=tuple(sorted(hidden)),
+        heads=tuple(sorted(heads)),
+        values=tuple(sorted(values)),
+        kernels=tuple(kernels),
+        units={group: units[group] for group in hidden},
+        key_size=key_size,
+    )
+
+
+def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple[set[int], set[int], set[int], int]:
+    """Of the products of two computed matrices: groups of heads, those summed over, those of the results; the key size."""
+    heads: set[int] = set()
+    contracted: set[int] = set()
+    last: set[int] = set()
+    key_size = 0
+    computed = {name for node in nodes for name in node.outputs}
+    for node in nodes:
+        if node.op != "MatMul" or not computed.issuperset(node.inputs):
+            continue
+        a, b = (axis_map.axes[name] for name in node.inputs)
+        for axis in (*a[:-2], *b[:-2]):
+            heads |= axis.groups if isinstance(axis, Channels) else set()
+        contracted |= a[-1].groups | b[-2].groups
+        last |= b[-1].groups | a[-2].groups
+        key_size = key_size or a[-1].size
+    return heads & own, contracted & own, last & own, key_size or 1
+
+
+def _unit(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
+    """Channels for each element of a group that is always cut as a whole; 0 where it is not."""
+    axes = {axis for name in names for axis in axis_map.axes[name] if group in axis.groups}
+    units = {_factor(axis, group) for axis in axes}
+    if len(units) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
+        units = {_factor(axis, group, copies=True) for axis in axes}
+    return units.pop() if len(units) == 1 else 0
+
+
+def _factor(axis: Axis, group: int, copies: bool = False) -> int:
+    """Channels of an axis for each element of a group; `copies`: of one of the copies that the group is repeated in."""
+    if isinstance(axis, Channels):
+        return 1
+    if isinstance(axis, Product):
+        others = [f for f in axis.factors if group not in f.groups and not f.spatial]  # positions are no channels
+        mine = [f for f in axis.factors if group in f.groups]
+        if copies and mine:
+            others = [f for f in axis.factors[axis.factors.index(mine[0]) :] if f in others]
+        if len(mine) == 1 and isinstance(mine[0], Channels) and all(isinstance(f, Fixed) for f in others):
+            return prod(f.size for f in others)
+        return 0
+    inner = {_factor(part, group, copies) for part in axis.parts if group in part.groups}
+    return inner.pop() if len(inner) == 1 else 0
+
+
+def _over_positions(group: int, names: frozenset[str], axis_map: AxisMap) -> bool:
+    """Not only pooled descriptors: some value has the group at every position of an image or a sequence."""
+    for name in names:
+        others = [a for a in axis_map.axes[name] if group not in a.groups and not isinstance(a, BatchAxis)]
+        if not others or spatial_in(others) or any(axis.size > 1 for axis in others):
+            return True
+    return False

@@ -1,0 +1,353 @@
+"""Blocks and stages of a network, found by dependency.
+
+A *cut value* is one that every path from input to output passes; between two of them lies a *segment*. Segments are
+joined into blocks where a boundary would fall inside an expansion; blocks over the same axes form a stage.
+Kinds only give blocks the names that people know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tailor_ir.axes import groups_of
+from tailor_ir.graph import Graph, Node
+from tailor_ir.ops.elementwise import ACTIVATIONS
+from tailor_ir.structure.block_groups import InnerGroups, inner_groups
+from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.structure.residuals import find_residuals
+
+MAIN_KINDS = frozenset(
+    ("Attention", "FFN", "Layer", "MBConv", "DepthwiseSeparable", "Bottleneck", "BasicBlock", "Residual", "Transformer")
+)
+LAYOUT = frozenset(("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"))
+NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormalization"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A region with one entry and one exit. `residual`: an Add joins the entry's own path with the computed one.
+
+    `nested`: it lies in a branch of a larger region.
+    """
+
+    nodes: tuple[Node, ...]
+    entry: str
+    exit: str
+    residual: bool = False
+    skippable: bool = False
+    nested: bool = False
+    kind: str = "Plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of blocks over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped.
+
+    `headed`: something right before the first block makes the stage's axes, and stays when a single block is skipped.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    headed: bool = False
+
+    @property
+    def trailing(self) -> int:
+        """How many blocks can be skipped, counted from the end, so that the stage is not empty."""
+        count = 0
+        for block in reversed(self.blocks):
+            if not block.skippable:
+                break
+            count += 1
+        return count if self.headed and len(self.blocks) == 1 else min(count, len(self.blocks) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """The whole network as blocks in order, and the stages among them."""
+
+    blocks: tuple[Block, ...]
+    stages: tuple[Stage, ...]
+    stem: tuple[Block, ...]
+    carriers: Mapping[int, frozenset[str]]  # channel group -> the computed values that have it
+
+
+def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
+    """(entry, exit) of plain blocks with weights whose result has the shape of what they read, as in networks without sums."""
+    return tuple(
+        (block.entry, block.exit)
+        for block in regions.blocks
+        if not block.nested
+        and any(node.op in ("Conv", "Linear") for node in block.nodes)
+        and graph.shapes[block.entry] == graph.shapes[block.exit]
+    )
+
+
+def find_regions(graph: Graph, axis_map: AxisMap, joins: Sequence[tuple[str, str]] = ()) -> Regions:
+    """Blocks and stages of a network. `joins`: (entry, exit) of plain blocks that can be left out where the axes agree."""
+    segments = _absorb_norms(_absorb_activations(_segments(graph, axis_map)))
+    carriers = carriers_of(graph, axis_map)
+    joined = [replace(block, kind=_kind(block, axis_map, carriers)) for block in _join(segments, axis_map)]
+    whole = _wrap_layouts(joined, axis_map)
+    blocks = [_layer(block, axis_map, joins) for block in _pair_alternating(whole)]
+    runs = _runs(blocks, axis_map)
+    first = next((i for i, block in enumerate(blocks) if block.kind in MAIN_KINDS), 0)
+    stem = tuple(blocks[:first])
+    for index, block in enumerate(blocks):
+        if not block.skippable:
+            blocks[index], nested = _unnest(block, graph, axis_map, carriers)
+            runs += [(chain, True) for chain in nested]
+            runs = [([blocks[index] if b is block else b for b in run], headed) for run, headed in runs]
+            blocks += [b for chain in nested for b in chain]
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    blocks = sorted((block for block in blocks if block.nodes), key=lambda block: position[block.nodes[0].name])
+    runs.sort(key=lambda run: position[run[0][0].nodes[0].name])
+    return Regions(
+        blocks=tuple(blocks),
+        stages=tuple(
+            Stage(name=f"stage.{i}", blocks=tuple(run), headed=headed) for i, (run, headed) in enumerate(runs, start=1)
+        ),
+        stem=stem,
+        carriers=carriers,
+    )
+
+
+def _layer(block: Block, axis_map: AxisMap, joins: Sequence[tuple[str, str]]) -> Block:
+    same = (block.entry, block.exit) in joins and axis_map.axes[block.entry] == axis_map.axes[block.exit]
+    return replace(block, skippable=True, kind="Layer") if same and not block.skippable else block
+
+
+def _runs(blocks: Sequence[Block], axis_map: AxisMap) -> list[tuple[list[Block], bool]]:
+    """Runs of blocks of known kinds over the same axes, and whether a convolution right before makes these axes."""
+    runs: list[tuple[list[Block], bool]] = []
+    previous: Block | None = None
+    for block in blocks:
+        if block.kind in MAIN_KINDS:
+            same = previous is not None and axis_map.axes[previous.exit] == axis_map.axes[block.exit]
+            if runs and same and previous is runs[-1][0][-1]:
+                runs[-1][0].append(block)
+            else:
+                headed = previous is not None and same and axis_map.axes[previous.entry] != axis_map.axes[previous.exit]
+                runs.append(([block], headed))
+        previous = block
+    return runs
+
+
+def _unnest(
+    block: Block, graph: Graph, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
+) -> tuple[Block, list[list[Block]]]:
+    """A block without the chains of residual blocks inside it, and these."""
+    chains = []
+    for chain in find_residuals(graph, axis_map, block.nodes):
+        inner = [
+            Block(nodes=r.nodes, entry=r.entry, exit=r.exit, residual=True, skippable=True, nested=True) for r in chain
+        ]
+        named = _pair_alternating([replace(b, kind=_kind(b, axis_map, carriers)) for b in inner])
+        chains.append(named)
+    taken = {node.name for chain in chains for inner in chain for node in inner.nodes}
+    return replace(block, nodes=tuple(node for node in block.nodes if node.name not in taken)), chains
+
+
+def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
+    """Cut the data path wherever a single value is alive."""
+    data = graph.data_values()
+    pending = {
+        name: sum(1 for user in users if any(o in data for o in user.outputs))
+        for name, users in graph.consumers().items()
+    }
+    alive: set[str] = set(graph.inputs)
+    segments: list[Block] = []
+    nodes: list[Node] = []
+    entry = graph.inputs[0]
+    for node in graph.nodes:
+        if not any(output in data for output in node.outputs):
+            continue
+        nodes.append(node)
+        for name in dict.fromkeys(node.inputs):
+            if name in data:
+                pending[name] -= 1
+                if not pending[name]:
+                    alive.discard(name)
+        alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
+        if len(alive) == 1 and next(iter(alive)) in node.outputs:
+            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), axis_map))
+            entry, nodes = segments[-1].exit, []
+    if nodes:
+        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], axis_map))
+    return segments
+
+
+def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, axis_map: AxisMap) -> Block:
+    readers = sum(entry in node.inputs for node in nodes)
+    residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
+    same = axis_map.axes[entry] == axis_map.axes[exit_value]
+    return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
+
+
+def _absorb_activations(segments: list[Block]) -> list[Block]:
+    result: list[Block] = []
+    for segment in segments:
+        if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
+            last = result[-1]
+            result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def _absorb_norms(segments: list[Block]) -> list[Block]:
+    """Where every block is normalised after its sum (post-norm), the normalisation is part of the block."""
+
+    def follows(index: int) -> bool:
+        nodes = segments[index].nodes
+        return index > 0 and segments[index - 1].residual and len(nodes) == 1 and nodes[0].op in NORMS
+
+    after = [i for i in range(len(segments)) if follows(i)]
+    if 2 * len(after) <= sum(segment.residual for segment in segments):
+        return segments
+    result: list[Block] = []
+    for index, segment in enumerate(segments):
+        if index in after:
+            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
+        else:
+            result.append(segment)
+    return result
+
+
+def depthwise(node: Node, axis_map: AxisMap) -> bool:
+    """Whether a node is a convolution of each channel by itself."""
+    if node.op != "Conv" or node.int("group", 1) == 1:
+        return False
+    weight, x = axis_map.axes[node.inputs[1]], axis_map.axes[node.inputs[0]]
+    return weight[0] == x[1] and weight[1].size == 1
+
+
+def _pointwise(node: Node, axis_map: AxisMap) -> bool:
+    return node.op == "Conv" and all(axis.size == 1 for axis in axis_map.axes[node.inputs[1]][2:])
+
+
+def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[int]:
+    """Groups between a pointwise expansion and its projection, with a depthwise convolution inside."""
+    streams = {g for s in segments if s.residual for g in groups_of(axis_map.axes[s.exit])}
+    nodes = [node for segment in segments for node in segment.nodes if node.op == "Conv"]
+    inside = {g for n in nodes if depthwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]])}
+    producers = [n for n in nodes if not depthwise(n, axis_map)]
+    widened = {g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])}
+    return frozenset(inside - streams - widened)
+
+
+def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
+    expanded = _expanded_groups(segments, axis_map)
+    result: list[Block] = []
+    open_depthwise = False
+    for segment in segments:
+        first = segment.nodes[0]
+        continues = bool(result) and (
+            bool(groups_of(axis_map.axes[segment.entry]) & expanded)
+            or open_depthwise
+            or (first.op == "BatchNormalization" and not result[-1].skippable)
+        )
+        if continues:
+            last = result[-1]
+            result[-1] = Block(nodes=last.nodes + segment.nodes, entry=last.entry, exit=segment.exit)
+        else:
+            result.append(segment)
+        if segment.residual:
+            open_depthwise = False
+        elif any(depthwise(node, axis_map) for node in segment.nodes):
+            open_depthwise = True
+        elif first.op == "Conv":
+            open_depthwise = False
+    return result
+
+
+def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> str:
+    convolutions = [node for node in block.nodes if node.op == "Conv"]
+    if any(depthwise(node, axis_map) for node in convolutions):
+        return "MBConv" if inner_of(block, axis_map, carriers).hidden else "DepthwiseSeparable"
+    if not block.residual:
+        return "Plain"
+    if any(node.op == "MatMul" for node in block.nodes):
+        return "Attention"
+    if not convolutions:
+        return "FFN" if any(node.op == "Linear" for node in block.nodes) else "Residual"
+    if all(_pointwise(node, axis_map) for node in convolutions):
+        return "FFN"
+    return "Bottleneck" if _pointwise(convolutions[0], axis_map) else "BasicBlock"
+
+
+def _wrap_layouts(blocks: list[Block], axis_map: AxisMap) -> list[Block]:
+    """A block that can be skipped, together with the reshapes before and after it where they undo each other."""
+    result: list[Block] = []
+    index = 0
+    while index < len(blocks):
+        block = blocks[index]
+        index += 1
+        if not block.skippable:
+            result.append(block)
+            continue
+        before = _layout_run(result[::-1])
+        after = _layout_run(blocks[index:])
+        for left in range(1, before + 1):
+            entry = result[-left].entry
+            right = next((r for r in range(1, after + 1) if _same(axis_map, entry, blocks[index + r - 1].exit)), 0)
+            if right:
+                around = (*result[-left:], block, *blocks[index : index + right])
+                nodes = tuple(node for part in around for node in part.nodes)
+                block = replace(block, nodes=nodes, entry=entry, exit=around[-1].exit)
+                del result[-left:]
+                index += right
+                break
+        result.append(block)
+    return result
+
+
+def _layout_run(blocks: Sequence[Block]) -> int:
+    """How many of the first blocks only move elements."""
+    count = 0
+    while count < len(blocks) and all(node.op in LAYOUT for node in blocks[count].nodes):
+        count += 1
+    return count
+
+
+def _same(axis_map: AxisMap, a: str, b: str) -> bool:
+    return axis_map.axes[a] == axis_map.axes[b]
+
+
+def _pair_alternating(blocks: list[Block]) -> list[Block]:
+    """Attention and FFN in turn are one Transformer block each."""
+    result: list[Block] = []
+    for block in blocks:
+        if (
+            result
+            and result[-1].kind == "Attention"
+            and block.kind == "FFN"
+            and result[-1].skippable
+            and block.skippable
+        ):
+            last = result[-1]
+            merged = Block(
+                nodes=last.nodes + block.nodes,
+                entry=last.entry,
+                exit=block.exit,
+                residual=True,
+                skippable=True,
+                kind="Transformer",
+            )
+            result[-1] = merged
+        else:
+            result.append(block)
+    return result
+
+
+def carriers_of(graph: Graph, axis_map: AxisMap) -> dict[int, frozenset[str]]:
+    """Channel group -> the computed values that have it."""
+    found: dict[int, set[str]] = {}
+    for name in graph.data_values():
+        for group in groups_of(axis_map.axes[name]):
+            found.setdefault(group, set()).add(name)
+    return {group: frozenset(names) for group, names in found.items()}
+
+
+def inner_of(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> InnerGroups:
+    """What can be chosen inside a block."""
+    boundary = (*axis_map.axes[block.entry], *axis_map.axes[block.exit])
+    return inner_groups(block.nodes, boundary, axis_map, carriers)

@@ -1,0 +1,267 @@
+"""The elastic network: all SubNets in one module, weights shared, one active at a time."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from tailor_ir.axes import Axis, Sizes, spatial_in
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.spaces.structure import Structure
+from tailor_ir.spaces.variables import Choice
+from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Observed, Statistics, statistics_of
+from tailor_ir.subnets.cuts import is_labels
+from tailor_ir.subnets.lowering import Lowering
+from tailor_ir.subnets.plans import (
+    Call,
+    Cuts,
+    FixedValues,
+    Instruction,
+    Outline,
+    Plan,
+    Program,
+    Wiring,
+    can_keep,
+    remembered,
+    run,
+)
+
+PLANS_KEPT = 128
+OUTLINES_KEPT = 128
+
+
+def _keys(names: Iterable[str]) -> dict[str, str]:
+    """For each tensor a key that a torch module takes: without dots, and neither taken nor an attribute of modules."""
+    taken, keys = set(dir(nn.ParameterDict())), {}
+    for name in names:
+        key = name.replace(".", "/")
+        while key in taken:
+            key += "/"
+        taken.add(key)
+        keys[name] = key
+    return keys
+
+
+class Elastic(nn.Module):
+    """`activate(config)`, then call it with x of that config's resolution, (B, C, H, W).
+
+    Parameters live once, in `weights`; SubNets use views of them, so gradients of all SubNets add up there.
+    """
+
+    def __init__(self, structure: Structure, tensors: Tensors) -> None:
+        super().__init__()
+        graph, axis_map, space = structure.graph, structure.axes, structure.space
+        self.structure = structure
+        self.graph, self.axis_map, self.regions, self.space = graph, axis_map, structure.regions, space
+        keys = _keys((*graph.parameters, *graph.statistics, *graph.constants))
+        self.weights = nn.ParameterDict({keys[n]: nn.Parameter(tensors[n].clone()) for n in graph.parameters})
+        self.stored = nn.Module()
+        for name in (*graph.statistics, *graph.constants):
+            self.stored.register_buffer(keys[name], tensors[name].clone())
+        self.labels = frozenset(n for n in graph.constants if spatial_in(axis_map.axes[n]) and is_labels(tensors[n]))
+        self._observed = Observed()
+        self._norms = {
+            node.name: ElasticBatchNorm(node.inputs[3], node.inputs[4], node.float("epsilon", 1e-5), self._observed)
+            for node in graph.nodes
+            if node.op == "BatchNormalization"
+        }
+        self.batch_norms = nn.ModuleList(self._norms.values())
+        tables: tuple[tuple[Sequence[str], Mapping[str, torch.Tensor | None]], ...] = (
+            (graph.parameters, self.weights._parameters),
+            ((*graph.statistics, *graph.constants), self.stored._buffers),
+        )
+        self._places = {name: (table, keys[name]) for names, table in tables for name in names}
+        cuts: dict[tuple[tuple[Axis, ...], bool], Cuts] = {}
+        self._cuts: dict[str, Cuts] = {}
+        for name in self._places:
+            axes, labels = axis_map.axes[name], name in self.labels
+            self._cuts[name] = cuts.setdefault((axes, labels), Cuts(axes, labels=labels))
+        self._outlines: OrderedDict[bytes, Outline] = OrderedDict()
+        self._own: Statistics = {}
+        self._start(space.cardinalities - 1)
+
+    def _start(self, codes: np.ndarray) -> None:
+        """Forget all modules and plans, and make the active SubNet's."""
+        self._lowering = Lowering(self.graph, self.tensors(), self.axis_map)
+        self._wirings = {node.name: self._wire(node) for node in self.graph.nodes}
+        complete = self._make_outline(self.space.cardinalities - 1)
+        for call in (*complete.weight_calls, *complete.calls):
+            self._wirings[call.node.name] = self._wirings[call.node.name]._replace(call=call)
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._fixed: FixedValues | None = None
+        self._codes = codes
+        for others in (0 * codes, self.space.cardinalities // 2):  # most modules of later SubNets are made with these
+            self._plan_of(others)
+        self._plan = self._plan_of(codes)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Another device or element type: modules may hold tensors of their own."""
+        super()._apply(fn, recurse)
+        self._start(self._codes)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies share nothing with the original; plans are made again where they are needed."""
+        return self.__dict__ | {"_plans": OrderedDict(), "_fixed": None}
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module."""
+        self._fixed = None
+        return super().train(mode)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A parameter, statistic or constant by its name in the network."""
+        table, key = self._places[name]
+        tensor = table[key]
+        assert tensor is not None
+        return tensor
+
+    def tensors(self) -> Tensors:
+        """All stored tensors by name, detached."""
+        return {name: self.tensor(name).detach() for name in sorted(self.graph.initializers)}
+
+    @property
+    def version(self) -> Hashable:
+        """Another one after every change of a weight; None where changes cannot be seen."""
+        weights = [self.tensor(name) for name in (*self.graph.parameters, *self.graph.constants)]
+        if any(weight.is_inference() for weight in weights):
+            return None
+        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+
+    def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
+        """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
+        self._codes = self.space.row(config)
+        self._plan = self._plan_of(self._codes)
+        self._own = statistics or {}
+        self._fixed = None
+
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def _plan_of(self, codes: np.ndarray) -> Plan:
+        with torch.inference_mode(False):  # what plans hold is used where gradients are needed, too
+            return remembered(self._plans, codes.tobytes(), PLANS_KEPT, lambda: self._make_plan(codes))
+
+    def _make_plan(self, codes: np.ndarray) -> Plan:
+        selected = codes[list(self.space.selecting)].tobytes()
+        outline = remembered(self._outlines, selected, OUTLINES_KEPT, lambda: self._make_outline(codes))
+        sizes = self.space.sizes(codes)
+        cuts_of = [self._cuts[name] for name in outline.stored]
+        cuts = {of_axes: of_axes(sizes) for of_axes in set(cuts_of)}
+        return Plan(
+            outline,
+            tuple([cuts[of_axes] for of_axes in cuts_of]),
+            tuple([self._module(call.node, sizes) for call in outline.weight_calls]),
+            tuple([self._module(call.node, sizes) for call in outline.calls]),
+        )
+
+    def _module(self, node: Node, sizes: Sizes) -> nn.Module:
+        return self._norms[node.name] if node.name in self._norms else self._lowering.module(node, sizes)
+
+    def _wire(self, node: Node) -> Wiring:
+        data, operands = self._lowering.data, self._lowering.operands(node)
+        values = tuple(name for name in dict.fromkeys((*operands, *node.outputs)) if name in data)
+        stored = {name: None for name in operands if name in self._places}
+        return Wiring(Call(node, operands, node.outputs, ()), stored, values, node.outputs[0] in data)
+
+    def _make_outline(self, codes: np.ndarray) -> Outline:
+        nodes, outputs = self.structure.nodes(codes)
+        stored: dict[str, None] = {}
+        needed = {*outputs, *self.graph.inputs}
+        weight_calls: list[Call] = []
+        calls: list[Call] = []
+        wirings = self._wirings
+        for node in reversed(nodes):
+            wiring = wirings[node.name]
+            if wiring.call.node is not node:  # it reads another producer
+                wiring = self._wire(node)
+            call, own, data, depends_on_input = wiring
+            if own:
+                stored.update(own)
+            last = () if needed.issuperset(data) else tuple([name for name in data if name not in needed])
+            if last:
+                needed.update(last)
+            if last != call.released:
+                call = Call(call.node, call.operands, call.outputs, last)
+            (calls if depends_on_input else weight_calls).append(call)
+        return Outline(tuple(stored), tuple(reversed(weight_calls)), tuple(reversed(calls)), outputs)
+
+    def program(self, config: Mapping[str, Choice]) -> Program:
+        """All instructions of a SubNet. SubNets whose first instructions are equal compute equal values with them."""
+        plan = self._plan_of(self.space.row(config))
+        outline, cuts = plan.outline, dict(zip(plan.outline.stored, plan.cuts, strict=True))
+        weights = list(zip(outline.weight_calls, plan.weight_modules, strict=True))
+        waiting = {name: pair for pair in weights for name in pair[0].outputs}
+        instructions: list[Instruction] = []
+
+        def add(call: Call, module: nn.Module) -> None:
+            for name in call.operands:
+                if name in waiting:
+                    add(*waiting[name])
+            for name in call.outputs:
+                waiting.pop(name, None)
+            own = tuple([(name, cuts[name]) for name in dict.fromkeys(call.operands) if name in cuts])
+            instructions.append(Instruction(module, call.operands, call.outputs, own))
+
+        for call, module in zip(outline.calls, plan.modules, strict=True):
+            add(call, module)
+        for call, module in weights:  # the rest, which the network gives as they are
+            if call.outputs[0] in waiting:
+                add(call, module)
+        return Program(tuple(instructions), outline.outputs)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
+        values = self._fixed_values()
+        values[self.graph.inputs[0]] = x
+        run(self._plan.outline.calls, self._plan.modules, values)
+        outputs = tuple([values[name] for name in self._plan.outline.outputs])
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _fixed_values(self) -> dict[str, torch.Tensor]:
+        """Everything that does not depend on x: cut tensors, and what follows from them alone.
+
+        Without gradients it is kept until a tensor changes, or another SubNet is activated.
+        """
+        sources = [self.tensor(name) for name in self._plan.outline.stored]
+        if torch.is_grad_enabled() or not sources or not can_keep(sources):
+            return self._compute_fixed(sources)
+        if self._fixed is None or not self._fixed.holds(sources):
+            versions = [source._version for source in sources]
+            self._fixed = FixedValues(sources, versions, self._compute_fixed(sources))
+        return dict(self._fixed.values)
+
+    def _compute_fixed(self, sources: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        plan = self._plan
+        cut_sources = zip(plan.outline.stored, plan.cuts, sources, strict=True)
+        values = {name: source if cut is None else cut(source) for name, cut, source in cut_sources}
+        values.update(self._own)
+        run(plan.outline.weight_calls, plan.weight_modules, values)
+        return values
+
+    def stored_statistics(self) -> Statistics:
+        """The stored BatchNorm statistics, cut to the active SubNet."""
+        names = set(self.graph.statistics)
+        return {
+            name: (self.tensor(name) if cut is None else cut(self.tensor(name))).clone()
+            for name, cut in zip(self._plan.outline.stored, self._plan.cuts, strict=True)
+            if name in names
+        }
+
+    @torch.no_grad()
+    def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
+        """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""
+        was_training = self.training
+        self.eval()
+        self._observed.moments = {}
+        try:
+            for x in batches:
+                self(x)
+            return statistics_of(self._observed.moments.items())
+        finally:
+            self._observed.moments = None
+            self.train(was_training)

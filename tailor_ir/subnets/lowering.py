@@ -1,0 +1,184 @@
+"""From nodes to torch modules under one config: which module computes a node, and on which operands."""
+
+from collections.abc import Collection, Hashable, Sequence
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import nn
+
+from tailor_ir.axes import Axis, Sizes
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.ops import OPERATORS, Lowered, NodeShapes
+from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.subnets.cuts import Cut, make_resampler
+from tailor_ir.subnets.static_operators import convert_static
+
+HOME = (torch.device("cpu"), torch.float32)
+MODULES_KEPT = 64  # of each node
+# their modules follow channels and kernels; they compute at any resolution
+ANY_RESOLUTION = frozenset(("Conv", "ConvTranspose", "GroupNorm", "InstanceNormalization"))
+
+
+class Resampled(nn.Module):
+    """A look-up of weights by position whose result follows the resolution."""
+
+    def __init__(self, module: nn.Module, resample: Cut) -> None:
+        super().__init__()
+        self.module, self.resample = module, resample
+
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
+        return self.resample(self.module(*operands))
+
+
+class _WatchedShapes:
+    """`NodeShapes`, each computed when it is read."""
+
+    def __init__(self, node: Node, axis_map: AxisMap, sizes: Sizes) -> None:
+        self._axes = (
+            [axis_map.axes[name] if name else () for name in node.inputs],
+            [axis_map.axes[name] for name in node.outputs],
+        )
+        self._sizes = sizes
+
+    @cached_property
+    def full_inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(axis.size for axis in axes) for axes in self._axes[0])
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._sizes.shape(axes) for axes in self._axes[0])
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._sizes.shape(axes) for axes in self._axes[1])
+
+    @cached_property
+    def open_outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(-1 if axis.batched else self._sizes(axis) for axis in axes) for axes in self._axes[1])
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Which of them were read."""
+        return frozenset(vars(self))
+
+
+class _NodeModules:
+    """The modules of one node so far, by the sizes of those axes that its lowering has ever looked at.
+
+    `kind`: nodes of one kind and equal sizes of `axes` have equal modules.
+    """
+
+    def __init__(self, node: Node, graph: Graph, axis_map: AxisMap) -> None:
+        names = [name for name in (*node.inputs, *node.outputs) if name]
+        axes = [axis for name in names for axis in axis_map.axes[name]]
+        self._follows_positions = node.op not in ANY_RESOLUTION
+        self._inputs = self._elastic([axis for name in node.inputs if name for axis in axis_map.axes[name]])
+        self._outputs = self._elastic([axis for name in node.outputs for axis in axis_map.axes[name]])
+        self.axes = (*self._inputs, *self._outputs)
+        self.kind = (
+            node.op,
+            node.attributes,
+            tuple(name if name in graph.constants else bool(name) for name in node.inputs),
+            len(node.outputs),
+            tuple(len(axis_map.axes[name]) for name in names),
+            tuple((axis.size, bool(self._elastic([axis])), axis.batched) for axis in axes),
+        )
+        self.of_kind: dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]] = {}  # by sizes of `axes`
+        self.looked_at: tuple[Axis, ...] = ()
+        self.by_sizes: dict[tuple[int, ...], nn.Module] = {}
+
+    def _elastic(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(a for a in axes if (self._follows_positions or not a.spatial) and (a.groups or a.spatial))
+
+    def axes_of(self, read: frozenset[str]) -> tuple[Axis, ...]:
+        """The axes that the named shapes are made of."""
+        inputs = self._inputs if "inputs" in read else ()
+        return (*inputs, *self._outputs) if read & {"outputs", "open_outputs"} else inputs
+
+    def look(self, axes: Collection[Axis]) -> None:
+        """Tell modules apart by these axes, too."""
+        if not set(axes).issubset(self.looked_at):
+            self.looked_at = tuple({*self.looked_at, *axes})
+            self.by_sizes.clear()
+
+    def add(self, sizes: Sizes, module: nn.Module) -> None:
+        """Keep a module; the oldest makes room."""
+        if len(self.by_sizes) >= MODULES_KEPT:
+            self.by_sizes.pop(next(iter(self.by_sizes)))
+        self.by_sizes[tuple(map(sizes, self.looked_at))] = module
+
+
+class Lowering:
+    """Lowers nodes to modules. Modules are cached by the shapes that their lowering reads."""
+
+    def __init__(self, graph: Graph, tensors: Tensors, axis_map: AxisMap) -> None:
+        self.graph = graph
+        self.axis_map = axis_map
+        self.constants = {name: tensors[name].cpu() for name in graph.constants}
+        self.data = graph.data_values()
+        placed = [(t.device, t.dtype) for t in tensors.values() if t.is_floating_point()]
+        self._place = placed[0] if placed else HOME
+        self._modules: dict[str, _NodeModules] = {}
+        self._kinds: dict[Hashable, dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]]] = {}
+
+    def shapes(self, node: Node, sizes: Sizes) -> NodeShapes:
+        """Shapes of a node's operands and results."""
+        return self.axis_map.node_shapes(node, sizes)
+
+    def operands(self, node: Node) -> tuple[str, ...]:
+        """The values and tensors that a node's module is called with, in order."""
+        record = OPERATORS[node.op]
+        names = tuple(name for name in node.inputs[: record.operands] if name)
+        return names + self.graph.inputs if record.needs_batch and node.outputs[0] in self.data else names
+
+    def lower(self, node: Node, sizes: Sizes) -> Lowered:
+        """The module of a node and the names of its operands, in order."""
+        return Lowered(self.module(node, sizes), self.operands(node))
+
+    def module(self, node: Node, sizes: Sizes) -> nn.Module:
+        """The module of a node (its inputs may be renamed)."""
+        known = self._modules.get(node.name)
+        if known is None:
+            known = self._modules[node.name] = _NodeModules(node, self.graph, self.axis_map)
+            known.of_kind = self._kinds.setdefault(known.kind, known.of_kind)
+        module = known.by_sizes.get(tuple(map(sizes, known.looked_at)))
+        if module is None:
+            if node.op == "Gather" and node.outputs[0] not in self.data:
+                module = self._make_lookup(node, sizes, known)
+            else:
+                module, read = self._shared(node, sizes, known)
+                known.look(known.axes_of(read))
+            known.add(sizes, module)
+        return module
+
+    def _shared(self, node: Node, sizes: Sizes, known: _NodeModules) -> tuple[nn.Module, frozenset[str]]:
+        """The module of this and all equal nodes, and the shapes that its lowering has read."""
+        of_kind, key = known.of_kind, tuple(map(sizes, known.axes))
+        if key not in of_kind:
+            if len(of_kind) >= MODULES_KEPT:
+                of_kind.pop(next(iter(of_kind)))
+            of_kind[key] = self._make(node, sizes)
+        return of_kind[key]
+
+    def _make(self, node: Node, sizes: Sizes) -> tuple[nn.Module, frozenset[str]]:
+        record = OPERATORS[node.op]
+        shapes = _WatchedShapes(node, self.axis_map, sizes)
+        if record.lower is None:
+            module = convert_static(node, self.graph, self.constants).module
+        else:
+            module = record.lower(node, cast(NodeShapes, shapes), self.constants)
+        if self._place != HOME:
+            device, dtype = self._place
+            module = module.to(device=device, dtype=dtype)
+        return module, shapes.read
+
+    def _make_lookup(self, node: Node, sizes: Sizes, known: _NodeModules) -> nn.Module:
+        """Of weights by position: what is looked up follows the resolution."""
+        module, read = self._make(node, sizes)
+        axes = self.axis_map.axes[node.outputs[0]]
+        first = node.int("axis", 0) % len(self.axis_map.axes[node.inputs[0]])
+        new = range(first, first + self.constants[node.inputs[1]].dim())
+        resample = make_resampler(axes, sizes, new)
+        known.look({*known.axes_of(read), *(leaf for axis in axes for leaf in axis.leaves)})
+        return module if resample is None else Resampled(module, resample)

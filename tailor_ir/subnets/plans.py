@@ -1,0 +1,135 @@
+"""Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from tailor_ir.axes import Axis, Sizes
+from tailor_ir.graph import Node
+from tailor_ir.subnets.cuts import Cut, make_cut
+
+CUTS_KEPT = 64  # of tensors with the same axes
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Call(NamedTuple):
+    """A node: operands and results by name, and the values that nothing needs afterwards."""
+
+    node: Node
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class Wiring(NamedTuple):
+    """A call, the stored tensors among its operands, and its values that depend on the network's input."""
+
+    call: Call
+    stored: dict[str, None]
+    data: tuple[str, ...]
+    depends_on_input: bool
+
+
+class Outline(NamedTuple):
+    """What all SubNets with the same producers have in common.
+
+    `stored`: tensors that are needed. `weight_calls`: what follows from these alone.
+    """
+
+    stored: tuple[str, ...]
+    weight_calls: tuple[Call, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """The plan of one SubNet: the outline's calls with a module for each, on tensors with these cuts."""
+
+    outline: Outline
+    cuts: tuple[Cut | None, ...]
+    weight_modules: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
+
+
+class Instruction(NamedTuple):
+    """A call with its module, and the cuts of the stored tensors among its operands.
+
+    Equal instructions after equal ones compute equal values, whatever comes later.
+    """
+
+    module: nn.Module
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    cuts: tuple[tuple[str, Cut | None], ...]
+
+
+class Program(NamedTuple):
+    """All instructions of one SubNet; a weight that follows from others is computed just before it is first needed."""
+
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[str, ...]
+
+
+class Cuts:
+    """The cuts of all tensors with the same axes."""
+
+    def __init__(self, axes: tuple[Axis, ...], *, labels: bool) -> None:
+        self._axes, self._labels = axes, labels
+        # not by the axes' own sizes: 2 heads of 16 are as many channels as 4 of 8, and others
+        self._leaves = tuple(frozenset().union(*(axis.leaves for axis in axes)))
+        self._known: dict[tuple[int, ...], Cut | None] = {}
+
+    def __call__(self, sizes: Sizes) -> Cut | None:
+        key = tuple(map(sizes, self._leaves))
+        if key not in self._known:
+            if len(self._known) >= CUTS_KEPT:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = make_cut(self._axes, sizes, labels=self._labels)
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedValues:
+    """Values that follow from stored tensors alone, and the tensors' versions when they were computed."""
+
+    sources: Sequence[torch.Tensor]
+    versions: Sequence[int]
+    values: dict[str, torch.Tensor]
+
+    def holds(self, sources: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors are still the same and unchanged."""
+        same = all(a is b for a, b in zip(self.sources, sources, strict=True))
+        return same and all(t._version == v for t, v in zip(sources, self.versions, strict=True))
+
+
+def can_keep(sources: Sequence[torch.Tensor]) -> bool:
+    """Whether changes of the tensors can be seen, and what follows from them does not depend on the surroundings."""
+    device = sources[0].device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return not autocast and not any(source.is_inference() for source in sources)
+
+
+def run(calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, torch.Tensor]) -> None:
+    for (_, operands, outputs, released), module in zip(calls, modules, strict=True):
+        result = module(*[values[name] for name in operands])
+        if len(outputs) == 1:
+            values[outputs[0]] = result
+        else:
+            values.update(zip(outputs, result, strict=True))
+        for name in released:
+            del values[name]
+
+
+def remembered(known: OrderedDict[Key, Value], key: Key, limit: int, make: Callable[[], Value]) -> Value:
+    """The value of a key, made when it is new; the one not used for longest makes room."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > limit:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]

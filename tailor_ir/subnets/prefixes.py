@@ -1,0 +1,341 @@
+"""SubNets run together: instructions that several SubNets have in common, from the input on, are run once.
+
+The instructions of the SubNets form a tree of common prefixes. The tree is walked depth-first for each batch. Where SubNets
+part, the values that they still need are kept, as far as a limit allows; otherwise the values are computed again. An
+instruction is the same whether a SubNet runs alone or among others, so every output is the same to the last digit.
+Source: AdaptiveNet (MobiCom 2023) §5.2.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from tailor_ir.spaces.variables import Config
+from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Statistics, statistics_of
+from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.plans import Instruction
+
+Values = dict[str, torch.Tensor]
+Unit = tuple[Instruction, "_Given | None"]
+
+
+class _Given:
+    """Statistics of one norm; where they are equal, it is the same object."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self, tensors: Statistics) -> None:
+        self.tensors = tensors
+
+
+class _Subnet(NamedTuple):
+    """Instructions of one SubNet that are to be run, and the values that are asked for in the end."""
+
+    position: int
+    units: tuple[Unit, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _SharedInstruction:
+    """An instruction that SubNets share; `released`: values that no SubNet here needs afterwards."""
+
+    instruction: Instruction
+    given: _Given | None
+    released: tuple[str, ...]
+    moments: Moments | None = None
+
+
+class _Run(NamedTuple):
+    """Instructions that the same SubNets share, and the runs that follow; the run with most SubNets comes last.
+
+    `needed`: values before the first instruction. `ends`: SubNets that have no further one, with their outputs.
+    """
+
+    instructions: tuple[_SharedInstruction, ...]
+    runs: tuple["_Run", ...]
+    ends: tuple[tuple[int, tuple[str, ...]], ...]
+    needed: frozenset[str]
+    size: int
+
+
+def _grow(subnets: Sequence[_Subnet], start: int = 0) -> _Run:
+    """The tree of SubNets whose first `start` units are equal."""
+    units = subnets[0].units
+    stop = min(_common(units, other.units, start) for other in subnets)
+    following: dict[Unit, list[_Subnet]] = {}
+    for subnet in subnets:
+        if len(subnet.units) > stop:
+            following.setdefault(subnet.units[stop], []).append(subnet)
+    runs = tuple(sorted((_grow(some, stop) for some in following.values()), key=lambda run: run.size))
+    ends = tuple((subnet.position, subnet.outputs) for subnet in subnets if len(subnet.units) == stop)
+    needed = {name for run in runs for name in run.needed}.union(*(outputs for _, outputs in ends))
+    instructions = []
+    for instruction, given in reversed(units[start:stop]):
+        stored = {name for name, _ in instruction.cuts}
+        values = [name for name in dict.fromkeys((*instruction.operands, *instruction.outputs)) if name not in stored]
+        instructions.append(
+            _SharedInstruction(instruction, given, tuple([name for name in values if name not in needed]))
+        )
+        needed = needed.union(values).difference(instruction.outputs)
+    return _Run(tuple(reversed(instructions)), runs, ends, frozenset(needed), len(subnets))
+
+
+def _common(a: Sequence[Any], b: Sequence[Any], start: int = 0) -> int:
+    """Number of equal entries from the first on. Entries before `start` are known to be equal."""
+    stop = min(len(a), len(b))
+    return next((index for index in range(start, stop) if a[index] != b[index]), stop)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Values where SubNets part, and how many of these are still to come."""
+
+    values: Values
+    users: int
+
+
+class _Todo(NamedTuple):
+    """Runs to be done one after the other from values that are kept; or the last of them from `values` at hand."""
+
+    base: _Kept
+    path: tuple[_Run, ...]
+    values: Values | None
+
+
+class _Ledger:
+    """The bytes of all values that are kept; storage that several have counts once, the network's own never."""
+
+    def __init__(self, limit: float, others: Iterable[torch.Tensor]) -> None:
+        self.limit = limit
+        self.bytes = self.peak_bytes = 0
+        self._others = {tensor.untyped_storage().data_ptr() for tensor in others}
+        self._users: dict[int, int] = {}
+
+    def exchange(self, old: _Kept, new: _Kept) -> bool:
+        """Keep `new`, instead of `old` if that has no other user; whether this is within the limit."""
+        last = old.users == 1
+        if last:
+            self._change(old.values, -1)
+        self._change(new.values, 1)
+        if self.bytes > self.limit:
+            self._change(new.values, -1)
+            if last:
+                self._change(old.values, 1)
+            return False
+        old.users -= 1
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return True
+
+    def leave(self, kept: _Kept) -> None:
+        """One user less. Values without users are not kept any more."""
+        kept.users -= 1
+        if not kept.users:
+            self._change(kept.values, -1)
+
+    def _change(self, values: Values, users: int) -> None:
+        for storage in {id(s): s for s in (value.untyped_storage() for value in values.values())}.values():
+            place = storage.data_ptr()
+            if place in self._others:
+                continue
+            before = self._users.get(place, 0)
+            self._users[place] = before + users
+            if not before or not self._users[place]:
+                self.bytes += users * storage.nbytes()
+            if not self._users[place]:
+                del self._users[place]
+
+
+class Prefixes:
+    """Several SubNets of one resolution, run together.
+
+    kept_mib: what values for SubNets that come later may take up, beside what a single SubNet needs to run; in each of
+    several threads that run different ones at a time. Nothing of the network is written, nor its active SubNet changed.
+    """
+
+    def __init__(self, elastic: Elastic, configs: Sequence[Config], kept_mib: float = 1024) -> None:
+        self._elastic = elastic
+        self._programs = [elastic.program(config) for config in configs]
+        self._limit = kept_mib * 2**20
+        self._tree: _Run | None = None
+        self.peak_bytes = 0
+        """What was kept at most at once so far."""
+
+    @torch.no_grad()
+    def observe(self, batches: Iterable[torch.Tensor]) -> list[Statistics]:
+        """BatchNorm statistics of each SubNet, in order, as `SuperNet.recalibrate` takes them.
+
+        SubNets share the tensors that are equal. Without BatchNorm no batch is read.
+        """
+        subnets = []
+        for position, program in enumerate(self._programs):
+            norms = [
+                index for index, each in enumerate(program.instructions) if isinstance(each.module, ElasticBatchNorm)
+            ]
+            units = tuple([(each, None) for each in program.instructions[: norms[-1] + 1 if norms else 0]])
+            subnets.append(_Subnet(position, units, ()))
+        if not any(subnet.units for subnet in subnets):
+            return [{} for _ in subnets]
+        tree = _grow(subnets)
+        for number, x in enumerate(batches, start=1):
+            for _ in self._walk(tree, x, partial(self._observed, batch=number)):
+                pass
+        found: list[Statistics] = [{} for _ in subnets]
+        for position, moments in _paths(tree):
+            found[position] = statistics_of(moments)
+        return found
+
+    def activate(self, statistics: Sequence[Statistics] | None = None) -> None:
+        """Choose the BatchNorm statistics of each SubNet for the next calls; None: the stored ones."""
+        known: dict[Any, _Given] = {}
+        subnets = []
+        for position, (program, own) in enumerate(
+            zip(self._programs, statistics or [{}] * len(self._programs), strict=True)
+        ):
+            units = tuple([(each, _given(each, own, known)) for each in program.instructions])
+            subnets.append(_Subnet(position, units, program.outputs))
+        self._tree = _grow(subnets)
+
+    @torch.no_grad()
+    def __call__(self, x: torch.Tensor) -> Iterator[tuple[int, Any]]:
+        """Position and output of each SubNet for one batch, in the order in which they come."""
+        if self._tree is None:
+            self.activate()
+        assert self._tree is not None
+        for (position, names), values in self._walk(self._tree, x, self._evaluated):
+            outputs = tuple([values[name] for name in names])
+            yield position, outputs[0] if len(outputs) == 1 else outputs
+
+    def _walk(
+        self, tree: _Run, x: torch.Tensor, compute: Callable[[_SharedInstruction, Values], Any]
+    ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Values]]:
+        """Run the tree depth-first; each SubNet's end with the values there."""
+        ledger = _Ledger(self._limit, (x, *self._elastic.parameters(), *self._elastic.buffers()))
+        todo: list[_Todo] = [_Todo(_Kept({self._elastic.graph.inputs[0]: x}, 1), (tree,), None)]
+        while todo:
+            base, path, values = todo.pop()
+            for run in path if values is None else path[-1:]:
+                values = _only(run.needed, base.values if values is None else values)
+                for shared in run.instructions:
+                    _store(values, shared, compute(shared, values))
+            assert values is not None
+            for end in path[-1].ends:
+                yield end, values
+            todo += _after(path, base, values, ledger)
+            self.peak_bytes = max(self.peak_bytes, ledger.peak_bytes)
+
+    def _operands(self, instruction: Instruction, values: Values, given: Statistics) -> list[torch.Tensor]:
+        stored = {name: given[name] if name in given else self._cut(name, cut) for name, cut in instruction.cuts}
+        return [stored[name] if name in stored else values[name] for name in instruction.operands]
+
+    def _cut(self, name: str, cut: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
+        tensor = self._elastic.tensor(name)
+        return tensor if cut is None else cut(tensor)
+
+    def _evaluated(self, shared: _SharedInstruction, values: Values) -> Any:
+        instruction, given = shared.instruction, shared.given
+        operands = self._operands(instruction, values, given.tensors if given is not None else {})
+        module = instruction.module
+        return module.by_statistics(*operands) if isinstance(module, ElasticBatchNorm) else module(*operands)
+
+    def _observed(self, shared: _SharedInstruction, values: Values, batch: int) -> Any:
+        operands = self._operands(shared.instruction, values, {})
+        module = shared.instruction.module
+        if not isinstance(module, ElasticBatchNorm):
+            return module(*operands)
+        x, scale, bias, *_ = operands
+        if shared.moments is None:
+            shared.moments = module.start(scale)
+        if shared.moments.batches == batch:  # computed again
+            return module.by_batch(x, scale, bias)
+        return module.observe(x, scale, bias, shared.moments)
+
+
+def _after(path: tuple[_Run, ...], base: _Kept, values: Values, ledger: _Ledger) -> list[_Todo]:
+    """Tasks after some runs from `base` that gave `values`. The last task is done first."""
+    runs = path[-1].runs
+    if not runs:
+        ledger.leave(base)
+        return []
+    kept = _Kept(_only({name for run in runs for name in run.needed}, values), len(runs))
+    if ledger.exchange(base, kept):
+        return [_Todo(kept, (run,), None) for run in reversed(runs)]
+    base.users += len(runs) - 1
+    again = [_Todo(base, (*path, run), None) for run in reversed(runs[1:])]
+    return [*again, _Todo(base, (*path, runs[0]), values)]
+
+
+def _only(names: Iterable[str], values: Values) -> Values:
+    return {name: values[name] for name in names}
+
+
+def _store(values: Values, shared: _SharedInstruction, result: Any) -> None:
+    outputs = shared.instruction.outputs
+    if len(outputs) == 1:
+        values[outputs[0]] = result
+    else:
+        values.update(zip(outputs, result, strict=True))
+    for name in shared.released:
+        del values[name]
+
+
+def _given(instruction: Instruction, statistics: Statistics, known: dict[Any, _Given]) -> _Given | None:
+    """The statistics of a norm among those of a SubNet."""
+    module = instruction.module
+    if not isinstance(module, ElasticBatchNorm) or module.mean_name not in statistics:
+        return None
+    own = {name: statistics[name] for name in (module.mean_name, module.variance_name)}
+    same = (module, *(id(tensor) for tensor in own.values()))
+    if same not in known:
+        content = (module, *(tensor.cpu().view(torch.uint8).numpy().tobytes() for tensor in own.values()))
+        known[same] = known.setdefault(content, _Given(own))
+    return known[same]
+
+
+def _paths(tree: _Run) -> Iterator[tuple[int, list[tuple[ElasticBatchNorm, Moments]]]]:
+    """Position of each SubNet, with what its norms have observed, in order."""
+    todo: list[tuple[_Run, list[tuple[ElasticBatchNorm, Moments]]]] = [(tree, [])]
+    while todo:
+        run, before = todo.pop()
+        own = [
+            (shared.instruction.module, shared.moments)
+            for shared in run.instructions
+            if isinstance(shared.instruction.module, ElasticBatchNorm) and shared.moments is not None
+        ]
+        found = before + own
+        yield from ((position, found) for position, _ in run.ends)
+        todo.extend((each, found) for each in run.runs)
+
+
+def groups(elastic: Elastic, configs: Sequence[Config], most: int) -> list[list[int]]:
+    """Positions of SubNets, in groups to be run together: at most `most` that have much in common.
+
+    SubNets of one group have the same resolution and at least their first instruction in common. Long rows of similar SubNets
+    are parted where neighbours share least.
+    """
+    numbers: dict[Any, int] = {}
+    rows: list[tuple[tuple[int, ...], int]] = []
+    codes = elastic.space.encode(configs)
+    for position in sorted(range(len(configs)), key=lambda index: codes[index].tolist()):
+        resolution = numbers.setdefault(elastic.space.spatial(codes[position]), len(numbers))
+        instructions = elastic.program(configs[position]).instructions
+        rows.append(((resolution, *(numbers.setdefault(each, len(numbers)) for each in instructions)), position))
+    rows.sort()
+    common = [_common(before[0], row[0]) for before, row in pairwise(rows)]
+    found, todo = [], [(0, len(rows))]
+    while todo:
+        first, stop = todo.pop()
+        if stop - first < 1:
+            continue
+        size = stop - first
+        inner = range(first + 1, stop) if size <= most else range(first + max(1, size // 4), stop - size // 4)
+        weakest = min(inner, key=lambda index: common[index - 1], default=stop)
+        if size <= most and (weakest == stop or common[weakest - 1] > 1):
+            found.append([position for _, position in rows[first:stop]])
+        else:
+            todo += [(weakest, stop), (first, weakest)]
+    return found

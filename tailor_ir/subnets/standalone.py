@@ -1,0 +1,134 @@
+"""Stand-alone networks: a torch.fx module of ordinary layers that own a copy of one SubNet's weights."""
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from keyword import iskeyword
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from tailor_ir.graph import Node
+from tailor_ir.ops import OPERATORS
+from tailor_ir.spaces.structure import Subnet
+from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.cuts import make_cut
+from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.lowering import Lowering
+
+MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "training"}
+"""Names that a layer cannot have in a module."""
+
+
+class SubnetTensors:
+    """Everything that a SubNet computes from stored tensors alone, as copies: its weights, and what follows from them."""
+
+    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
+        self.elastic, self.subnet, self.statistics = elastic, subnet, statistics or {}
+        self.lowering = Lowering(elastic.graph, elastic.tensors(), elastic.axis_map)
+        self.computed = {o: n for n in subnet.nodes for o in n.outputs if o not in self.lowering.data}
+        self._known: dict[str, torch.Tensor] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a value does not depend on the network's input."""
+        return name in self.computed or name in self.elastic.graph.initializers
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """The value (a copy) under the SubNet's config."""
+        if name in self.computed:
+            return self._evaluated(name).clone()
+        if name in self.statistics:
+            return self.statistics[name].detach().clone()
+        tensor = self.elastic.tensor(name).detach()
+        cut = make_cut(self.elastic.axis_map.axes[name], self.subnet.sizes, labels=name in self.elastic.labels)
+        return (tensor if cut is None else cut(tensor)).clone()
+
+    @torch.no_grad()
+    def _evaluated(self, name: str) -> torch.Tensor:
+        if name not in self._known:
+            node = self.computed[name]
+            lowered = self.lowering.lower(node, self.subnet.sizes)
+            result = lowered.module(*(self(operand) for operand in lowered.inputs))
+            values = (result,) if len(node.outputs) == 1 else result
+            self._known.update(zip(node.outputs, values, strict=True))
+        return self._known[name]
+
+
+class _Builder:
+    """Assembles the fx graph node by node."""
+
+    def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
+        self.elastic, self.subnet = elastic, subnet
+        self.tensors = SubnetTensors(elastic, subnet, statistics)
+        self.lowering = self.tensors.lowering
+        self.root = nn.Module()
+        self.graph = fx.Graph()
+        self.values: dict[str, fx.Node] = {}
+        self.names: set[str] = set()
+
+    def build(self) -> fx.GraphModule:
+        network = self.elastic.graph
+        self.values[network.inputs[0]] = self.graph.placeholder("input")
+        for node in self.subnet.nodes:
+            if not self.tensors.has(node.outputs[0]):
+                self._add(node)
+        outputs = tuple(self.values[name] for name in self.subnet.outputs)
+        self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
+        return fx.GraphModule(self.root, self.graph, "SubNet")
+
+    def _name(self, wanted: str) -> str:
+        """A free name made of ASCII letters, digits and "_": torch.fx writes it into source text."""
+        base = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_") or "node"
+        if base[0].isdigit() or iskeyword(base) or base in MODULE_ATTRIBUTES:
+            base = f"n_{base}"
+        name, count = base, 1
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self.names.add(name)
+        return name
+
+    def _add(self, node: Node) -> None:
+        record = OPERATORS[node.op]
+        if record.layer is not None and all(self.tensors.has(name) for name in node.inputs[1:] if name):
+            shapes = self.lowering.shapes(node, self.subnet.sizes)
+            module = record.layer(node, shapes, [self.tensors(name) for name in node.inputs[1:] if name])
+            operands: Sequence[str] = node.inputs[:1]
+        else:
+            lowered = self.lowering.lower(node, self.subnet.sizes)
+            module, operands = copy.deepcopy(lowered.module), lowered.inputs  # equal nodes share theirs
+        name = self._name(node.name)
+        self.root.add_module(name, module)
+        result = self._variable("call_module", name, *(self._operand(o) for o in operands))
+        if len(node.outputs) == 1:
+            self.values[node.outputs[0]] = result
+            return
+        for index, output in enumerate(node.outputs):
+            self.values[output] = self._variable("call_function", _item, result, index)
+
+    def _operand(self, name: str) -> fx.Node:
+        if name not in self.values:
+            attribute = self._name(name)
+            tensor = self.tensors(name)
+            if tensor.is_floating_point() and name not in self.elastic.graph.constants:
+                self.root.register_parameter(attribute, nn.Parameter(tensor))
+            else:
+                self.root.register_buffer(attribute, tensor)
+            self.values[name] = self._variable("get_attr", attribute)
+        return self.values[name]
+
+    def _variable(self, kind: str, target: str | Callable[..., Any], *operands: fx.Node | int) -> fx.Node:
+        """A node of the fx graph; in source text its variable has a name of ours, not one like "self"."""
+        return self.graph.create_node(kind, target, operands, name=f"value_{len(self.graph.nodes)}")
+
+
+def _item(values: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+    return values[index]
+
+
+def build(elastic: Elastic, codes: np.ndarray, statistics: Statistics | None) -> nn.Module:
+    """The stand-alone network of one SubNet, in eval mode."""
+    subnet = elastic.structure.subnet(codes)
+    return _Builder(elastic, subnet, statistics).build().eval()

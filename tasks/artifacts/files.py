@@ -1,0 +1,35 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: temporary neighbour, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half a file would fill a full disk for good
+        raise
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON value as it is stored."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    write_bytes(path, json_bytes(value))
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON."""
+    return json.loads(path.read_text(encoding="utf-8"))

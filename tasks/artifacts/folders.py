@@ -1,0 +1,137 @@
+"""Folders of stages, named by digest, whole or absent, so that a killed run can go on.
+
+A stage works in `<store>/<stage>/<key>.partial/`; `publish` records the digests of its files and renames it to
+`<store>/<stage>/<key>/`. A folder whose files are no longer as they were recorded is set aside and worked again.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.artifacts.aside import WORKED_IN, set_aside
+from tasks.artifacts.digests import damage, record
+from tasks.artifacts.files import read_json, write_bytes, write_json
+from tasks.artifacts.lines import damaged_lines, write_whole_lines
+from tasks.errors import UserError
+
+RESULT_FILE = "result.json"
+MADE_FROM_FILE = "made_from.json"
+LINES = "*.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StageFolder:
+    """The output folder of one stage under one key. `anew`: a complete folder is worked again and then replaced."""
+
+    final: Path
+    anew: bool = False
+    mended: tuple[str, ...] = ()
+    """A line for everything damaged that was set aside when the folder was opened."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether an earlier run has published this folder, and that is good enough."""
+        return not self.anew and (self.final / RESULT_FILE).exists()
+
+    @property
+    def path(self) -> Path:
+        """Where to read (complete) or to work (not yet)."""
+        return self.final if self.complete else self.partial
+
+    @property
+    def partial(self) -> Path:
+        """Where to work."""
+        return self.final.with_name(self.final.name + WORKED_IN)
+
+    def publish(self, result: dict[str, Any], made_from: "MadeFrom | None" = None) -> Path:
+        """Write result.json and the digests of all files, and rename the partial folder to its final name."""
+        partial = self.path
+        write_json(partial / RESULT_FILE, result)
+        if made_from:
+            write_bytes(partial / MADE_FROM_FILE, (made_from.model_dump_json(indent=1) + "\n").encode())
+        record(partial)
+        replaced = self.final.with_name(self.final.name + ".old")
+        if self.final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            self.final.rename(replaced)
+        partial.rename(self.final)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return self.final
+
+    def result(self) -> dict[str, Any]:
+        """What the stage returned when it was published."""
+        result: dict[str, Any] = read_json(self.final / RESULT_FILE)
+        return result
+
+
+class MadeFrom(BaseModel):
+    """What a folder was made from, besides its inputs: told when another one is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: dict[str, Any]
+    code: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """As the folder says it; None where it says nothing that can be read."""
+        try:
+            return cls.model_validate_json((folder / MADE_FROM_FILE).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+
+def _mend(folder: StageFolder) -> Iterator[str]:
+    """Set aside what is damaged of a folder, published or worked in; a line for each."""
+    if folder.final.exists() and not folder.anew and (what := damage(folder.final)):
+        place = set_aside(folder.final, folder.final)
+        yield f"stored files are damaged ({what}): set aside as '{place}' and made again"
+    for file in sorted(folder.partial.rglob(LINES)) if not folder.complete else ():
+        if said := mend_lines(file, folder.partial):
+            yield said
+
+
+def mend_lines(file: Path, folder: Path) -> str | None:
+    """Set aside a file of lines that has damaged ones, and keep the others; what was done, None where nothing was."""
+    if not (count := damaged_lines(file)):
+        return None
+    place = set_aside(file, folder)
+    write_whole_lines(place, file)
+    return f"{count} lines of {file.name} are damaged: set aside as '{place}', the others are used"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The root folder that holds all stage folders."""
+
+    root: Path
+
+    def folder(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
+        """The folder of `stage` under `key` as it is: nothing is checked, mended or made."""
+        return StageFolder(self.root / stage / key, anew)
+
+    def finished(self, stage: str) -> list[Path]:
+        """Complete folders of `stage` under any key, the latest first."""
+        found = [file.parent for file in (self.root / stage).glob(f"*/{RESULT_FILE}") if not file.parent.suffix]
+        return sorted(found, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+
+    def open_stage(self, stage: str, key: str, *, anew: bool = False) -> StageFolder:
+        """The folder of `stage` under `key`, checked; made when absent. UserError when the root cannot be written."""
+        final = self.root / stage / key
+        try:
+            folder = StageFolder(final, anew, tuple(_mend(StageFolder(final, anew))))
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder.path, os.W_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise UserError(
+                f"output folder '{self.root}'",
+                f"cannot be written ({error.strerror})",
+                next_step="choose another with output_dir=PATH",
+            ) from error
+        return folder

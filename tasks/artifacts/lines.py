@@ -1,0 +1,102 @@
+"""Files of JSON lines that grow while a stage works, each line with a checksum of its own.
+
+`crc32` is the last member of each line: that of the line without it. A line that was damaged is so told from one that is whole,
+also where it is still JSON.
+"""
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tasks.artifacts.files import write_bytes
+from tasks.errors import UserError
+
+CHECK = ', "crc32": "'
+CHECKED = len(CHECK) + 8 + len('"}')
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def line_of(value: Mapping[str, Any]) -> str:
+    """A JSON object, not empty, as a line with its checksum and its end."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return f'{text[:-1]}{CHECK}{_checksum(text)}"}}\n'
+
+
+def _value(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None when it is damaged."""
+    try:
+        text = line.decode()
+        inner, check = text[:-CHECKED] + "}", text[-CHECKED:]
+        if check != f'{CHECK}{_checksum(inner)}"}}':
+            return None
+        value: dict[str, Any] = json.loads(inner)
+    except ValueError:  # also of decoding
+        return None
+    return value
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Append one JSON line, as `append_lines`."""
+    append_lines(path, [value])
+
+
+def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """Append JSON lines and flush them to disk; a torn last line (killed while writing) is cut off first.
+
+    Threads and processes may append to one file.
+    """
+    if not values:
+        return
+    with path.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed
+        _cut_torn_line(stream)
+        stream.write("".join(map(line_of, values)).encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _cut_torn_line(stream: BinaryIO) -> None:
+    if not stream.seek(0, os.SEEK_END):
+        return
+    stream.seek(-1, os.SEEK_END)
+    if stream.read(1) != b"\n":
+        stream.seek(0)
+        stream.truncate(stream.read().rfind(b"\n") + 1)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Lines with an end: a torn last one (killed while writing) is left out."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def read_lines(path: Path) -> list[Any]:
+    """JSON lines of a file that may be absent. UserError names a damaged line."""
+    lines = _lines(path)
+    found = [_value(line) for line in lines]
+    if None in found:
+        number = found.index(None) + 1
+        raise UserError(f"'{path}'", f"line {number} of {len(lines)} is damaged", next_step="remove the file's folder")
+    return found
+
+
+def whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of a file's content that are not damaged."""
+    return (value for line in content.splitlines() if (value := _value(line)) is not None)
+
+
+def damaged_lines(path: Path) -> int:
+    """How many lines are damaged."""
+    return sum(_value(line) is None for line in _lines(path))
+
+
+def write_whole_lines(source: Path, path: Path) -> None:
+    """A file of the lines of `source` that are not damaged, as they are."""
+    kept = (line + b"\n" for line in _lines(source) if _value(line) is not None)
+    write_bytes(path, b"".join(kept))

@@ -1,0 +1,100 @@
+"""The data that a SuperNet was made for, beside it: whether other data are of the same classes, size and scale."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.artifacts import write_bytes
+from tasks.data.dataset import Dataset
+from tasks.data.source import first_of
+from tasks.errors import UserError
+
+DATA_FILE = "data.json"
+
+
+class DataDescription(BaseModel):
+    """Everything about images and labels that a trained network depends on. `mean` and `deviation`: by channel.
+
+    crop, interpolation: how images come to `resolution` (`tasks.data.source.Scaling`); None where an earlier version wrote it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = 1
+    title: str
+    class_names: tuple[str, ...]
+    channels: int
+    resolution: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    crop: str | None = None
+    interpolation: str | None = None
+
+    def told(self) -> dict[str, str]:
+        """What has to be equal, each in words."""
+        return {
+            "classes": f"{len(self.class_names)} classes ({first_of(self.class_names)})",
+            "channels": f"channels {self.channels}",
+            "resolution": f"resolution {self.resolution}",
+            "mean": f"mean {list(self.mean)}",
+            "deviation": f"deviation {list(self.deviation)}",
+        }
+
+    def differing(self, other: "DataDescription") -> list[str]:
+        """Names of what is not equal."""
+        pairs = {
+            "classes": (self.class_names, other.class_names),
+            "channels": (self.channels, other.channels),
+            "resolution": (self.resolution, other.resolution),
+            "mean": (self.mean, other.mean),
+            "deviation": (self.deviation, other.deviation),
+        }
+        return [name for name, (own, others) in pairs.items() if own != others]
+
+
+def describe(dataset: Dataset) -> DataDescription:
+    """What a network that learns these images depends on."""
+    settings = dataset.settings
+    return DataDescription(
+        title=settings.title,
+        class_names=dataset.class_names,
+        channels=dataset.channels,
+        resolution=settings.resolution,
+        mean=settings.per_channel(settings.mean),
+        deviation=settings.per_channel(settings.deviation),
+        crop=dataset.scaling.crop,
+        interpolation=dataset.scaling.interpolation,
+    )
+
+
+def remember(dataset: Dataset, supernet: Path) -> None:
+    """Write the description into a SuperNet's folder."""
+    write_bytes(supernet / DATA_FILE, (describe(dataset).model_dump_json(indent=1) + "\n").encode())
+
+
+def remembered(supernet: Path) -> DataDescription | None:
+    """The data that the SuperNet of a folder was made for; None where nobody wrote it. UserError for a damaged file."""
+    file = supernet / DATA_FILE
+    if not file.exists():
+        return None
+    try:
+        return DataDescription.model_validate_json(file.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise UserError(
+            f"supernet '{supernet}'", f"its {DATA_FILE} cannot be read", next_step="copy the SuperNet anew"
+        ) from error
+
+
+def check_same(dataset: Dataset, supernet: Path) -> None:
+    """UserError for data of other classes, size or scale than the SuperNet of a folder was made for, where that is known."""
+    known, given = remembered(supernet), describe(dataset)
+    differing = [] if known is None else known.differing(given)
+    if known is not None and differing:
+        own, others = known.told(), given.told()
+        raise UserError(
+            f"data '{given.title}'",
+            ", ".join(others[name] for name in differing),
+            allowed=f"{', '.join(own[name] for name in differing)}, as the SuperNet in '{supernet}' was made for",
+            next_step="give the data options of the run that made it",
+        )

@@ -1,0 +1,1 @@
+"""Accuracies of SubNets, each with BatchNorm statistics of its own."""

@@ -1,0 +1,354 @@
+"""Accuracy of SubNets, each with its own BatchNorm statistics, taken from training images, never shared."""
+
+import base64
+import copy
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from tailor_ir import Config, Statistics
+from tailor_ir.subnets.prefixes import Prefixes, groups
+from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
+from tasks.data import Batch, Dataset
+from tasks.data.images import resize
+from tasks.evaluation.statistics import KnownStatistics
+from tasks.progress import Progress
+
+Size = tuple[int, int]
+Item = TypeVar("Item")
+CALIBRATION_SEED = 0
+MOST_TOGETHER = 32
+"""SubNets that are evaluated together, and so that a killed run loses at most; more would share little more."""
+UPDATE_SECONDS = 1.0
+
+
+class Accuracy(NamedTuple):
+    """Correctly classified images of all, and their mean cross-entropy loss; `hits`: which they were, bits in base64."""
+
+    correct: int
+    total: int
+    loss: float
+    hits: str = ""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "Accuracy":
+        """From a line of a file that has these fields and others."""
+        return cls(**{name: line[name] for name in cls._fields})
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each image was classified correctly (total,), from `hits`."""
+        bits = np.frombuffer(base64.b64decode(self.hits), np.uint8)
+        assert len(bits) == math.ceil(self.total / 8)
+        return np.unpackbits(bits, count=self.total).astype(bool)
+
+    @property
+    def share(self) -> float:
+        """Top-1 accuracy in [0, 1]."""
+        return self.correct / self.total
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Resized images while there is room for them."""
+
+    left_bytes: float
+    batches: dict[tuple[Dataset, bool, Size, int], list[Batch]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class EvaluationCounts(TypedDict):
+    """Numbers of images for accuracies and for BatchNorm statistics, in batches of `batch_size`, on one device of torch."""
+
+    images: int
+    recalibration_images: int
+    batch_size: int
+    device: str
+
+
+class EvaluationData:
+    """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
+
+    At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
+    read or resized anew each time. BatchNorm statistics are kept, too: `known`.
+    features_mib: what may be kept of the features that SubNets share while they are evaluated together.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        train: Dataset,
+        *,
+        recalibration_images: int = 512,
+        batch_size: int = 128,
+        limit: int | None = None,
+        cache_mib: float = 1024,
+        features_mib: float = 1024,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cpu")
+        self.features_mib = features_mib
+        self.known = KnownStatistics()
+        self._dataset, self._train = dataset, train
+        self._batch_size = min(batch_size, recalibration_images, len(train))
+        self._limit, self._recalibration_images = limit, recalibration_images
+        self._cache = _Cache(cache_mib * 2**20)
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is evaluated on."""
+        return self._dataset
+
+    @property
+    def counts(self) -> EvaluationCounts:
+        """The numbers of images and their batches."""
+        return {
+            "images": self._count(False),
+            "recalibration_images": self._count(True),
+            "batch_size": self._batch_size,
+            "device": self.device.type,
+        }
+
+    def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
+        """Other images to evaluate on, with the same training images and what was taken from them. limited: as many as here."""
+        other = copy.copy(self)
+        other._dataset = dataset
+        other._limit = self._limit if limited else None
+        return other
+
+    def batches(self, size: Size) -> Iterable[Batch]:
+        """Images to evaluate on at (height, width), with their labels."""
+        return self._resized(False, size)
+
+    def calibration(self, size: Size) -> Iterable[torch.Tensor]:
+        """Training images at (height, width): shuffled once and for all, not augmented."""
+        return (x_BCHW for x_BCHW, _ in self._resized(True, size))
+
+    def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        with self._cache.lock:
+            return self._cached(calibration, size)
+
+    def _cached(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        dataset = self._train if calibration else self._dataset
+        count = self._count(calibration)
+        key = (dataset, calibration, size, count)
+        if key not in self._cache.batches:
+            needed_bytes = count * dataset.channels * size[0] * size[1] * 4
+            if needed_bytes > self._cache.left_bytes:
+                return self._read(calibration, size)
+            self._cache.left_bytes -= needed_bytes
+            self._cache.batches[key] = list(self._read(calibration, size))
+        return self._cache.batches[key]
+
+    def _count(self, calibration: bool) -> int:
+        if calibration:
+            return min(len(self._train), self._recalibration_images)
+        return min(len(self._dataset), self._limit or len(self._dataset))
+
+    def _read(self, calibration: bool, size: Size) -> Iterable[Batch]:
+        base = (self._dataset.settings.resolution,) * 2
+        if size != base:
+            yield from ((resize(x, size), y) for x, y in self._resized(calibration, base))
+            return
+        left = self._count(calibration)
+        if calibration:
+            source = self._train.batches(self._batch_size, seed=CALIBRATION_SEED, augment=False)
+        else:
+            source = self._dataset.batches(self._batch_size)
+        for x_BCHW, y_B in source:
+            yield x_BCHW[:left].to(self.device), y_B[:left].to(self.device)
+            left -= len(y_B)
+            if left <= 0:
+                return
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted of one network, batch by batch."""
+
+    loss: float = 0.0
+    right: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, logits_BK: torch.Tensor, y_B: torch.Tensor) -> None:
+        self.right.append((logits_BK.argmax(1) == y_B).cpu())
+        self.loss += float(functional.cross_entropy(logits_BK, y_B, reduction="sum"))
+
+    def accuracy(self) -> Accuracy:
+        right = torch.cat(self.right).numpy()
+        hits = base64.b64encode(np.packbits(right).tobytes()).decode()
+        return Accuracy(int(right.sum()), len(right), self.loss / len(right), hits)
+
+
+@torch.no_grad()
+def count_correct(forward: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Batch]) -> Accuracy:
+    """Top-1 accuracy and loss of `forward` (x_BCHW -> logits_BK)."""
+    tally = _Tally()
+    for x_BCHW, y_B in batches:
+        tally.add(forward(x_BCHW), y_B)
+    return tally.accuracy()
+
+
+def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
+    """BatchNorm statistics of one SubNet, from the training images, unless they are known; for evaluation and export."""
+    digest = net.space.digest(config)
+    statistics = data.known.get(net.elastic, digest)
+    if statistics is None:
+        statistics = net.recalibrate(config, data.calibration(_size(net, config)))
+        data.known.put(net.elastic, digest, statistics)
+    return statistics
+
+
+def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
+    """Top-1 accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
+    net.elastic.activate(config, statistics_of(net, config, data))
+    net.elastic.eval()
+    return count_correct(net.elastic, data.batches(_size(net, config)))
+
+
+def _size(net: Any, config: Config) -> Size:
+    height, width = net.input_shape(config)[-2:]
+    return height, width
+
+
+def accuracy_lines(
+    store: SubNetStore, supernet: Path, split: str, data: EvaluationData, own: Path, progress: Progress
+) -> SubNetLines:
+    """Accuracies of SubNets of the SuperNet in a folder on a split: a stage's own lines, and those in the store."""
+    key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts}
+    return SubNetLines(own, "digest", store.open(key, progress))
+
+
+def known_accuracies(file: Path) -> dict[str, Accuracy]:
+    """What `accuracies` has written, by the SubNet's digest."""
+    return {line["digest"]: Accuracy.of(line) for line in read_lines(file)}
+
+
+def accuracies(
+    net: Any,
+    configs: Sequence[Config],
+    data: EvaluationData,
+    file: Path | SubNetLines,
+    progress: Progress,
+    name: str = "accuracy",
+    known: dict[str, Accuracy] | None = None,
+) -> list[Accuracy]:
+    """Accuracy of each SubNet, in order, as `accuracy` gives it. Each is written to `file`; a second call goes on.
+
+    known: what the file has, by digest, where the caller keeps that; new ones are added.
+
+    SubNets that have their first steps in common are evaluated together (`tailor_ir.subnets.prefixes`), a group at a time
+    and all of it on each batch. On a CPU groups are evaluated side by side, one thread each: small networks gain nothing from
+    several threads.
+    """
+    lines = file if isinstance(file, SubNetLines) else SubNetLines(file, "digest")
+    digests = [net.space.digest(config) for config in configs]
+    known = {line["digest"]: Accuracy.of(line) for line in lines.read(digests)} if known is None else known
+    missing = {digest: config for digest, config in zip(digests, configs, strict=True) if digest not in known}
+    with (
+        progress.bar(name, len(set(digests)), len(set(digests)) - len(missing)) as bar,
+        _pool(data.device, len(missing)) as (pool, workers),
+    ):
+        work = _Work(net, data, data.features_mib / workers)
+        pieces = _pieces(net, missing, workers)
+        waiting = {pool.submit(work.evaluate, [missing[digest] for digest in piece]): piece for piece in pieces}
+        try:
+            while waiting:
+                for future in wait(waiting, UPDATE_SECONDS, FIRST_COMPLETED).done:
+                    for digest, found in zip(waiting.pop(future), future.result(), strict=True):
+                        known[digest] = found
+                        lines.append({"digest": digest, "config": missing[digest], **found._asdict()})
+                        bar.advance()
+                bar.advance(0)  # ends the work where the run was interrupted
+                bar.note(f"{work.batches} batches")
+        except BaseException:
+            work.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [known[digest] for digest in digests]
+
+
+def _pieces(net: Any, configs: dict[str, Config], workers: int) -> list[list[str]]:
+    """Digests of SubNets to evaluate together, those with most work first."""
+    digests = list(configs)
+    most = min(MOST_TOGETHER, math.ceil(len(digests) / workers))
+    pieces = [[digests[position] for position in group] for group in groups(net.elastic, list(configs.values()), most)]
+    return sorted(pieces, key=lambda piece: -len(piece) * math.prod(_size(net, configs[piece[0]])))
+
+
+@dataclass(slots=True)
+class _Work:
+    """Evaluates groups of SubNets on one SuperNet, several at a time."""
+
+    net: Any
+    data: EvaluationData
+    kept_mib: float
+    batches: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def evaluate(self, configs: Sequence[Config]) -> list[Accuracy]:
+        """Accuracy of each SubNet of a group."""
+        size = _size(self.net, configs[0])
+        together = self._together(configs)
+        together.activate(self._statistics(configs, size))
+        tallies = [_Tally() for _ in configs]
+        for x_BCHW, y_B in self._counted(self.data.batches(size)):
+            for position, logits_BK in together(x_BCHW):
+                tallies[position].add(logits_BK, y_B)
+        return [tally.accuracy() for tally in tallies]
+
+    def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
+        elastic, known = self.net.elastic, self.data.known
+        digests = [self.net.space.digest(config) for config in configs]
+        found = {digest: known.get(elastic, digest) for digest in digests}
+        missing = [position for position, digest in enumerate(digests) if found[digest] is None]
+        if missing:
+            together = self._together([configs[position] for position in missing])
+            taken = together.observe(self._counted(self.data.calibration(size)))
+            for position, statistics in zip(missing, taken, strict=True):
+                found[digests[position]] = statistics
+                known.put(elastic, digests[position], statistics)
+        return [found[digest] or {} for digest in digests]
+
+    def _together(self, configs: Sequence[Config]) -> Prefixes:
+        with self._lock:  # the network makes what is needed for a SubNet when it is first asked for it
+            return Prefixes(self.net.elastic, configs, self.kept_mib)
+
+    def _counted(self, batches: Iterable[Item]) -> Iterator[Item]:
+        for batch in batches:
+            if self.stop.is_set():
+                raise InterruptedError
+            yield batch
+            with self._lock:
+                self.batches += 1
+
+
+@contextmanager
+def _pool(device: torch.device, count: int) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Worker threads for so many SubNets, and how many; torch's own threads are divided among them."""
+    workers = 1 if device.type != "cpu" else max(1, min(len(os.sched_getaffinity(0)), count))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // workers))
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            yield pool, workers
+    finally:
+        torch.set_num_threads(threads)
+
+
+def recalibrate_module(module: nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """Set BatchNorm statistics of an ordinary network to the mean over `batches`; leaves it in eval mode."""
+    torch.optim.swa_utils.update_bn(batches, module)
+    module.eval()

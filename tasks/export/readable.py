@@ -1,0 +1,146 @@
+"""The exported files of a device once more, under names for people: `2ms-resnet26-0123abcd.onnx`, its card beside it.
+
+The folder is for people and applications; no stage reads it. Each file takes its place whole, and `index.json` is written last.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+
+from tasks.artifacts import write_bytes
+from tasks.errors import UserError
+from tasks.export.card import card_files
+from tasks.schemas.exports import EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner
+
+INDEX_FILE = "index.json"
+DIGITS = 8
+
+Content = Path | bytes
+
+
+def write_readable(exported: Path, folder: Path) -> None:
+    """Write what stage export left in `exported` into `folder`, as copies: the folder's files can be changed without harm.
+
+    Files of an earlier run are removed, where they are as they were written. Other files stay; where one has a name that is
+    needed, it is moved aside, as `NAME.kept-1`. UserError for a folder that cannot be written.
+    """
+    exports = Exports.read(exported / EXPORTS_FILE)
+    try:
+        _write(exports, exported, folder)
+    except OSError as error:
+        raise UserError(
+            f"folder '{folder}'",
+            f"cannot be written ({error.strerror})",
+            next_step="the files are in the stage's folder, too",
+        ) from error
+
+
+def _write(exports: Exports, exported: Path, folder: Path) -> None:
+    contents, winners = _contents(exports, exported)
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = _earlier(folder)
+    index = ExportIndex(winners=winners, sha256={name: _sha256(content) for name, content in contents.items()})
+    index.model_copy(update={"sha256": {**earlier, **index.sha256}}).write(
+        folder / INDEX_FILE
+    )  # so that none is forgotten
+    for name, content in contents.items():
+        _place(content, folder / name, index.sha256[name], earlier.get(name))
+    for name in earlier.keys() - contents.keys():
+        _remove(folder, name, earlier[name])
+    index.write(folder / INDEX_FILE)
+
+
+def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tuple[IndexedWinner, ...]]:
+    """What is to be in the folder, by name; and what of it is of each budget."""
+    cards = {card.digest: card for card in exports.subnets}
+    contents: dict[str, Content] = {}
+    winners = []
+    for winner in exports.winners:
+        card = cards[winner.digest]
+        stem = _stem(winner.budget_ms, card)
+        names = {
+            name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.sha256
+        }
+        own: dict[str, Content] = {shown: exported / name for name, shown in names.items()}
+        own |= {f"{stem}{suffix}": content for suffix, content in card_files(_renamed(card, names)).items()}
+        contents |= own
+        accuracy, measured_ms = winner.accuracy, winner.measured_ms
+        winners.append(
+            IndexedWinner(
+                budget_ms=winner.budget_ms,
+                measured_ms=measured_ms,
+                accuracy=accuracy,
+                digest=card.digest,
+                files=tuple(own),
+            )
+        )
+    if exports.bundle is not None and exports.bundle.folder is not None:
+        bundle = exported / exports.bundle.folder
+        contents |= {f"{bundle.name}/{file.name}": file for file in sorted(bundle.iterdir())}
+    return contents, tuple(winners)
+
+
+def _stem(budget_ms: float, card: Card) -> str:
+    network = re.sub(r"[^\w.-]+", "-", card.made_from.network["name"])
+    return f"{budget_ms:g}ms-{network}-{card.digest[:DIGITS]}"
+
+
+def _renamed(card: Card, names: Mapping[str, str]) -> Card:
+    """The card with the names that its files have in the folder."""
+    files = {
+        name: file.model_copy(update={"sha256": {names[own]: sha256 for own, sha256 in file.sha256.items()}})
+        if file.sha256
+        else file
+        for name, file in card.files.items()
+    }
+    return card.model_copy(update={"files": files})
+
+
+def _earlier(folder: Path) -> dict[str, str]:
+    """What an earlier run wrote: sha256 by name. Nothing where its index is missing or cannot be read: then all files stay."""
+    try:
+        return dict(ExportIndex.read(folder / INDEX_FILE).sha256)
+    except UserError:
+        return {}
+
+
+def _sha256(content: Content) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _place(content: Content, place: Path, sha256: str, earlier: str | None) -> None:
+    """Put a file where it belongs, whole; nothing to do where it is there."""
+    if place.exists():
+        found = _sha256(place) if place.is_file() else None
+        if found == sha256:
+            return
+        if found is None or found != earlier:
+            others = (place.with_name(f"{place.name}.kept-{number}") for number in count(1))
+            place.rename(next(other for other in others if not other.exists()))
+    place.parent.mkdir(exist_ok=True)
+    if isinstance(content, bytes):
+        write_bytes(place, content)
+        return
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(content, temporary)
+        temporary.replace(place)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _remove(folder: Path, name: str, sha256: str) -> None:
+    """Remove a file of an earlier run, unless somebody changed it; its subfolder with the last one."""
+    place = folder / name
+    if place.is_file() and _sha256(place) == sha256:
+        place.unlink()
+        if place.parent != folder and not any(place.parent.iterdir()):
+            place.parent.rmdir()

@@ -1,0 +1,159 @@
+"""Another SubNet in the place of a winner that misses its budget as measured.
+
+A winner of a refinement gives way to the next best of all that were measured there. Without a refinement the search is asked
+again, for the budget over what the measured latency was above the predicted one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+import tailor_ir
+from profiling_agents.messages import Measurement
+from tailor_ir import Config
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.schemas.candidates import Candidate, Candidates
+from tasks.schemas.front import Front, Winner
+from tasks.schemas.subnets import Predicted
+from tasks.search.methods import Method
+from tasks.search.problem import Problem
+from tasks.search.results import rows_of
+from tasks.search.settings import Settings as SearchSettings
+from tasks.search.stage import Target, costs_of, method_of
+
+MARGIN = 0.01
+"""Of a budget, left free: what one measurement differs by from the next."""
+
+Tried = Mapping[str, float]
+"""SubNets that were measured for a budget, by digest: their latencies [ms]."""
+
+
+class Alternatives(Protocol):
+    """Where other SubNets for a budget come from."""
+
+    def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
+        """One that likely keeps the budget that none of `rows` keeps, the last of them the latest; None: there is none."""
+        ...
+
+
+class SearchedAlternatives:
+    """The best SubNets by prediction within what is left of a budget; they keep the limits of the search."""
+
+    def __init__(self, supernet: Path, target: Target, accuracy: AccuracyPredictor, front: Front) -> None:
+        self._net, self._settings = tailor_ir.load(supernet), SearchSettings.model_validate(front.settings)
+        self._costs = costs_of(self._net, [target], self._settings)
+        others = tuple(cost.model for cost in self._costs[1:])
+        self._problem = Problem(self._net.space, target.latency, accuracy, others)
+        self._limits = np.array([cost.limit for cost in self._costs])
+
+    def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
+        """What the search finds for the budget over what measurements were above predictions."""
+        factor = max(tried[row.digest] / row.predicted_ms for row in rows)
+        budgets = np.array([_reduced_ms(rows[0], factor), *self._limits[1:]])
+        if not self._problem.evaluate(self._method.quickest()[None]).within(budgets)[0]:
+            return None
+        code = self._method.winner(budgets).code
+        (found,) = rows_of(self._net, self._problem, self._costs, code[None])
+        return None if found["digest"] in tried else _in_place_of(rows[0], Predicted.model_validate(found))
+
+    @cached_property
+    def _method(self) -> Method:
+        return method_of(self._problem, self._net.space, self._settings, self._limits)
+
+
+class MeasuredAlternatives:
+    """The most accurate of the candidates of a refinement, by what was measured of them."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._known = {
+            row.digest: (row, ms)
+            for row in candidates.candidates
+            if row.accuracy is not None and (ms := _sure_ms(row)) is not None
+        }
+
+    def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
+        """The best within the budget over what measurements are above those of the refinement."""
+        factor = max(1.0, *(tried[row.digest] / self._known[row.digest][1] for row in rows))
+        most_ms = _reduced_ms(rows[0], factor)
+        left = [row for row, ms in self._known.values() if ms <= most_ms and row.digest not in tried]
+        if not left:
+            return None
+        best = max(left, key=lambda row: (row.accuracy or 0.0, -(row.loss or 0.0), -self._known[row.digest][1]))
+        return _in_place_of(rows[0], best)
+
+
+def _sure_ms(row: Candidate) -> float | None:
+    """The larger of what was measured, and of what SubNets like it tell."""
+    known = [ms for ms in (row.latency.p50_ms, row.smoothed_ms) if ms is not None]
+    return None if row.latency.p50_ms is None else max(known)
+
+
+def _reduced_ms(row: Winner, factor: float) -> float:
+    return (1 - MARGIN) * row.budget_ms / factor
+
+
+def _in_place_of(row: Winner, found: Predicted) -> Winner:
+    """The SubNet as the winner of a row's budget."""
+    measured = {"measured_accuracy": found.accuracy} if isinstance(found, Candidate) else {}
+    return Winner.model_validate({"budget_ms": row.budget_ms, **as_predicted(found).to_json(), **measured})
+
+
+def as_predicted(found: Predicted) -> Predicted:
+    """The SubNet without what else is known of it."""
+    own = found.to_json()
+    return Predicted.model_validate({name: own[name] for name in Predicted.model_fields if name in own})
+
+
+def replaced(
+    winners: Sequence[Winner],
+    alternatives: Callable[[], Alternatives] | None,
+    times: int,
+    measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
+) -> tuple[list[Winner], dict[str, Measurement]]:
+    """The winners, those that miss their budgets replaced by SubNets that keep them, after at most so many were tried.
+
+    alternatives: asked at the first miss; None: nothing is replaced. measure: SubNets by digest. Also returns what was
+    measured. A budget that no SubNet keeps stays with its winner.
+    """
+    rows, source = [[winner] for winner in winners], None
+    while True:
+        measured = measure({row.digest: row.config for own in rows for row in own})
+        known_ms = {digest: one.p50_ms for digest, one in measured.items() if one.p50_ms is not None}
+        asked = [own for own in rows if len(own) <= times and _is_missed(own, known_ms)]
+        if alternatives is None or not asked:
+            break
+        source = source or alternatives()
+        found = [(own, source.another(own, {row.digest: known_ms[row.digest] for row in own})) for own in asked]
+        for own, another in found:
+            own += [another] if another is not None else []
+        if not any(another for _, another in found):
+            break
+    if alternatives is None or not times:
+        return list(winners), measured
+    every = [row for own in rows for row in own]
+    return [_chosen(own, every, known_ms) for own in rows], measured
+
+
+def _is_missed(own: Sequence[Winner], known_ms: Mapping[str, float]) -> bool:
+    """Whether all were measured, and none keeps the budget."""
+    return all(row.digest in known_ms and not _keeps(row, known_ms) for row in own)
+
+
+def _keeps(row: Winner, known_ms: Mapping[str, float]) -> bool:
+    return row.digest in known_ms and known_ms[row.digest] <= row.budget_ms
+
+
+def _chosen(own: Sequence[Winner], every: Sequence[Winner], known_ms: Mapping[str, float]) -> Winner:
+    """The winner of one budget: what was found for it, else the best that was measured for another and keeps this one."""
+    kept = [row for row in own if _keeps(row, known_ms)]
+    if kept or own[0].digest not in known_ms:
+        return next(iter(kept), own[0])
+    others = [row.model_copy(update={"budget_ms": own[0].budget_ms}) for row in every]
+    return max(
+        (row for row in others if _keeps(row, known_ms)),
+        key=lambda row: (row.accuracy, row.predicted_score),
+        default=own[0],
+    )

@@ -1,0 +1,60 @@
+"""What a run is given and does not train: its accuracy, beside which that of SubNets is seen."""
+
+from pathlib import Path
+
+import tailor_ir
+from tasks.data import DataSettings, load_splits
+from tasks.data.description import check_same
+from tasks.errors import UserError
+from tasks.evaluation.ends import accuracies_of_ends
+from tasks.evaluation.onnx_files import OnnxNetwork
+from tasks.evaluation.subnets import EvaluationData, count_correct
+from tasks.finetune.device import pick_device
+from tasks.models import ModelSettings, create
+from tasks.models.answers import check_shapes
+from tasks.schemas.results import GivenFile, GivenSuperNet
+from tasks.schemas.stored import StageResult
+
+
+def evaluate_file(model: ModelSettings, data: DataSettings) -> StageResult:
+    """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data."""
+    splits = load_splits(data)
+    train = splits["train"]
+    path = create(model, train.classes, train.channels, data.resolution)
+    assert isinstance(path, Path), "of a network that is made in Python, stage base tells the accuracy"
+    network = OnnxNetwork(path)
+    size = (data.resolution, data.resolution)
+    images = EvaluationData(splits["validation"], train)
+    found = {
+        f"{split}_accuracy": count_correct(network, images.of(splits[split]).batches(size)).share
+        for split in ("validation", "test")
+    }
+    return GivenFile(**found).to_json()
+
+
+def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:
+    """Accuracies of the largest and smallest SubNets. UserError for data that the SuperNet was not made for."""
+    splits = load_splits(data)
+    train = splits["train"]
+    check_same(train, supernet)
+    net = tailor_ir.load(supernet)
+    _check_images(net, supernet, train.channels, data.resolution, train.classes)
+    device = pick_device("auto")
+    net.elastic.to(device)
+    images = EvaluationData(splits["validation"], train, device=device, recalibration_images=recalibration_images)
+    return GivenSuperNet(**accuracies_of_ends(net, images, splits["test"])).to_json()
+
+
+def _check_images(net: tailor_ir.SuperNet, supernet: Path, channels: int, resolution: int, classes: int) -> None:
+    """Of a SuperNet that no run made, the shapes are known at least."""
+    where, wanted = f"supernet '{supernet}'", (channels, resolution, resolution)
+    shape = net.input_shape(net.max_config)[1:]
+    if shape != wanted:
+        raise UserError(
+            where,
+            f"takes {'x'.join(map(str, shape))}",
+            allowed=f"{'x'.join(map(str, wanted))}, the data's images",
+            next_step="give the data options of the run that made it",
+        )
+    graph = net.elastic.graph
+    check_shapes(where, [graph.shapes[name] for name in graph.outputs], classes)

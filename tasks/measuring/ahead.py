@@ -1,0 +1,35 @@
+"""Work in pieces; preparing the next piece while the last is with the device."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from profiling_agents.messages import Capabilities
+from profiling_agents.sensing.machine import running_system
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """`size` items at a time, in order; the last piece may have fewer."""
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def ahead(items: Iterable[T], prepare: Callable[[T], U], device: Capabilities) -> Iterator[U]:
+    """`map(prepare, items)`, where the next is prepared in a thread while the device works with the last.
+
+    Not where the device is a part of this machine: what it measures would share memory and caches with the preparing.
+    """
+    if device.running_system is not None and device.running_system == running_system():
+        yield from map(prepare, items)
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: Future[U] | None = None
+        for item in items:
+            following = pool.submit(prepare, item)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()

@@ -1,0 +1,81 @@
+"""Latencies as on a calm device, from a reference model that runs beside every few measured models.
+
+Heat and whatever else uses the device slow the reference and the others. Not alike: a large model whose weights come from
+memory is slowed by other users of the memory, a small one from the cache is not. So a model shares a part of the reference's
+slowdown, in logarithms, and that part depends on its latency; both numbers are fitted to what was measured of the same models
+at other slowdowns of the reference.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Line = Mapping[str, Any]
+"""`key`, `p50_ms` and `reference_ms`, either of which may be None."""
+Values = NDArray[np.float64]
+
+BEST_QUANTILE = 0.2
+PRIOR = 8
+"""So many measurements, as far from their mean as these, that say that models are slowed as the reference is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """best_ms: the reference's latency while nothing else disturbs the device; NaN where it could never be measured.
+
+    A model that takes exp(x) times as long as the reference shares the part level + slope x of its slowdown, within [0, 1].
+    """
+
+    best_ms: float
+    level: float = 1.0
+    slope: float = 0.0
+
+    @classmethod
+    def fit(cls, lines: Iterable[Line]) -> "Calm":
+        """From all that was measured."""
+        by_key: dict[str, list[Line]] = {}
+        references = []
+        for line in lines:
+            if line.get("reference_ms") is not None:
+                references.append(float(line["reference_ms"]))
+                by_key.setdefault(line["key"], []).append(line)
+        if not references:
+            return cls(math.nan)
+        rows = [_deviations(found) for found in by_key.values()]
+        slowed, scaled, took = np.concatenate([np.zeros((0, 3)), *rows]).T
+        factors = np.column_stack([slowed, scaled])
+        weight = PRIOR * float((slowed**2).mean()) if len(slowed) else 0.0
+        level, slope = 1.0, 0.0
+        if weight > 0:
+            normal = factors.T @ factors + weight * np.eye(2)
+            level, slope = np.linalg.solve(normal, factors.T @ took + weight * np.array([1.0, 0.0])).tolist()
+        return cls(float(np.quantile(references, BEST_QUANTILE)), level, slope)
+
+    def slowdowns(self, lines: Sequence[Line]) -> Values:
+        """How much slower than on a calm device each measurement (n,) of one model was; 1 where nothing tells."""
+        ratios = [ratio for ratio in map(_ratio, lines) if ratio is not None]
+        if not ratios or math.isnan(self.best_ms):
+            return np.ones(len(lines))
+        share = min(1.0, max(0.0, self.level + self.slope * float(np.mean(ratios))))
+        references = (line.get("reference_ms") for line in lines)
+        return np.array([1.0 if one is None else (one / self.best_ms) ** share for one in references])
+
+
+def _ratio(line: Line) -> float | None:
+    """Logarithm of a latency over the reference's."""
+    p50_ms, reference_ms = line.get("p50_ms"), line.get("reference_ms")
+    return math.log(p50_ms / reference_ms) if p50_ms and reference_ms else None
+
+
+def _deviations(lines: Sequence[Line]) -> Values:
+    """Of the measurements of one model: the reference's slowdown from its mean, that times x, and the model's; (n, 3)."""
+    known = [line for line in lines if _ratio(line) is not None]
+    if len(known) < 2:
+        return np.zeros((0, 3))
+    took, reference = (np.log([line[name] for line in known]) for name in ("p50_ms", "reference_ms"))
+    slowed = reference - reference.mean()
+    return np.column_stack([slowed, slowed * (took - reference).mean(), took - took.mean()])

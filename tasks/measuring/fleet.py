@@ -1,0 +1,297 @@
+"""Several identical devices as one: each takes the next jobs as it gets free; what a dying one had goes to the others."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, Self
+
+from profiling_agents.client import AgentBusyError, AgentClient, ModelJob
+from profiling_agents.messages import AgentError, Capabilities, Measurement, MeasureSettings
+from tasks.errors import UserError
+
+BATCH_JOBS = 8
+"""Jobs that one device takes at a time: so many are measured again at most when it dies."""
+RESULTS_AHEAD = 64
+LEASE_TTL_S = 10.0
+"""Short: a device that is lost shows, and is free again, after this time."""
+ATTEMPTS = 4
+FIRST_PAUSE_S = 2.0
+
+
+class Meter(Protocol):
+    """A meter of models: one device, or several identical devices."""
+
+    def capabilities(self) -> Capabilities:
+        """What the device is."""
+        ...
+
+    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+        """One result for each job, in any order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A device's thread has ended: all done, or its last failure."""
+
+    error: BaseException | None = None
+
+
+class _Member:
+    """One device, and its lease from the first use until it is lost or given back."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self.client = client
+        self._lease = ExitStack()
+        self._held = False
+
+    def lease(self) -> None:
+        """Take the lease unless it is held; AgentError when the device is away, AgentBusyError when it is not free."""
+        if not self._held:
+            self._lease.enter_context(self.client.lease(ttl_s=LEASE_TTL_S))
+            self._held = True
+
+    def release(self) -> None:
+        """Give the lease back, if there is one."""
+        self._held = False
+        self._lease.close()
+
+
+class Fleet:
+    """Clients of devices with equal fingerprints. Use as a context, which holds their leases until it ends.
+
+    It takes all of them or none, so that two runs never share the work without knowing. One that is away when it begins
+    is asked again while there is work.
+    """
+
+    def __init__(self, clients: Sequence[AgentClient], *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        assert clients
+        self._members = tuple(_Member(client) for client in clients)
+        self._first_pause_s = first_pause_s
+
+    def __enter__(self) -> Self:
+        """AgentBusyError when one is leased by another client, AgentError when none can be reached."""
+        lost: list[AgentError] = []
+        for member in sorted(self._members, key=lambda one: one.client.url):  # of two runs one has them all
+            try:
+                member.lease()
+            except AgentBusyError:
+                self.__exit__()
+                raise
+            except AgentError as error:
+                lost.append(error)
+        if len(lost) == len(self._members):
+            raise lost[0]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            member.release()
+
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the devices. UserError when devices differ; AgentError when no device can be asked."""
+        found, lost = self._found()
+        if not found:
+            raise lost[0]
+        first_url, first = found[0]
+        for url, other in found[1:]:
+            if other.fingerprint != first.fingerprint:
+                differing = [
+                    name
+                    for name in ("backend", "version", "build", "precision", "threads", "cpu_model", "governor")
+                    if getattr(first, name) != getattr(other, name)
+                ]
+                raise UserError(
+                    "agents",
+                    f"{url} is not the same device as {first_url} (differs in {', '.join(differing) or 'its cores'})",
+                    next_step="make another device profile of it",
+                )
+        return first
+
+    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+        """One result for each job as they come, in any order; `jobs` may be lazy.
+
+        A device that fails is tried again while there is work; AgentError when all of them have failed for good.
+        """
+        self.capabilities()
+        work = _Work(iter(jobs))
+        results: queue.Queue[Measurement | _End] = queue.Queue(RESULTS_AHEAD)
+        threads = [
+            threading.Thread(target=self._serve, args=(member, settings, work, results), daemon=True)
+            for member in self._members
+        ]
+        for thread in threads:
+            thread.start()
+        running, failures = len(threads), list[BaseException]()
+        try:
+            while running:
+                result = results.get()
+                if isinstance(result, Measurement):
+                    yield result
+                    continue
+                running -= 1
+                if result.error is not None:
+                    failures.append(result.error)
+        finally:
+            work.stop()
+            _join(threads, results)
+        if not work.finished:
+            raise failures[0]
+
+    def _found(self) -> tuple[list[tuple[str, Capabilities]], list[AgentError]]:
+        found: list[tuple[str, Capabilities]] = []
+        lost: list[AgentError] = []
+        for member in self._members:
+            try:
+                found.append((member.client.url, member.client.capabilities()))
+            except AgentError as error:
+                lost.append(error)
+        return found, lost
+
+    def _serve(
+        self,
+        member: _Member,
+        settings: MeasureSettings | None,
+        work: "_Work",
+        results: "queue.Queue[Measurement | _End]",
+    ) -> None:
+        """One device's thread. Whatever ends it is told, so that nobody waits for it."""
+        failures, pause_s = 0, self._first_pause_s
+        while True:
+            before = work.done
+            try:
+                member.lease()
+                _work_off(member.client, settings, work, results.put)
+                results.put(_End())
+                return
+            except AgentError as error:
+                member.release()
+                failures = 1 if work.done > before else failures + 1
+                if failures >= ATTEMPTS:
+                    results.put(_End(error))
+                    return
+            except BaseException as error:  # noqa: BLE001 - raised again where the results are read
+                work.stop()
+                results.put(_End(error))
+                return
+            if work.wait(pause_s):
+                results.put(_End())
+                return
+            pause_s *= 2
+
+
+class _Work:
+    """Jobs that nobody has, those that devices have, and whether it goes on. Thread-safe."""
+
+    def __init__(self, jobs: Iterator[ModelJob]) -> None:
+        self._jobs = jobs
+        self._drawing = threading.Lock()  # making a job may take seconds, in which others are done with theirs
+        self._returned: deque[ModelJob] = deque()
+        self._changed = threading.Condition()
+        self._out = 0
+        self._drained = False
+        self._broken = False
+        self._stopped = False
+        self.done = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every job has its result."""
+        with self._changed:
+            return self._drained and not self._broken and not self._returned and not self._out
+
+    def take(self) -> list[ModelJob]:
+        """The next jobs; waits while others may still fail. Empty: it is over."""
+        while True:
+            with self._changed:
+                if self._over():
+                    return []
+                batch = [self._returned.popleft() for _ in range(min(BATCH_JOBS, len(self._returned)))]
+                self._out += len(batch)
+                if not batch and self._drained:
+                    self._changed.wait(timeout=1.0)
+                    continue
+            batch = batch or self._draw()
+            if batch:
+                return batch
+
+    def _draw(self) -> list[ModelJob]:
+        """The next jobs that were never out."""
+        with self._drawing:
+            if self._drained or self._stopped:
+                return []
+            try:
+                batch = list(islice(self._jobs, BATCH_JOBS))
+            except BaseException:
+                self._broken = True
+                self.stop()
+                raise
+            with self._changed:
+                self._drained = len(batch) < BATCH_JOBS
+                self._out += len(batch)
+                self._changed.notify_all()
+            return batch
+
+    def finish(self) -> None:
+        """One result has come."""
+        with self._changed:
+            self._out -= 1
+            self.done += 1
+            self._changed.notify_all()
+
+    def give_back(self, jobs: Sequence[ModelJob]) -> None:
+        """Jobs that a failed device did not measure."""
+        with self._changed:
+            self._out -= len(jobs)
+            self._returned.extend(jobs)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nothing more is taken."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was over within this time."""
+        with self._changed:
+            return self._changed.wait_for(self._over, timeout=seconds)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody wants more results."""
+        return self._stopped
+
+    def _over(self) -> bool:
+        return self._stopped or (self._drained and not self._returned and not self._out)
+
+
+def _work_off(
+    client: AgentClient, settings: MeasureSettings | None, work: _Work, report: Callable[[Measurement], None]
+) -> None:
+    """Take and measure until it is over; on any failure the rest of the batch goes back."""
+    while batch := work.take():
+        waiting = deque(batch)
+        try:
+            for measurement in client.measure(batch, settings):
+                assert measurement.key == waiting[0].key
+                report(measurement)
+                waiting.popleft()
+                work.finish()
+                if work.stopped:
+                    return
+        finally:
+            work.give_back(waiting)
+
+
+def _join(threads: Sequence[threading.Thread], results: "queue.Queue[Measurement | _End]") -> None:
+    """Wait for the threads; results that nobody wants any more are dropped so that none blocks on them."""
+    for thread in threads:
+        while thread.is_alive():
+            while not results.empty():
+                results.get_nowait()
+            thread.join(0.05)

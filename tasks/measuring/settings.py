@@ -1,0 +1,27 @@
+"""How SubNets are timed."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from profiling_agents.messages import MeasureSettings
+from tasks.ncnn.conversion import ConversionLimits
+
+
+class TimingSettings(BaseModel):
+    """How a whole SubNet is timed on a device, once, and what its conversion for the device may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
+    conversion_wall_s: float = Field(120.0, gt=0)
+    conversion_memory_mib: int = Field(8192, ge=512)
+
+    @property
+    def limits(self) -> ConversionLimits:
+        """What one conversion may use."""
+        return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
+
+
+class RepeatedTimingSettings(TimingSettings):
+    """How a whole SubNet is timed on a device, and how often."""
+
+    rounds: int = Field(1, ge=1, le=100, description="times that each SubNet is measured at least")

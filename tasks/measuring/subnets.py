@@ -1,0 +1,238 @@
+"""Whole SubNets measured on a device: to fit and check the latency predictor, and for winners."""
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from profiling_agents.client import AgentClient, ModelJob
+from profiling_agents.messages import Format, Measurement, MeasureSettings
+from profiling_agents.sensing.machine import available_cores
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import SubNetLines, SubNetStore, digest_of
+from tasks.measuring.ahead import ahead, pieces
+from tasks.measuring.calm import Calm, Line
+from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert
+from tasks.progress import Progress
+
+Statistics = dict[str, torch.Tensor]
+ATTEMPTS = 2  # while a measurement is noisy
+MOST_ROUNDS = 3  # while the device is not calm
+SLOW = 1.03  # of a latency on a calm device
+STANDARD_ERROR = 0.01  # of a latency, relative; what several rounds aim at
+MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of a median's standard error to that of a mean, for normal errors
+AT_ONCE = 8
+"""SubNets that the device has at a time, and runs in turn."""
+
+
+def onnx_of(
+    net: SuperNet,
+    config: Config,
+    statistics: Statistics | None = None,
+    batch: int | None = None,
+    *,
+    weights: bool = True,
+) -> bytes:
+    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given. Without weights: to be timed."""
+    with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
+        path = Path(folder) / "subnet.onnx"
+        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch, weights=weights)
+        return path.read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is timed: a SubNet of some SuperNet. `key` names it among those that are measured together."""
+
+    key: str
+    net: SuperNet
+    config: Config
+
+    def model(self, *, weights: bool) -> bytes:
+        """Its ONNX model, as `onnx_of`."""
+        return onnx_of(self.net, self.config, weights=weights)
+
+
+def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Config]:
+    """The largest SubNet, the smallest, and different random ones (fewer when the space has no more)."""
+    rng = np.random.default_rng(seed)
+    found = {net.space.digest(config): config for config in (net.max_config, net.min_config)}
+    wanted = min(len(found) + random_subnets, net.space.distinct)
+    while len(found) < wanted:
+        config = net.space.sample(rng)
+        found.setdefault(net.space.digest(config), config)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class SubNetMeter:
+    """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.
+
+    They travel without their weights, which change no time, but do change the energy: with them where it is measured.
+    """
+
+    net: SuperNet
+    client: AgentClient
+    settings: MeasureSettings
+    limits: ConversionLimits
+    rounds: int = 1
+
+    def measure(
+        self, configs: Sequence[Config], file: Path | SubNetLines, progress: Progress, name: str = "measure"
+    ) -> list[Measurement]:
+        """Latency of each SubNet in order, by digest; see `measure_all`."""
+        subjects = [Subject(self.net.space.digest(config), self.net, config) for config in configs]
+        return self.measure_all(subjects, file, progress, name)
+
+    def measure_all(
+        self, subjects: Sequence[Subject], file: Path | SubNetLines, progress: Progress, name: str = "measure"
+    ) -> list[Measurement]:
+        """Latency of each in order; each is a JSON line of `file` as it comes. A second call goes on.
+
+        Lines that a store shares (`lines`) have the largest SubNet as the first one.
+
+        The first one is the reference: it runs before and after every few others, and tells what a p50 would be on a calm
+        device (`tasks.measuring.calm`). Of several rounds the median counts, since a model is loaded anew for each, to other
+        places in memory. A SubNet that was never measured while the device was calm is measured again, up to `MOST_ROUNDS`
+        times in all; with several `rounds`, one whose median has a standard error above `STANDARD_ERROR`, up to twice
+        `rounds`.
+        """
+        by_key = {subject.key: subject for subject in subjects}
+        made: dict[str, ModelJob | str] = {}
+        lines: dict[str, list[Line]] = {key: [] for key in by_key}
+        known = file if isinstance(file, SubNetLines) else SubNetLines(file, "key")
+        for line in known.read(by_key):
+            lines.setdefault(line["key"], []).append(line)
+        for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
+            calm = Calm.fit(line for found in lines.values() for line in found)
+            left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
+            todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], calm, self.rounds)]
+            if not todo:
+                continue
+            with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
+                for line in self._lines(todo, subjects[0], made):
+                    lines[line["key"]].append(line)
+                    known.append(line, shared=line["p50_ms"] is not None)
+                    bar.advance()
+        calm = Calm.fit(line for found in lines.values() for line in found)
+        return [_median(lines[subject.key], calm) for subject in subjects]
+
+    def lines(
+        self, store: SubNetStore, supernet: Path, own: Path, progress: Progress, *, anew: bool = False
+    ) -> SubNetLines:
+        """Latencies of SubNets of the SuperNet in a folder: a stage's own lines, and those in the store.
+
+        What was measured on this device with these settings, in batches of this size, is not measured again unless `anew`.
+        """
+        key = {
+            "measured": "latency",
+            "supernet": digest_of(supernet),
+            "device": self.client.capabilities().fingerprint,
+            "batch": self.net.batch,
+            "settings": self.settings.model_dump(mode="json"),
+            "limits": asdict(self.limits),
+        }
+        return SubNetLines(own, "key", store.open(key, progress), anew)
+
+    def _lines(
+        self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
+    ) -> Iterator[Line]:
+        """As many at a time as the device has in turn: what was measured, and the reference's latency.
+
+        `made`: jobs by key, or why there is none; those that are not there yet are put in.
+        """
+        device = self.client.capabilities()
+
+        def prepare(some: Sequence[Subject]) -> list[tuple[str, ModelJob | str]]:
+            made.update(self._jobs([one for one in some if one.key not in made], device.formats))
+            found = [(one.key, made[one.key]) for one in some]
+            if self.settings.energy_ms:  # large, with their weights
+                for one in some:
+                    del made[one.key]
+            return found
+
+        ((_, first),) = prepare([reference])
+        around = [
+            replace(first, key=f"reference {when}") for when in ("before", "after") if isinstance(first, ModelJob)
+        ]
+        for jobs in ahead(pieces(subjects, AT_ONCE), prepare, device):
+            measured = [Measurement.failed(key, job) for key, job in jobs if isinstance(job, str)]
+            models = [job for _, job in jobs if isinstance(job, ModelJob)]
+            measured += self._time([*around[:1], *models, *around[1:]])
+            references = [one.p50_ms for one in measured if one.p50_ms and one.key.startswith("reference ")]
+            reference_ms = float(np.mean(references)) if references else None
+            for one in measured:
+                if not one.key.startswith("reference "):
+                    yield one.model_dump(mode="json") | {"reference_ms": reference_ms}
+
+    def time(self, job: ModelJob) -> Measurement:
+        """One model; measured again while it is noisy, the steadiest counts."""
+        (found,) = self._time([job])
+        return found
+
+    def _time(self, jobs: Sequence[ModelJob]) -> list[Measurement]:
+        """Models that the device runs in turn; those that are noisy again, the steadiest counts."""
+        best: dict[str, Measurement] = {}
+        todo = list(jobs)
+        for _ in range(ATTEMPTS):
+            for found in self.client.measure(todo, self.settings) if todo else ():
+                before = best.get(found.key)
+                if before is None or (found.spread or 0.0) < (before.spread or 0.0):
+                    best[found.key] = found
+            todo = [job for job in todo if best[job.key].noisy]
+        return list(best.values())
+
+    def _jobs(self, subjects: Sequence[Subject], formats: tuple[Format, ...]) -> list[tuple[str, ModelJob | str]]:
+        """Models for the device, by key, or why there is none."""
+        weights = self.settings.energy_ms > 0
+        if "onnx" in formats:
+            return [(one.key, onnx_job(one.key, one.model(weights=weights))) for one in subjects]
+        models = [(one.key, one.model(weights=True)) for one in subjects]
+        with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
+            return list(pool.map(lambda pair: (pair[0], self._converted(pair[0], pair[1], weights)), models))
+
+    def _converted(self, key: str, model: bytes, weights: bool) -> ModelJob | str:
+        try:
+            job = ncnn_job(key, model, convert(model, self.limits))
+        except ConversionError as error:
+            return str(error)
+        return job if weights else replace(job, files=job.files[:1])
+
+
+def _settled(lines: Sequence[Line], calm: Calm, rounds: int) -> bool:
+    """Whether measuring a SubNet again would tell nothing more."""
+    if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(calm.best_ms)):
+        return True
+    slowdowns = calm.slowdowns(lines)
+    if rounds == 1:
+        calm_ones = (
+            line.get("reference_ms") is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
+        )
+        return any(calm_ones)
+    if len(lines) < rounds:
+        return False
+    times_ms = np.array([line["p50_ms"] for line in lines]) / slowdowns
+    error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
+    return error_ms <= STANDARD_ERROR * float(np.median(times_ms))
+
+
+def _median(lines: Sequence[Line], calm: Calm) -> Measurement:
+    """The median of a SubNet's latencies as on a calm device; the rest as in the middle one; the last failure without any."""
+    found = [line for line in lines if line.get("p50_ms") is not None]
+    if not found:
+        return _measurement(lines[-1], {})
+    times_ms = np.array([line["p50_ms"] for line in found]) / calm.slowdowns(found)
+    middle = found[np.argsort(times_ms, kind="stable")[(len(found) - 1) // 2]]
+    median_ms = float(np.median(times_ms))
+    return _measurement(middle, {"p50_ms": median_ms, "p90_ms": middle["p90_ms"] * median_ms / middle["p50_ms"]})
+
+
+def _measurement(line: Line, changed: Mapping[str, float]) -> Measurement:
+    own = {name: value for name, value in line.items() if name != "reference_ms"}
+    return Measurement.model_validate({**own, **changed})

@@ -1,0 +1,18 @@
+"""The user's network: a timm name, an ONNX file, or a Python callable; and where its weights come from."""
+
+from tasks.models.creation import create
+from tasks.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
+from tasks.models.settings import ModelSettings
+from tasks.models.weights import load_weights, needs_training, weights_source
+
+__all__ = [
+    "ModelSettings",
+    "NetworkOrigin",
+    "carry_origin",
+    "create",
+    "load_weights",
+    "needs_training",
+    "origin_of",
+    "remember_origin",
+    "weights_source",
+]

@@ -1,0 +1,80 @@
+"""Networks that a Python function of the user's makes."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.models.own_code import ROOMS, UserModule, findable, imported, own_names, source_of
+from tasks.models.settings import ModelSettings
+from tasks.models.tracebacks import line_of, told
+
+
+def create_callable(settings: ModelSettings, classes: int, channels: int) -> nn.Module:
+    """Call `module:function` (of the working folder, or on the Python path) or `FILE.py:function`.
+
+    It gets num_classes and in_chans.
+    """
+    where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
+    with findable((Path.cwd(),) if source is None else source.folders):
+        function = _imported(where, settings.name, source)
+        try:
+            model = function(num_classes=classes, in_chans=channels, **settings.options)
+        except Exception as error:
+            if isinstance(error, TypeError) and line_of(error, folder) is None:  # before its first line
+                raise UserError(
+                    where,
+                    f"cannot be called ({error})",
+                    allowed="a function of num_classes, in_chans and model.options",
+                ) from error
+            raise UserError(
+                where,
+                f"raises {told(error, folder)}",
+                next_step=_taken(error) or "mend it, or check model.options",
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise UserError(where, f"returns {type(model).__name__}", allowed="torch.nn.Module")
+    return model
+
+
+def _imported(where: str, name: str, source: UserModule | None) -> Callable[..., Any]:
+    module, function_name = name.split(":")
+    if source is None and module.endswith(".py"):
+        raise UserError(where, f"there is no file '{module}'", allowed="FILE.py:function, or module:function")
+    try:
+        found = importlib.import_module(module) if source is None else imported(source)
+        function: Callable[..., Any] = getattr(found, function_name)
+    except Exception as error:
+        line = line_of(error, code_folder(name))
+        if line is None and isinstance(error, ImportError | AttributeError):
+            raise UserError(
+                where,
+                f"cannot be imported ({own_names(str(error))})",
+                allowed="module:function, in the working folder or on the Python path, or FILE.py:function",
+            ) from error
+        raise UserError(
+            where,
+            f"cannot be imported: {told(error, code_folder(name))}",
+            next_step=_taken(error) or "mend it, or name another function",
+        ) from error
+    return function
+
+
+def _taken(error: Exception) -> str:
+    """What to do where a module of the user's was looked for in a package of the house."""
+    room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
+    if room not in ROOMS:
+        return ""
+    return (
+        f"AutoTailor has a package '{room}', too: import statements find yours, "
+        f"importlib.import_module and pickle do not; rename yours"
+    )
+
+
+def code_folder(name: str) -> str:
+    """The folder that holds the module of a callable, or its package; the working folder where it is not found."""
+    source = source_of(name)
+    return str(Path.cwd() if source is None else source.folder)

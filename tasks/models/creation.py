@@ -1,0 +1,42 @@
+"""Networks of all kinds, made and tried once."""
+
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tasks.models.answers import check_answer
+from tasks.models.callables import code_folder, create_callable
+from tasks.models.onnx_files import check_onnx
+from tasks.models.settings import ModelSettings
+from tasks.models.weights import load_weights
+
+_DRAWING = threading.RLock()
+"""Initial weights come from the random numbers that all threads share."""
+
+
+def create(settings: ModelSettings, classes: int, channels: int, resolution: int, *, seed: int = 0) -> nn.Module | Path:
+    """The network for `classes` classes and (B, channels, resolution, resolution) inputs, or its .onnx file.
+
+    Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once.
+    Raises UserError for an unknown name, bad options, weights that do not fit, a missing or corrupt file, and a network that
+    fails, or gives anything but (B, classes).
+    """
+    if settings.kind == "onnx":
+        assert settings.path is not None
+        return check_onnx(settings.path, classes, channels, resolution)
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if settings.kind == "timm":
+            from tasks.models.timm_networks import create_timm  # timm takes a second
+
+            where, folder = f"model '{settings.name}'", None
+            model = create_timm(settings, classes, channels, resolution)
+        else:
+            where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
+            model = create_callable(settings, classes, channels)
+        check_answer(where, model, classes, (channels, resolution, resolution), own_code=folder)
+    if settings.checkpoint is not None:
+        load_weights(model, settings.checkpoint)
+    return model

@@ -1,0 +1,52 @@
+"""ONNX files: whether they are what the pipeline takes, before anything else reads them."""
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from tasks.errors import UserError
+from tasks.models.answers import check_shapes
+
+
+def check_onnx(path: Path, classes: int, channels: int, resolution: int) -> Path:
+    """The file. UserError when it cannot be read, has several inputs, or inputs or outputs that do not fit the data."""
+    if not path.is_file():
+        raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (DecodeError, ValueError, OSError) as error:
+        raise UserError(f"model file '{path}'", "is not a readable ONNX model", next_step="export it again") from error
+    if not graph.node or not graph.output:
+        raise UserError(f"model file '{path}'", "has no graph", next_step="export it again")
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in stored]
+    if len(inputs) > 1:
+        names = ", ".join(value.name for value in inputs)
+        raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed="one, of images")
+    for value in inputs:
+        _check_input(path, _sizes(value), (channels, resolution, resolution))
+    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes)
+    return path
+
+
+def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
+    """The sizes of a value, None for each that is open; None where the file does not say how many there are."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
+
+
+def _check_input(path: Path, sizes: tuple[int | None, ...] | None, wanted: tuple[int, int, int]) -> None:
+    """UserError when the file takes other images than the data are."""
+    if sizes is None:
+        return
+    fits = len(sizes) == 4 and all(size in (None, own) for size, own in zip(sizes[1:], wanted, strict=True))
+    if not fits:
+        raise UserError(
+            f"model file '{path}'",
+            f"takes {'x'.join('?' if size is None else str(size) for size in sizes[1:])}",
+            allowed=f"{'x'.join(map(str, wanted))}, the data's images",
+            next_step="set data.resolution and data.channels, or export it for these",
+        )

@@ -1,0 +1,45 @@
+"""What the user says about the network."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.artifacts import OutsideKey
+
+
+class ModelSettings(BaseModel):
+    """Which network, and its weights. Classes, channels and resolution come from the data."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    kind: Literal["timm", "onnx", "callable"] = "timm"
+    name: str = "resnet18"
+    """timm: the architecture; callable: `module:function` or `FILE.py:function`; onnx: a name for reports, that of the file
+    unless given."""
+    path: Annotated[Path | None, OutsideKey("its content counts")] = None
+    """onnx: the file."""
+    checkpoint: Annotated[Path | None, OutsideKey("its content counts")] = None
+    """A .safetensors file with the weights of exactly this network."""
+    pretrained: bool = False
+    """timm: download the published weights."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the timm model or the callable."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _call_a_file_by_its_name(cls, given: Any) -> Any:
+        unnamed = isinstance(given, dict) and given.get("kind") == "onnx" and given.get("name") is None
+        return {**given, "name": Path(str(given["path"])).stem} if unnamed and given.get("path") else given
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSettings":
+        if self.kind == "onnx" and self.path is None:
+            raise ValueError("model.kind=onnx needs model.path=FILE.onnx")
+        if self.kind == "onnx" and self.checkpoint is not None:
+            raise ValueError("an .onnx file carries its weights; leave model.checkpoint out")
+        if self.kind == "callable" and (self.name.count(":") != 1 or not all(self.name.split(":"))):
+            raise ValueError(f"model.name={self.name} is not of the form module:function or FILE.py:function")
+        if self.pretrained and self.kind != "timm":
+            raise ValueError("model.pretrained=true is for model.kind=timm")
+        return self

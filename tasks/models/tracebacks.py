@@ -1,0 +1,34 @@
+"""Where an exception in the user's code comes from, as `FILE:LINE`."""
+
+import traceback
+from pathlib import Path
+
+from tasks.errors import shortened
+from tasks.models.own_code import INSTALLED, own_names
+
+
+def told(error: BaseException, folder: str | None) -> str:
+    """Kind and message of an exception, and the innermost line below `folder` that it passed."""
+    kind, message = type(error).__name__, own_names(shortened(error))
+    text = f"{kind} ({message})" if message else kind
+    place = None if folder is None else line_of(error, folder)
+    return f"{text} at {place}" if place else text
+
+
+def line_of(error: BaseException, folder: str) -> str | None:
+    """FILE:LINE of the innermost line below `folder` that the exception passed; a syntax error's own place."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_below(frame.filename, folder)]
+    return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
+
+
+def _is_below(file: str, folder: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(folder) and not INSTALLED.intersection(path.parts)
+
+
+def _shown(file: str) -> str:
+    """Relative to the working folder where it is inside."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

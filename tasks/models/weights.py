@@ -1,0 +1,54 @@
+"""Weights of a network: whether it has any, where they come from, and how they are loaded."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from torch import nn
+
+from tasks.errors import UserError, shortened
+from tasks.models.settings import ModelSettings
+
+
+def needs_training(settings: ModelSettings, classes: int) -> bool:
+    """Whether the network has no weights for these classes, so that the base stage must train it."""
+    if settings.kind == "onnx" or settings.checkpoint is not None:
+        return False
+    if settings.pretrained:
+        from tasks.models.timm_networks import published_config  # timm takes a second
+
+        config = published_config(settings)
+        return config is None or config.num_classes != classes
+    return True
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a .safetensors file into `model`, by name and shape; UserError when a tensor does not fit."""
+    if not path.is_file():
+        raise UserError(f"checkpoint '{path}'", "does not exist", next_step="choose another with model.checkpoint=FILE")
+    try:
+        load_model(model, path, strict=True)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"checkpoint '{path}'",
+            f"does not fit the network ({shortened(error)})",
+            allowed="a .safetensors file of this network",
+        ) from error
+
+
+def weights_source(settings: ModelSettings) -> dict[str, str]:
+    """For model cards: the network's name, where its first weights came from, and their licence where it is known."""
+    known = {"name": settings.name, "licence": "unknown"}
+    if settings.checkpoint is not None:
+        return {**known, "weights": f"checkpoint {settings.checkpoint.name}"}
+    if settings.kind == "onnx":
+        return {**known, "weights": f"those of {settings.path.name if settings.path else settings.name}"}
+    if settings.kind == "callable":
+        return {**known, "weights": f"those that {settings.name} gives it"}
+    from tasks.models.timm_networks import published_config
+
+    config = published_config(settings)
+    if config is None:
+        return {**known, "weights": "random, trained from there", "licence": "none: trained here"}
+    source = config.hf_hub_id or config.url or "timm"
+    return {**known, "weights": f"published: {source}", "licence": config.license or "unknown"}

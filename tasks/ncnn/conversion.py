@@ -1,0 +1,201 @@
+"""ONNX to NCNN through pnnx's binary, each call a killable child in a private temporary folder.
+
+One call costs about 0.25 s, nearly all of it start-up, so operators travel many at a time:
+`convert_operators` joins them to one graph of unconnected parts and splits the result: 1 ms an operator.
+"""
+
+import contextlib
+import importlib.util
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import ncnn
+import onnx
+
+from profiling_agents.backends.base import ModelError
+from profiling_agents.backends.onnx_files import read_onnx
+from profiling_agents.backends.own_names import OwnNames
+from tasks.ncnn import joined_models
+from tasks.ncnn.files import Layer, NcnnFiles
+from tasks.ncnn.pooling import fit_pools
+
+MIB = 2**20
+CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
+
+
+class ConversionError(Exception):
+    """A model has no NCNN form; the message is one line."""
+
+
+Outcome = NcnnFiles | ConversionError
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionLimits:
+    """What one call of pnnx may use."""
+
+    wall_s: float = 120.0
+    memory_mib: int = 8192
+
+
+def convert(model: bytes, limits: ConversionLimits = ConversionLimits(), *, fp16: bool = False) -> NcnnFiles:
+    """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
+
+    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs.
+    Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
+    """
+    return _checked(_converted(model, limits, fp16=fp16))
+
+
+def convert_operators(models: Sequence[bytes], limits: ConversionLimits = ConversionLimits()) -> list[Outcome]:
+    """NCNN files of many models of one operator each, as the operator runs inside a network (no batch axis).
+
+    Each has its own result or its own error.
+    """
+    results: dict[int, Outcome] = {}
+    for index, content in enumerate(models):
+        if (constant := _constant(content)) is not None:
+            results[index] = constant
+    others = [index for index in range(len(models)) if index not in results]
+    pending = [[others[own] for own in part] for part in joined_models.groups([models[index] for index in others])]
+    while pending:
+        part = pending.pop()
+        outcomes = _convert_part([models[index] for index in part], limits)
+        for index, outcome in zip(part, outcomes, strict=True):
+            if outcome is not None:
+                results[index] = outcome
+        if unknown := [index for index in part if index not in results]:
+            half = (len(unknown) + 1) // 2
+            pending += [rest for rest in (unknown[:half], unknown[half:]) if rest]
+    return [results[index] for index in range(len(models))]
+
+
+def _constant(content: bytes) -> NcnnFiles | None:
+    """The file of an operator without inputs: numbers that lie in memory. None for all others."""
+    graph = onnx.load_from_string(content).graph
+    if graph.input or len(graph.output) != 1:
+        return None
+    shape = [dimension.dim_value for dimension in graph.output[0].type.tensor_type.shape.dim][1:]
+    width, *rest = reversed(shape)
+    keys = ("0", "1", "2") if len(shape) < 4 else ("0", "1", "11", "2")
+    parameters = tuple(f"{key}={size}" for key, size in zip(keys, (width, *rest), strict=False))
+    layer = Layer("MemoryData", "constant", (), ("out0",), parameters)
+    return NcnnFiles.of([layer], bytes(4 * prod(shape)))
+
+
+def _convert_part(models: Sequence[bytes], limits: ConversionLimits) -> Sequence[Outcome | None]:
+    """The results of one call of pnnx; None for those to be tried again among fewer others."""
+    failure = ConversionError("pnnx dropped an input or an output")
+    parts: Sequence[NcnnFiles | None] = [None] * len(models)
+    try:
+        joined = joined_models.join(models)
+        parts = joined_models.split(_converted(joined.model, limits), joined)
+    except ConversionError as error:
+        failure = error
+    except joined_models.SplitError as error:
+        failure = ConversionError(f"pnnx's files cannot be read: {error}")
+    if len(models) == 1 and parts[0] is None:
+        return [failure]
+    return [None if part is None else _outcome(part) for part in parts]
+
+
+def _outcome(converted: NcnnFiles) -> Outcome:
+    try:
+        return _checked(converted)
+    except ConversionError as error:
+        return error
+
+
+def _checked(converted: NcnnFiles) -> NcnnFiles:
+    """ConversionError for layers that pnnx passed through and ncnn does not have: 'aten::erf', 'Det', …"""
+    for layer in converted.layers():
+        if ncnn.layer_to_index(layer.kind) < 0:
+            raise ConversionError(f"ncnn has no layer for '{layer.kind}'")
+    return converted
+
+
+def _converted(model: bytes, limits: ConversionLimits, *, fp16: bool = False) -> NcnnFiles:
+    with tempfile.TemporaryDirectory(prefix="autotailor-pnnx-") as name:  # mode 0700
+        folder = Path(name)
+        (folder / "model.onnx").write_bytes(_prepared(model))
+        log = _run([_binary(), "model.onnx", f"fp16={fp16:d}"], folder, limits)
+        files = folder / "model.ncnn.param", folder / "model.ncnn.bin"
+        if not all(file.is_file() for file in files) or files[0].stat().st_size == 0:
+            raise ConversionError(f"pnnx wrote no NCNN model ({_last_line(log)})")
+        return NcnnFiles(param=files[0].read_bytes(), bin=files[1].read_bytes())
+
+
+def _prepared(model: bytes) -> bytes:
+    """The model without names that pnnx would write into its text files, in forms that ncnn has; order and numbers stay."""
+    try:
+        return fit_pools(read_onnx(model, OwnNames())).SerializeToString()
+    except ModelError as error:
+        raise ConversionError(f"pnnx gets no model: {' '.join(str(error).split())}") from error
+
+
+def _run(command: list[str], folder: Path, limits: ConversionLimits) -> str:
+    """What the child printed; ConversionError when it died or was killed."""
+    environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    with (
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as child,
+        _killed_at_exit(child),
+    ):
+        _restrict(child.pid, limits)
+        try:
+            output, _ = child.communicate(timeout=limits.wall_s)
+        except subprocess.TimeoutExpired as error:
+            raise ConversionError(f"pnnx took longer than {limits.wall_s:g} s") from error
+    log = output.decode(errors="replace")
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        raise ConversionError(f"pnnx died of {name} within {limits.memory_mib} MiB ({_last_line(log)})")
+    if child.returncode:
+        raise ConversionError(f"pnnx ended with code {child.returncode} ({_last_line(log)})")
+    return log
+
+
+@contextlib.contextmanager
+def _killed_at_exit(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _restrict(pid: int, limits: ConversionLimits) -> None:
+    """Memory limit and low priority, set from outside: nothing of ours runs between fork and exec."""
+    with contextlib.suppress(ProcessLookupError):
+        memory = limits.memory_mib * MIB
+        resource.prlimit(pid, resource.RLIMIT_AS, (memory, memory))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        os.setpriority(os.PRIO_PROCESS, pid, CHILD_NICENESS)
+
+
+def _binary() -> str:
+    """pnnx's executable inside its Python package (importing the package would import torch)."""
+    found = importlib.util.find_spec("pnnx")
+    if found is None or not found.submodule_search_locations:
+        raise ConversionError("the package 'pnnx' is not installed")
+    return str(Path(found.submodule_search_locations[0]) / "pnnx")
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"

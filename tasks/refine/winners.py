@@ -1,0 +1,174 @@
+"""The second half of a refinement: the candidates that were timed are evaluated, and measurements choose the winners."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import tailor_ir
+from solvers.front import pareto_mask
+from tailor_ir import SuperNet
+from tasks.artifacts import NO_STORE, SubNetStore
+from tasks.errors import UserError
+from tasks.evaluation.agreement import errors_in_points, kendall_tau
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
+from tasks.predict.accuracy import AccuracyPredictor, validate
+from tasks.predict.validate import errors
+from tasks.progress import Progress
+from tasks.refine.known import Known, Latencies, best, evaluated_lines, known_ms, worth_evaluating
+from tasks.refine.settings import Settings
+from tasks.refine.stage import folders_of
+from tasks.schemas.candidates import MEASURED_FILE, Candidates, Likely
+from tasks.schemas.front import FRONT_FILE, Learned, Refinement, Replaced, Winner
+from tasks.schemas.stored import StageResult
+from tasks.search import read_front
+
+OF_THE_SEARCH = {"stopped", "generations"}
+"""What says how the search found a winner."""
+
+
+def choose(
+    settings: Settings,
+    supernet: Path,
+    searches: Mapping[str, Path],
+    accuracy: AccuracyPredictor,
+    images: EvaluationData,
+    out: Path,
+    progress: Progress,
+    store: SubNetStore = NO_STORE,
+) -> dict[str, StageResult]:
+    """Evaluate what `measure` timed and take the most accurate SubNet within each budget; the `front.json` of each device.
+
+    searches: the folders of the search's fronts by device, in the order of `measure`. The files have the form of the search's
+    `front.json`. Each winner has `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's
+    winner. The winner of a budget that no SubNet keeps is the fastest SubNet (on several devices the nearest to them), and
+    `within_budget` is false. A second call goes on. UserError when no SubNet could be measured.
+    """
+    net = tailor_ir.load(supernet)
+    net.elastic.to(images.device)
+    folders, fronts = folders_of(out, list(searches)), [read_front(one / FRONT_FILE) for one in searches.values()]
+    tables = [Candidates.read(folder / MEASURED_FILE) for folder in folders]
+    timed_ms = known_ms([{row.digest: row.latency for row in table.candidates} for table in tables])
+    if not timed_ms:
+        raise _nothing_measured(searches, tables)
+    budgets_ms = [tuple(row.budget_ms for row in rows) for rows in zip(*(one.winners for one in fronts), strict=True)]
+    configs = {row.digest: row.config for row in tables[0].candidates}
+    worth = worth_evaluating(timed_ms, budgets_ms)
+    lines = evaluated_lines(store, supernet, images, out, progress)
+    evaluated = accuracies(net, [configs[one] for one in worth], images, lines, progress, "evaluate candidates")
+    found = dict(zip(worth, evaluated, strict=True))
+    chosen = _best(tables, timed_ms, found, budgets_ms, settings.margin)
+    refined: dict[str, StageResult] = {}
+    for name, folder, front, table in zip(searches, folders, fronts, tables, strict=True):
+        told = _with_accuracies(table, found)
+        told.write(folder / MEASURED_FILE)
+        winners = tuple(_winner(*pair, told) for pair in zip(front.winners, chosen, strict=True))
+        changed = {
+            "winners": winners,
+            "front": _front(winners),
+            "refinement": _refinement(settings, net, told, winners, accuracy, found),
+        }
+        refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
+    return refined
+
+
+def _nothing_measured(devices: Collection[str], tables: Sequence[Candidates]) -> UserError:
+    reason = next(row.latency.reason for table in tables for row in table.candidates if row.latency.p50_ms is None)
+    where = "the device" if len(devices) == 1 else f"each of {', '.join(devices)}"
+    return UserError("refine", f"no SubNet can be measured on {where}: {reason}", next_step="refine.candidates=1")
+
+
+def _best(
+    tables: Sequence[Candidates],
+    timed_ms: Mapping[str, Latencies],
+    found: Mapping[str, Accuracy],
+    budgets_ms: Sequence[Latencies],
+    margin: float,
+) -> list[str]:
+    """Digests of the measured winners of all budgets. found: accuracies of the evaluated candidates, by digest."""
+    smoothed_ms = [{row.digest: row.smoothed_ms for row in table.candidates} for table in tables]
+    known = []
+    for digest, accuracy in found.items():
+        smoothed = tuple(ms for one in smoothed_ms if (ms := one[digest]) is not None)
+        assert len(smoothed) == len(tables), "a measured latency is smoothed"
+        known.append(Known(digest, timed_ms[digest], smoothed, accuracy))
+    return [best(known, budget_ms, margin).digest for budget_ms in budgets_ms]
+
+
+def _with_accuracies(table: Candidates, found: Mapping[str, Accuracy]) -> Candidates:
+    rows = [
+        row.model_copy(update={"accuracy": found[row.digest].share, "loss": found[row.digest].loss})
+        if row.digest in found
+        else row
+        for row in table.candidates
+    ]
+    return table.model_copy(update={"candidates": tuple(rows)})
+
+
+def _refinement(
+    settings: Settings,
+    net: SuperNet,
+    table: Candidates,
+    winners: Sequence[Winner],
+    accuracy: AccuracyPredictor,
+    found: Mapping[str, Accuracy],
+) -> Refinement:
+    """What measuring the candidates on one device changed. found: accuracies of the evaluated candidates, by digest."""
+    rows = [row for row in table.candidates if row.digest in found]
+    codes = net.space.canonical_codes(net.space.encode([row.config for row in rows]))
+    return Refinement(
+        measured=len(table.candidates),
+        failed=sum(row.latency.p50_ms is None for row in table.candidates),
+        evaluated=len(rows),
+        replaced=sum(row.replaces is not None for row in winners),
+        missed_ms=tuple(row.budget_ms for row in winners if not row.within_budget),
+        latency=errors(
+            np.array([row.predicted_ms for row in rows]), np.array([row.latency.p50_ms for row in rows], np.float64)
+        ),
+        accuracy=validate(accuracy, codes, [found[row.digest] for row in rows]).errors,
+        learned=_learned(table.likely, {row.digest: found[row.digest].share for row in rows}),
+        settings=settings.model_dump(mode="json"),
+    )
+
+
+def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Learned | None:
+    """The learned accuracies of candidates against their measured accuracies; None where no accuracy was learned."""
+    rows = [(likely[digest], accuracy) for digest, accuracy in measured.items() if digest in likely]
+    if not rows:
+        return None
+    said, accuracy = np.array([row.accuracy for row, _ in rows]), np.array([found for _, found in rows])
+    return Learned(
+        n=len(rows),
+        deviation_points=100 * float(np.mean([row.deviation for row, _ in rows])),
+        **errors_in_points(said, accuracy),
+        kendall_tau=kendall_tau(said, accuracy),
+    )
+
+
+def _winner(row: Winner, digest: str, table: Candidates) -> Winner:
+    """The measured winner of a budget on one device; where it is another than `row`, with what was measured of `row`."""
+    candidates = {one.digest: one for one in table.candidates}
+    stays, chosen, before = row.digest == digest, candidates[digest], candidates.get(row.digest)
+    measured_ms = chosen.latency.p50_ms
+    assert measured_ms is not None, "a winner is measured"
+    replaced = Replaced(
+        digest=row.digest,
+        measured_ms=before and before.latency.p50_ms,
+        measured_accuracy=before and before.accuracy,
+    )
+    of_the_search = row.model_dump(exclude_unset=True, exclude=None if stays else OF_THE_SEARCH)
+    measured = {
+        "measured_ms": measured_ms,
+        "measured_accuracy": chosen.accuracy,
+        "within_budget": measured_ms <= row.budget_ms,
+        "replaces": None if stays else replaced,
+    }
+    of_candidate = chosen.model_dump(exclude_unset=True, exclude={"latency", "accuracy", "loss"})
+    return Winner.model_validate({**of_the_search, **of_candidate, **measured})
+
+
+def _front(winners: Sequence[Winner]) -> tuple[str, ...]:
+    """Digests of the winners that no other winner dominates by measurement."""
+    measured_ms, accuracy = np.array([row.measured_ms for row in winners]), np.array([row.accuracy for row in winners])
+    kept = np.flatnonzero(pareto_mask(measured_ms, accuracy)).tolist()
+    return tuple(dict.fromkeys(winners[index].digest for index in kept))

@@ -1,0 +1,18 @@
+"""`chosen/DEVICE.json`, or the file of `search … --to FILE.json`: one SubNet that a rule chose on one device."""
+
+from typing import ClassVar
+
+from tasks.schemas.front import Winner
+from tasks.schemas.stored import Stored
+
+
+class ChosenSubNet(Stored):
+    """A SubNet to go on with. `rule`: what it was chosen by, for people."""
+
+    STAGE: ClassVar[str] = "search"
+    COMMAND: ClassVar[str] = "search --budget-ms MS --to FILE.json"
+    KIND: ClassVar[str] = "chosen SubNet"
+
+    device: str
+    rule: str
+    subnet: Winner

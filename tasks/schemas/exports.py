@@ -1,0 +1,201 @@
+"""`exports.json`: the files of the winners of one device; `DIGEST.json`: the model card of one SubNet."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from profiling_agents.messages import Capabilities, LayerTiming
+from tasks.schemas.stored import Record, Stored
+from tasks.schemas.subnets import Named, Predicted
+
+EXPORTS_FILE = "exports.json"
+
+
+class Latency(Record):
+    """A measurement of one SubNet (`profiling_agents.messages.Measurement`, without its key)."""
+
+    state: Literal["ok", "failed"]
+    reason: str | None
+    p50_ms: float | None
+    p90_ms: float | None
+    spread: float | None
+    n: int
+    repeats: int
+    noisy: bool
+    energy_mj: float | None
+    layers: tuple[LayerTiming, ...]
+
+
+class ExportedFile(Record):
+    """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none."""
+
+    state: Literal["ok", "failed"]
+    reason: str | None = None
+    sha256: dict[str, str] = Field(default_factory=dict)
+    bytes: int | None = None
+    relative_difference: float | None = None
+    tolerance: float | None = None
+    images: int | None = None
+    on_device: bool | None = None
+    runtime: str | None = None
+    precision: str | None = None
+
+
+class VariableChoice(Record):
+    """A variable of a SubNet: its choice among those of the SuperNet."""
+
+    name: str
+    choice: int | float
+    choices: tuple[int | float, ...]
+
+
+class Architecture(Record):
+    """How many operators of each type, most first; the choices."""
+
+    operators: dict[str, int]
+    variables: tuple[VariableChoice, ...]
+
+
+class Origin(Record):
+    """What a SubNet was made from."""
+
+    network: dict[str, str]
+    data: str
+    digests: dict[str, str]
+
+
+class CardDevice(Record):
+    """Where latencies were measured."""
+
+    backend: str
+    version: str
+    provider: str
+    precision: str
+    threads: int
+    cpu_model: str
+    system: str
+    fingerprint: str
+
+
+class Preparation(Record):
+    """What an application does with an image, with values in [0, 1], before the network sees it. In this order:
+
+    `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
+    `size` (height, width) by `size_interpolation` where that is another.
+    """
+
+    colours: Literal["RGB", "grey"]
+    crop: str
+    resolution: int
+    interpolation: str
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    size: tuple[int, int]
+    size_interpolation: str
+
+
+class Card(Named):
+    """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
+
+    predicted_ms: what the search chose it by.
+    """
+
+    batch: int
+    input_shape: tuple[int, ...]
+    preparation: Preparation
+    classes: tuple[str, ...]
+    macs: int
+    parameters: int
+    architecture: Architecture
+    accuracy: dict[str, float]
+    files: dict[str, ExportedFile]
+    predicted_ms: float
+    latency: Latency
+    device: CardDevice
+    made_from: Origin
+
+
+class MissedWinner(Record):
+    """A SubNet that was chosen for a budget and takes longer as measured."""
+
+    digest: str
+    predicted_ms: float
+    measured_ms: float
+
+
+class ExportedWinner(Record):
+    """A budget: what was predicted and what was measured, side by side.
+
+    `replaces`: the winner of the search or of the refinement, where another SubNet took its place; `subnet`: that one.
+    """
+
+    digest: str
+    budget_ms: float
+    predicted_ms: float
+    measured_ms: float | None
+    within_budget: bool
+    predicted_accuracy: float
+    accuracy: dict[str, float]
+    files_ok: bool
+    replaces: MissedWinner | None = None
+    subnet: Predicted | None = None
+
+
+class Bundle(Record):
+    """All SubNets in one folder. `bytes_alone`: of their own ONNX files, where these were exported."""
+
+    state: Literal["ok", "failed"]
+    reason: str | None = None
+    folder: str | None = None
+    bytes: int | None = None
+    bytes_alone: int | None = None
+    relative_difference: float | None = None
+    tolerance: float | None = None
+
+
+class MeasuredLargest(Record):
+    """The largest SubNet, measured beside the winners."""
+
+    latency: Latency
+
+
+class MeasuredBaseline(Record):
+    """A uniformly shrunk SubNet, measured."""
+
+    digest: str
+    measured_ms: float | None
+    reason: str | None
+    accuracy: dict[str, float]
+
+
+class Exports(Stored):
+    """The winners of one device. `subnets`: a card for each that is different."""
+
+    VERSION: ClassVar[int] = 2
+    STAGE: ClassVar[str] = "export"
+
+    device: Capabilities
+    winners: tuple[ExportedWinner, ...]
+    subnets: tuple[Card, ...]
+    largest: MeasuredLargest
+    bundle: Bundle | None = None
+    baseline: tuple[MeasuredBaseline, ...]
+
+
+class IndexedWinner(Record):
+    """A budget, and the names of its files in the folder."""
+
+    budget_ms: float
+    measured_ms: float | None
+    accuracy: dict[str, float]
+    digest: str
+    files: tuple[str, ...]
+
+
+class ExportIndex(Stored):
+    """`index.json` of the folder with readable names: what is of each budget, and the sha256 of every file that a run wrote."""
+
+    STAGE: ClassVar[str] = "export"
+
+    winners: tuple[IndexedWinner, ...]
+    sha256: dict[str, str]

@@ -1,0 +1,105 @@
+"""`front.json`: the winners of one device, by prediction (search) or by measurement (refine)."""
+
+from typing import Any, ClassVar
+
+from tasks.schemas.accuracy import AccuracyErrors
+from tasks.schemas.agreement import PointErrors, RelativeErrors
+from tasks.schemas.stored import Record, Stored
+from tasks.schemas.subnets import Predicted
+
+FRONT_FILE = "front.json"
+
+
+class Replaced(Record):
+    """The search's winner of a budget where a measured one took its place, and what was measured of it."""
+
+    digest: str
+    measured_ms: float | None
+    measured_accuracy: float | None
+
+
+class Winner(Predicted):
+    """The best SubNet within a latency budget.
+
+    `budgets_ms`: on all devices, where several were searched together. `generations`, `stopped`: how the search found it.
+    """
+
+    budget_ms: float
+    budgets_ms: dict[str, float] | None = None
+    generations: int | None = None
+    stopped: str | None = None
+    measured_accuracy: float | None = None
+    measured_ms: float | None = None
+    smoothed_ms: float | None = None
+    within_budget: bool | None = None
+    replaces: Replaced | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """What it was ranked by: measured accuracy, where there is any."""
+        return self.predicted_accuracy if self.measured_accuracy is None else self.measured_accuracy
+
+
+class UniformSubNet(Predicted):
+    """A uniformly shrunk SubNet; `scaled`: which variables share one level."""
+
+    scaled: str
+
+
+class Hypervolume(Record):
+    """Area under the front. Reference corner: the largest SubNet's latency, the fastest SubNet's accuracy."""
+
+    value: float
+    reference_ms: float
+    reference_accuracy: float
+
+
+class WholeFront(Record):
+    """All SubNets of the front by rising latency; `error`: the share of a budget that it may miss."""
+
+    error: float
+    predicted_ms: tuple[float, ...]
+    predicted_accuracy: tuple[float, ...]
+
+
+class Learned(PointErrors):
+    """What was said of `n` candidates before they were evaluated, with the deviation that was expected."""
+
+    n: int
+    deviation_points: float
+
+
+class Refinement(Record):
+    """What measuring the candidates changed."""
+
+    measured: int
+    failed: int
+    evaluated: int
+    replaced: int
+    missed_ms: tuple[float, ...]
+    latency: RelativeErrors
+    accuracy: AccuracyErrors
+    learned: Learned | None
+    settings: dict[str, Any]
+    """`tasks.refine.Settings`."""
+
+
+class Front(Stored):
+    """The winners of one device. `front`: digests of those that none dominates."""
+
+    STAGE: ClassVar[str] = "search"
+    KIND: ClassVar[str] = "front"
+
+    device: str
+    winners: tuple[Winner, ...]
+    front: tuple[str, ...]
+    fastest: Predicted
+    largest: Predicted
+    baseline: tuple[UniformSubNet, ...]
+    hypervolume: Hypervolume
+    evaluations: int
+    evaluated: int
+    whole_front: WholeFront | None
+    settings: dict[str, Any]
+    """`tasks.search.Settings`."""
+    refinement: Refinement | None = None

@@ -1,0 +1,40 @@
+"""`resources.json`: what the largest and the smallest SubNet need on one device besides time."""
+
+from typing import Any, ClassVar, Literal
+
+from tasks.schemas.agreement import RelativeErrors
+from tasks.schemas.stored import Record, Stored
+from tasks.schemas.subnets import Named
+
+RESOURCES_FILE = "resources.json"
+
+
+class Metered(Record):
+    """How many of all operators have a measured energy."""
+
+    measured: int
+    all: int
+
+
+class ResourceNeeds(Named):
+    """Of one sample."""
+
+    kind: Literal["largest", "smallest"]
+    memory_mib: float
+    peak_activations_mib: float
+    peak_arena_mib: float
+    parameters: int
+    macs: int
+    energy_mj: float
+
+
+class Resources(Stored):
+    """`energy_from`: what the energies are predicted from. `energy_calibration`: `tasks.predict.calibration.Calibration`."""
+
+    STAGE: ClassVar[str] = "predict"
+
+    energy_from: Literal["model", "operators", "sensor"]
+    energy_operators: Metered
+    subnets: tuple[ResourceNeeds, ...]
+    energy_calibration: dict[str, Any] | None = None
+    energy_held_out: RelativeErrors | None = None

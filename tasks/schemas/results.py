@@ -1,0 +1,74 @@
+"""`result.json` of the stages whose results others read."""
+
+from typing import ClassVar
+
+from tasks.schemas.stored import Record, Stored
+
+
+class Result(Stored):
+    """What a stage returned; `seconds`: how long it worked."""
+
+    seconds: float | None = None
+
+
+class NetworkAccuracy(Record):
+    """Accuracies of the user's network, in [0, 1]."""
+
+    validation_accuracy: float
+    test_accuracy: float
+
+
+class EndsAccuracy(Record):
+    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1]."""
+
+    largest_validation_accuracy: float
+    smallest_validation_accuracy: float
+    largest_test_accuracy: float
+    smallest_test_accuracy: float
+
+
+class BaseResult(NetworkAccuracy, Result):
+    """Of the base network. `micro_batch`: in the end, where it was trained."""
+
+    STAGE: ClassVar[str] = "base"
+    COMMAND: ClassVar[str] = "compile"
+
+    trained: bool
+    micro_batch: int | None = None
+
+
+class FinetuneResult(EndsAccuracy, Result):
+    """Of the SuperNet."""
+
+    STAGE: ClassVar[str] = "finetune"
+
+    steps: int
+    micro_batch: int
+
+
+class GivenFile(NetworkAccuracy, Result):
+    """Of a network in an .onnx file."""
+
+    STAGE: ClassVar[str] = "given"
+    COMMAND: ClassVar[str] = "run"
+
+
+class GivenSuperNet(EndsAccuracy, Result):
+    """Of a SuperNet that no run of this folder made."""
+
+    STAGE: ClassVar[str] = "given"
+    COMMAND: ClassVar[str] = "adapt"
+
+
+class EnumerateResult(Result):
+    """Of the SuperNet's space. `operators`: how many of each type, most first."""
+
+    STAGE: ClassVar[str] = "enumerate"
+
+    variables: int
+    modifications: int
+    codes: int
+    distinct: int
+    unique_operators: int
+    operators: dict[str, int]
+    enumerate_s: float

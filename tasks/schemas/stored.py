@@ -1,0 +1,83 @@
+"""What all schemas share: strict records, and files with a version."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.artifacts.files import json_bytes, write_bytes
+from tasks.errors import UserError
+
+Config = dict[str, int | float]
+"""A SubNet, as `tailor_ir.Config`, which schemas do without: importing it takes torch."""
+
+StageResult = Mapping[str, Any]
+"""The result of a stage as JSON: the content of its `result.json`, mostly of a schema of this package."""
+
+
+class Record(BaseModel):
+    """A part of a file: immutable; unknown fields, NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored: without the fields that the writer has left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Stored(Record):
+    """A file. Its version counts the changes of its form; a file of another version is refused."""
+
+    VERSION: ClassVar[int] = 1
+    STAGE: ClassVar[str]
+    """The stage that makes the file."""
+    COMMAND: ClassVar[str] = ""
+    """The command that runs the stage, where it is called otherwise."""
+    KIND: ClassVar[str] = "file"
+    """What errors call it."""
+
+    version: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored, with the version first."""
+        return {"version": self.VERSION, **self.model_dump(mode="json", exclude_unset=True, exclude={"version"})}
+
+    def write(self, file: Path) -> dict[str, Any]:
+        """Write the file whole or not at all; its content."""
+        content = self.to_json()
+        write_bytes(file, json_bytes(content))
+        return content
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a file that `write` wrote. UserError: it cannot be read, is of another version, or something else."""
+        where = f"{cls.KIND} '{file}'"
+        try:
+            return cls.of_json(json.loads(file.read_bytes()), where)
+        except OSError as error:
+            raise UserError(where, f"cannot be read ({error.strerror})", next_step=cls._again()) from error
+        except ValueError as error:  # also of decoding
+            raise UserError(where, f"is no JSON ({error})", next_step=cls._again()) from error
+
+    @classmethod
+    def of_json(cls, content: Any, where: str) -> Self:
+        """The content of a file. UserError: it is of another version, or something else."""
+        version = content.get("version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > cls.VERSION:
+            got = f"has version {version}, of a later autotailor"
+            raise UserError(where, got, allowed=str(cls.VERSION), next_step="update autotailor")
+        if version != cls.VERSION:
+            got = f"has {'no version' if version is None else f'version {version}'}"
+            raise UserError(where, got, allowed=str(cls.VERSION), next_step=cls._again())
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
+            raise UserError(where, got, next_step=cls._again()) from error
+
+    @classmethod
+    def _again(cls) -> str:
+        return f"run the {cls.STAGE} stage again: autotailor {cls.COMMAND or cls.STAGE} …"

@@ -1,0 +1,80 @@
+"""The bars that keep the house easy to walk through: small packages, small files, short functions."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+from documents import ROOT
+
+ROOMS = ("flows", "profiling_agents", "solvers", "tailor_ir", "tasks")
+MOST_IR_MODULES = 8
+MOST_MODULES = 14
+MOST_FUNCTION_LINES = 50
+MEDIAN_FILE_LINES = 200
+SHARED_NAMES = {
+    "Settings": "the settings of one stage, in every stage's package",
+}
+"""Public class names with several definitions, and why."""
+
+
+def sources() -> list[Path]:
+    """All source files of all rooms."""
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def test_the_rooms_have_sources() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in sources()} == set(ROOMS)
+
+
+def test_few_modules_lie_directly_in_the_ir() -> None:
+    direct = [path.name for path in sources() if path.parent == ROOT / "tailor_ir"]
+    assert len(direct) <= MOST_IR_MODULES, (
+        f"tailor_ir: {len(direct)} modules ({', '.join(direct)}); move some to a package"
+    )
+
+
+def test_no_package_has_too_many_modules() -> None:
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in sources() if path.name != "__init__.py")
+    large = {package: count for package, count in counts.items() if count > MOST_MODULES}
+    assert not large, f"more than {MOST_MODULES} modules: {large}; divide the package"
+
+
+def test_no_function_is_long() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{node.name}": lines
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_FUNCTION_LINES
+    }
+    assert not long, f"more than {MOST_FUNCTION_LINES} lines: {long}; divide the function"
+
+
+def test_the_median_file_is_short() -> None:
+    lines = [path.read_text(encoding="utf-8").count("\n") for path in sources() if path.name != "__init__.py"]
+    assert median(lines) < MEDIAN_FILE_LINES
+
+
+def named(statement: ast.stmt) -> list[str]:
+    """The class or type alias that a statement at the top of a module names; no type variable."""
+    match statement:
+        case ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name[0].isupper() and not name.isupper():
+            variable = isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"
+            return [] if variable else [name]
+    return []
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    classes: set[str] = set()
+    homes: dict[str, list[str]] = {}
+    for path in sources():
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            for name in named(statement):
+                homes.setdefault(name, []).append(str(path.relative_to(ROOT)))
+                if isinstance(statement, ast.ClassDef) and not name.startswith("_"):
+                    classes.add(name)
+    shared = {name for name in classes if len(homes[name]) > 1}
+    assert shared == set(SHARED_NAMES), {name: homes[name] for name in shared ^ set(SHARED_NAMES) if name in homes}

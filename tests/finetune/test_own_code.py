@@ -1,0 +1,185 @@
+"""Networks in packages of the user's whose names are those of packages of the house, or of libraries."""
+
+import copy
+import json
+import pickle
+import sys
+from importlib.machinery import FileFinder, SourceFileLoader
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flows.stages.inputs import model_key
+from tasks import base
+from tasks.data import DataSettings
+from tasks.errors import UserError
+from tasks.models import ModelSettings, create
+from tasks.progress import Silent
+
+LAYERS = """
+from torch import nn
+
+def conv(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+"""
+NETS = """
+import tasks.layers
+import tasks.layers as renamed
+from tasks import layers
+from tasks.layers import *
+from .layers import conv as relative
+from helpers import head
+from solvers import tables
+
+assert tasks.layers is renamed is layers and conv is relative
+
+def make(num_classes, in_chans, width=8):
+    from flows.late import KEPT  # imported when it is called
+    return nn.Sequential(conv(in_chans, width), conv(width, width), head(width, num_classes))
+
+nn = layers.nn
+
+class Own(nn.Sequential):
+    pass
+
+def own(num_classes, in_chans):
+    return Own(*make(num_classes, in_chans))
+
+def by_name(num_classes, in_chans):
+    import importlib
+    return importlib.import_module("tasks.own")
+
+def wrong(num_classes, in_chans):
+    from tasks.layers import x
+"""
+HELPERS = """
+from torch import nn
+from tasks.layers import conv
+
+def head(width, classes):
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with packages `tasks` and `flows` of the user's, and a module beside them."""
+    files = {
+        "tasks/layers.py": LAYERS,
+        "tasks/nets.py": NETS,
+        "tasks/models.py": "from .nets import make as network\n",  # the house has tasks.models, too
+        "flows/late.py": "KEPT = 1\n",
+        "helpers.py": HELPERS,
+        "conf/config.yaml": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(name: str) -> nn.Module:
+    model = create(ModelSettings(kind="callable", name=name), 10, 3, 8)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+@pytest.mark.parametrize("is_regular", [False, True])
+@pytest.mark.parametrize("name", ["tasks.nets:make", "tasks.models:network", "tasks/nets.py:make"])
+def test_packages_named_like_those_of_the_house_are_imported(name: str, is_regular: bool, project: Path) -> None:
+    if is_regular:
+        (project / "tasks" / "__init__.py").write_text("from tasks.layers import conv\n")
+    elif name.endswith(".py:make"):  # in no package
+        file = project / "tasks" / "nets.py"
+        file.write_text(file.read_text().replace("from .layers", "from layers").replace(" and conv is relative", ""))
+    house = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("tasks", "flows")}
+    assert made(name).eval()(torch.zeros(1, 3, 8, 8)).shape == (1, 10)
+    assert all(sys.modules[name] is module for name, module in house.items())
+
+
+def test_a_class_of_such_a_package_can_be_copied_and_pickled(project: Path) -> None:
+    model = made("tasks.nets:own")
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))  # noqa: S301 - its own
+    assert type(copied) is type(model)
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (
+            "by_name",
+            r"raises ModuleNotFoundError \(No module named 'tasks\.own'\) at tasks/nets\.py:\d+; AutoTailor has a package "
+            r"'tasks', too: import statements find yours, importlib\.import_module and pickle do not; rename yours$",
+        ),
+        (
+            "wrong",
+            r"raises ImportError \(cannot import name 'x' from 'tasks\.layers' \(.*\)\) at tasks/nets\.py:\d+; mend",
+        ),
+        (
+            "absent",
+            r"cannot be imported \(module 'tasks\.nets' has no attribute 'absent'\); allowed: module:function, in",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_with_the_names_of_the_user(
+    function: str, line: str, project: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"^model\.name 'tasks\.nets:{function}': {line}"):
+        made(f"tasks.nets:{function}")
+
+
+def test_a_file_that_is_not_there_is_named(project: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"there is no file 'nets\.py'; allowed: FILE\.py:function, or module:function$"
+    ):
+        made("nets.py:make")
+
+
+def test_the_working_folder_comes_before_installed_libraries(project: Path) -> None:
+    (project / "scipy").mkdir()
+    (project / "scipy" / "signal.py").write_text("from tasks.nets import make\n")
+    library = sys.modules["scipy"]
+    assert isinstance(made("scipy.signal:make"), nn.Module)
+    assert sys.modules["scipy"] is library
+
+
+def test_networks_of_the_presets_are_those_of_the_house(project: Path) -> None:
+    """Where the working folder has a folder `conf`, as here, with configs or with code of the user's."""
+    for text in ("", "x = 1\n"):
+        (project / "conf" / "own.py").write_text(text)
+        settings = ModelSettings(kind="callable", name="conf.networks.proxyless:network")
+        model = create(settings, 10, 3, 32)
+        assert type(model).__module__.startswith(("torch", "conf.networks"))
+
+
+def test_source_of_such_packages_counts_in_keys(project: Path) -> None:
+    settings = ModelSettings(kind="callable", name="tasks.nets:make")
+    keys = [model_key(settings)]
+    for name in ("tasks/layers.py", "flows/late.py", "helpers.py"):
+        (project / name).write_text((project / name).read_text() + "X = 1\n")
+        keys.append(model_key(settings))
+    assert len({json.dumps(key) for key in keys}) == 4
+
+
+def test_import_hooks_of_libraries_do_not_come_between(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's libraries put loaders of their own before Python's."""
+
+    class Loader(SourceFileLoader):
+        pass
+
+    monkeypatch.setattr(sys, "path_hooks", [FileFinder.path_hook((Loader, [".py"])), *sys.path_hooks])
+    assert isinstance(made("tasks.nets:make"), nn.Module)
+
+
+@pytest.mark.slow
+def test_ranks_import_them_too(project: Path) -> None:
+    model, settings = (
+        ModelSettings(kind="callable", name="tasks.nets:make"),
+        base.Settings(epochs=1, batch_size=1024, micro_batch=512, processes=1, device="cpu", recalibration_images=64),
+    )
+    folder = project / "out"
+    folder.mkdir()
+    assert base.run(settings, model, DataSettings(resolution=8), folder, Silent())["trained"]

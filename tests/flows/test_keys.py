@@ -1,0 +1,70 @@
+"""Which stages work again when a setting changes, by their keys; as docs/resuming.md says it."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flows.config import RunConfig
+from flows.run import Output, Run
+from flows.stages.spec import Context
+from flows.stages.table import PIPELINE
+
+EVERY_STAGE = {
+    "device": {"onnxruntime": {"backend": "onnxruntime"}},
+    "refine": {"candidates": 4},
+    "baselines": {"uniform": True, "siblings": ["resnet10t"]},
+}
+FOLDER = Path("stages")
+
+
+def _settings(path: str = "data.seed", value: float | str = 0) -> dict[str, Any]:
+    """What counts in the key of each stage besides its inputs, with one setting of the config."""
+    plain = RunConfig.model_validate(EVERY_STAGE).model_dump(mode="json")
+    *above, name = path.split(".")
+    place = plain
+    for part in above:
+        place = place[part]
+    assert name in place
+    place[name] = value
+    config = RunConfig.model_validate(plain)
+    output = Output(stage="x", key="k", folder=FOLDER, result={}, seconds=0.0, cached=False)
+    outputs = {spec.name: dict.fromkeys(spec.scope.labels(config), output) for spec in PIPELINE}
+    rows = [spec for spec in PIPELINE if spec.wanted(config, "report") and outputs[spec.name]]
+    no_run = cast("Run", None)  # settings are read from the config alone
+    contexts = {
+        spec.name: (spec, Context(no_run, config, spec, next(iter(outputs[spec.name])), outputs)) for spec in rows
+    }
+    return {name: spec.settings(context) for name, (spec, context) in contexts.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "stages"),
+    [
+        ("finetune.learning_rate", 0.1, {"finetune"}),
+        ("finetune.checkpoint_every_s", 1, set()),
+        ("base.restarts", 3, set()),
+        ("baselines.random", 7, {"baselines"}),
+        ("profile.measure.time_cap_ms", 7, {"profile"}),
+        ("profile.flush_s", 7, set()),
+        ("profile.store", "elsewhere", set()),
+        ("profile.conversion_wall_s", 7, set()),
+        ("predict.random_subnets", 7, {"sensitivities", "latency"}),
+        ("predict.seed", 7, {"sensitivities", "latency"}),
+        ("predict.interactions", 7, {"sensitivities"}),
+        ("predict.fit_subnets", 5, {"latency"}),
+        ("predict.validation_images", 7, {"sensitivities", "refine", "baselines"}),
+        ("predict.recalibration_images", 7, {"sensitivities", "refine", "baselines", "export"}),
+        ("predict.features_mib", 7, set()),
+        ("predict.measure.time_cap_ms", 7, {"latency", "refine", "compared"}),
+        ("predict.rounds", 7, {"latency", "refine", "compared"}),
+        ("predict.conversion_wall_s", 7, {"latency", "refine", "compared"}),
+        ("export.check_images", 7, {"export"}),
+    ],
+)
+def test_a_setting_is_in_the_keys_of_the_stages_whose_result_it_changes(
+    path: str, value: float | str, stages: set[str]
+) -> None:
+    before, after = _settings(), _settings(path, value)
+    assert before.keys() == after.keys() >= stages
+    assert {name for name, settings in after.items() if settings != before[name]} == stages

@@ -1,0 +1,86 @@
+"""Names of a foreign ONNX file on their way through the pipeline: torch.fx, onnx2torch and pnnx do not read them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from test_convert import run_ncnn
+
+import tailor_ir
+from tasks.ncnn.conversion import convert
+from tests.agents import hostile_names
+
+SHAPE = (1, 3, 8, 8)
+OUTPUT = (1, 4, 4, 4)
+COUNT = 12
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("names") / "ran"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran(marker: Path) -> Iterator[None]:
+    yield
+    assert not marker.exists(), "a name of a model file was run"
+
+
+def network(values: list[str], nodes: list[str]) -> onnx.ModelProto:
+    """Convolution, ReLU, a table that is added, maximum pool: weights, constants and an operator through onnx2torch."""
+    rng = np.random.default_rng(0)
+    x, weight, bias, conv, relu, table, added, y = values
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((4, 3, 3, 3), dtype=np.float32), weight),
+        numpy_helper.from_array(rng.standard_normal(4, dtype=np.float32), bias),
+        numpy_helper.from_array(rng.standard_normal((1, 4, 8, 8), dtype=np.float32), table),
+    ]
+    operators = [
+        helper.make_node("Conv", [x, weight, bias], [conv], nodes[0], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", [conv], [relu], nodes[1]),
+        helper.make_node("Add", [relu, table], [added], nodes[2]),
+        helper.make_node("MaxPool", [added], [y], nodes[3], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        operators, nodes[1], [value(x, TensorProto.FLOAT, SHAPE)], [value(y, TensorProto.FLOAT, OUTPUT)], weights
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_network_is_the_same_whatever_its_names_are(
+    marker: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    names = data.draw(st.lists(hostile_names.names(marker), min_size=COUNT, max_size=COUNT, unique=True))
+    folder = tmp_path_factory.mktemp("network")
+    model = network(names[:8], names[8:])
+    onnx.save(model, folder / "network.onnx")
+    x = np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {names[0]: x})
+
+    net = tailor_ir.compile(folder / "network.onnx", torch.zeros(SHAPE))
+    with torch.no_grad():
+        net.elastic.activate(net.max_config)
+        for output in (net.elastic(torch.from_numpy(x)), net.build(net.max_config)(torch.from_numpy(x))):
+            np.testing.assert_allclose(output.numpy(), expected, atol=TOLERANCE, rtol=0)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in net.build(net.max_config).state_dict())
+
+    net.export(net.max_config, folder / "subnet.onnx")
+    files = convert((folder / "subnet.onnx").read_bytes())
+    (got,) = run_ncnn(files, [x], 1, folder)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+    assert all(re.fullmatch(r"[A-Za-z0-9_]+", layer.name) for layer in files.layers())
