@@ -4,7 +4,8 @@
 
 Every file below DIR, an output folder, in which SubNets were timed in several rounds beside a reference. How far single
 latencies of a SubNet are from their mean, and how well the medians of even rounds and of odd rounds order the SubNets alike
-(Kendall's τ): as measured, relative to the reference, and with the part of its slowdown that they share (`tasks.predict.calm`).
+(Kendall's τ): as measured, relative to the reference, and with the part of its slowdown that they share
+(`tasks.measuring.calm`).
 """
 
 import argparse
@@ -16,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.artifacts import read_lines
-from tasks.predict.agreement import kendall_tau
-from tasks.predict.calm import Calm
+from tasks.evaluation.agreement import kendall_tau
+from tasks.measuring.calm import Calm
 
 FILES = ("timed.jsonl", "measured_subnets.jsonl")
 FEWEST = 20

@@ -30,7 +30,7 @@ import tailor_ir
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
-from tailor_ir.space import Config
+from tailor_ir import Config
 from tasks.models import create
 
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")

@@ -24,8 +24,8 @@ import tailor_ir
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
-from tailor_ir.operators import OperatorTable
-from tailor_ir.space import Choice
+from tailor_ir import Choice
+from tailor_ir.operators.table import OperatorTable
 from tasks.models import create
 
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
@@ -56,7 +56,7 @@ def measure(preset: str, subnets: int) -> dict[str, float | int | str]:
     times_s = []
     for _ in range(RUNS):
         start = time.perf_counter()
-        unique = OperatorTable(net.elastic).unique()
+        unique = OperatorTable(net.structure, net.constants()).unique()
         times_s.append(time.perf_counter() - start)
     rng = np.random.default_rng(0)
     start = time.perf_counter()

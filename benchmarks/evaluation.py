@@ -38,10 +38,10 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.elastic import compiled
-from tailor_ir.prefixes import Prefixes, groups
+from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import MOST_TOGETHER, Accuracy, Config, EvaluationData, accuracies, accuracy
-from tasks.predict.accuracy import AccuracyPredictor, Measured, Sensitivities, Sensitivity, modifications
+from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, Config, EvaluationData, accuracies, accuracy
+from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
 from tasks.predict.counts import mac_sums
 from tasks.search import Settings
 from tasks.search.descent import beam_descent, fastest
@@ -92,12 +92,12 @@ class Watched:
 
 def random_sensitivities(net: tailor_ir.SuperNet, rng: np.random.Generator) -> AccuracyPredictor:
     """Each smaller choice costs something, at random."""
-    largest = Measured(accuracy=0.75, loss=1.0)
+    largest = MeasuredAccuracy(accuracy=0.75, loss=1.0)
     rows = []
     for variable in net.space.variables:
         lost = np.cumsum(rng.uniform(0, 0.02, len(variable.choices)))[::-1] / 2
         lost -= lost[-1]
-        measured = tuple(Measured(accuracy=0.75 - float(x), loss=1.0 + 4 * float(x)) for x in lost)
+        measured = tuple(MeasuredAccuracy(accuracy=0.75 - float(x), loss=1.0 + 4 * float(x)) for x in lost)
         rows.append(Sensitivity(variable=variable.name, choices=variable.choices, measured=measured))
     return AccuracyPredictor(Sensitivities(samples=10_000, largest=largest, variables=tuple(rows)))
 

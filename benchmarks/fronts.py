@@ -116,8 +116,8 @@ def show(rows: list[dict[str, Any]]) -> None:
     table = Table("device", "baseline", *SHOWN.values())
     for row in rows:
         for name, one in row["baselines"].items():
-            text = cells(one)
-            table.add_row(row["device"], title(name), *(text[key] for key in SHOWN))
+            shown = cells(one)
+            table.add_row(row["device"], title(name), *(shown[key] for key in SHOWN))
     console.print(table)
 
 

@@ -6,7 +6,7 @@
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
 and the first `--fit` random ones, and all others are held out. A latency is the median of `--rounds` p50 that lie minutes
-apart, each as on a calm device (`tasks.predict.calm`), or of up to twice as many, until its standard error is within 1 %.
+apart, each as on a calm device (`tasks.measuring.calm`), or of up to twice as many, until its standard error is within 1 %.
 The store of tables is shared by the networks of a device, in the order given; "known" counts operators that an earlier
 network has brought. Noise: the standard deviation of single p50 around their SubNet's mean, as measured. DIR keeps what was
 measured; a second run goes on from there.
@@ -54,7 +54,8 @@ def supernet(name: str, folder: Path) -> Path:
         else:
             torch.manual_seed(0)
             model = timm.create_model(name).eval()
-            net = tailor_ir.compile(model, torch.zeros(1, *model.pretrained_cfg["input_size"]))
+            known: Any = model.pretrained_cfg
+            net = tailor_ir.compile(model, torch.zeros(1, *known["input_size"]))
         net.save(path)
         enumeration.run(path, folder, Terminal())
     return path

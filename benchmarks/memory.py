@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -26,7 +27,7 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.enumeration import PRESETS, supernet_of
 from tasks.predict.memory import MIB, MemoryPredictor
-from tests.ir.runtime_memory import subnet_peaks
+from tests.ir.runtime_memory import HERE, subnet_peaks
 
 POPULATION = 4096
 CLASSES = 10
@@ -36,14 +37,15 @@ Row = dict[str, float | int | str]
 def timm_supernet(name: str) -> tailor_ir.SuperNet:
     """A network of timm with the proposed space, from random weights."""
     model = timm.create_model(name, num_classes=CLASSES).eval()
-    return tailor_ir.compile(model, torch.zeros(1, *model.default_cfg.get("input_size", (3, 224, 224))))
+    known: Any = model.default_cfg
+    return tailor_ir.compile(model, torch.zeros(1, *known.get("input_size", (3, 224, 224))))
 
 
 def measure(name: str, net: tailor_ir.SuperNet, random: int) -> list[Row]:
     """A row for each SubNet."""
     rng = np.random.default_rng(0)
     configs = [net.max_config, net.min_config, *(net.space.sample(rng) for _ in range(random))]
-    predictor = MemoryPredictor.compile(net)
+    predictor = MemoryPredictor.compile(net, HERE)
     population = net.space.random_codes(POPULATION, rng)
     start = time.perf_counter()
     predictor.peak_bytes(population)

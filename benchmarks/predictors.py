@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.elastic import PRESETS, compiled
-from tasks.predict.sums import Sums, merged
+from solvers.tables import merged
+from tasks.predict.sums import Sums
 
 REPEATS = 5
 CHECKED = 200

@@ -37,7 +37,7 @@ from benchmarks.mlp import Mlp
 from benchmarks.trained import Trained, train
 from tasks.artifacts import read_json, write_json
 from tasks.data import Split, load_splits
-from tasks.evaluate import Accuracy, Config, EvaluationData, accuracies
+from tasks.evaluation.subnets import Accuracy, Config, EvaluationData, accuracies
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities, validate
 from tasks.predict.interactions import better, describe, with_interactions
 
@@ -223,8 +223,8 @@ def rankers(
         found.append(Ranker(f"MLP, {times} x the evaluations", len(configs), tuple(learned), seconds))
     held_out = evaluate("learned-1", "validation", known[:HELD_OUT])
     held_codes = space.canonical_codes(space.encode(known[:HELD_OUT]))
-    stated = [validate(predictor, held_codes, held_out) for predictor in (plain, paired)]
-    return found, describe(*stated, paired, better(*stated))
+    alone, both = (validate(predictor, held_codes, held_out).errors for predictor in (plain, paired))
+    return found, describe(alone, both, paired, better(alone, both)).to_json()
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from rich.table import Table
 from benchmarks.bars import Terminal
 from benchmarks.elastic import PRESETS, compiled
 from tailor_ir import SuperNet
-from tailor_ir.steps import ONNXRUNTIME
+from tailor_ir.memory import ONNXRUNTIME
 from tasks.artifacts import write_json
-from tasks.evaluate import Accuracy
+from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
 from tasks.predict.counts import mac_sums, parameter_sums
@@ -39,7 +39,8 @@ from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums
-from tasks.search.methods import Exact, Genetic, Method, Nsga2
+from tasks.search.methods import Exact, Genetic, Method
+from tasks.search.nsga2 import Nsga2
 from tasks.search.problem import CostModel, Problem, Values
 from tasks.search.settings import Settings
 from tasks.search.stage import method_of
@@ -75,7 +76,8 @@ def measure(preset: str, options: argparse.Namespace) -> dict[str, Any]:
     start = time.process_time()
     method = Exact(problem, chain_of(net.space, accuracy, cost_tables(latency)), Settings())
     ends = problem.evaluate(np.stack([method.quickest(), method.best()]))
-    budgets_ms = np.geomspace(*ends.latency_ms.tolist(), options.budgets).tolist()
+    quickest_ms, best_ms = ends.latency_ms.tolist()
+    budgets_ms = np.geomspace(quickest_ms, best_ms, options.budgets).tolist()
     winners = [method.winner(np.array([budget_ms])) for budget_ms in budgets_ms]
     seconds = time.process_time() - start
     start = time.process_time()

@@ -27,13 +27,12 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from benchmarks.elastic import CLASSES, compiled, geometric_mean
-from tailor_ir import SuperNet
-from tailor_ir.space import Config
+from tailor_ir import Config, SuperNet
 from tasks.data import Batch, DataSettings, load
 from tasks.finetune import Settings
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer, make_optimiser
-from tasks.finetune.networks import Elastic
+from tasks.finetune.networks import TrainableSuperNet
 from tasks.finetune.sampling import Role
 
 PRESETS = ("resnet50", "mobilenetv2")
@@ -50,7 +49,7 @@ def supernet_step(
 ) -> Callable[[], None]:
     """One step of the product's loop."""
     roles = [Role(f"subnet {number}", config, number > 0) for number, config in enumerate(configs)]
-    trainer = Trainer(job, Elastic(net, lambda _: roles, None), load(job.data, "train"), device)
+    trainer = Trainer(job, TrainableSuperNet(net, lambda _: roles, None), load(job.data, "train"), device)
 
     def step() -> None:
         trainer.train_step(*batch)

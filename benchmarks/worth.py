@@ -36,10 +36,10 @@ from tasks import base, finetune
 from tasks import compile as compilation
 from tasks.artifacts import read_json, read_lines, write_json
 from tasks.data import DataSettings, load_splits
-from tasks.evaluate import Accuracy, EvaluationData, accuracies, count_correct, recalibrate_module
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, count_correct, recalibrate_module
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
-from tasks.finetune.networks import Plain
+from tasks.finetune.networks import TrainableNetwork
 from tasks.models import ModelSettings
 
 RANDOM_SUBNETS = 200
@@ -78,7 +78,8 @@ class Work:
         settings = base.Settings(epochs=self.options.base_epochs, processes=1)
         found = base.run(settings, self.model, self.data, folder, Terminal())
         weights = folder / base.WEIGHTS_FILE
-        return found | compilation.run(compilation.Settings(), self.model, self.data, weights, None, folder)
+        compiled = compilation.run(compilation.Settings(), self.model, self.data, weights, None, folder, Terminal())
+        return {**found, **compiled}
 
     def finetuned(self, name: str, settings: finetune.Settings) -> tuple[Any, np.ndarray]:
         """The SuperNet, fine-tuned, and how long each step took [s]."""
@@ -142,7 +143,7 @@ def trained_alone(work: Work, net: Any, config: Any, folder: Path) -> float:
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     size = net.input_shape(config)[-2:]
-    Trainer(job, Plain(module, size), train, torch.device("cpu")).run()
+    Trainer(job, TrainableNetwork(module, size), train, torch.device("cpu")).run()
     images = work.images("test")
     recalibrate_module(module, images.calibration(size))
     return count_correct(module, images.batches(size)).share

@@ -42,7 +42,8 @@ def measure(name: str, subnets: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = perturb(timm.create_model(name))
     weights_mib = sum(t.numel() * t.element_size() for t in model.state_dict().values()) / 2**20
-    sample = torch.randn(1, *model.pretrained_cfg["input_size"])
+    known: Any = model.pretrained_cfg
+    sample = torch.randn(1, *known["input_size"])
     before_mib = _peak_mib()
     start = time.perf_counter()
     net = tailor_ir.compile(model, sample)

@@ -1,0 +1,150 @@
+"""Two checkouts of this project side by side: the same counts and results, and how their times compare.
+
+    python -m benchmarks.pairs OTHER [--pairs 5] [--json FILE] [PRESET …]
+
+OTHER: the folder of another checkout, such as a worktree of an earlier commit. Both run with this Python, in turn, each
+time in a process of its own, the order changing from pair to pair. Times are of processor time, one thread; of each the
+least over all pairs, as a ratio (here / OTHER). Results (counts, costs of winners, bytes, sums of predictions, outputs of
+the largest SubNet) have to be equal: floats to 1e-9 of their size, outputs to 1e-6. Without names, the seven presets of
+AutoTailor's Table 3.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
+SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
+MOST = 1.05
+"""Times above this ratio are marked."""
+
+
+def child(preset: str) -> dict[str, Any]:
+    """Times [s] and results of the checkout whose modules are imported; public names and modules that both have."""
+    import numpy as np
+    import torch
+
+    from benchmarks.elastic import compiled
+    from benchmarks.search import predictors
+    from tasks.predict.memory import MemoryPredictor
+    from tasks.search.problem import Problem
+    from tasks.search.settings import Settings
+    from tasks.search.stage import method_of
+
+    torch.set_num_threads(1)
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any], repeats: int = 1) -> Any:
+        taken = []
+        for _ in range(repeats):
+            start = time.process_time()
+            found = call()
+            taken.append(time.process_time() - start)
+        seconds[name] = min(taken)
+        return found
+
+    net = timed("compile", lambda: compiled(preset))
+    unique = timed("enumerate", lambda: dict(net.unique_operators()))
+    rng = np.random.default_rng(0)
+    codes = timed("codes", lambda: net.space.random_codes(POPULATION, np.random.default_rng(1)), REPEATS)
+    configs = [net.space.sample(rng) for _ in range(SUBNETS)]
+    operators = timed("operators", lambda: [net.operators(config) for config in configs])
+    timed("activate", lambda: [net.elastic.activate(config) for config in configs])
+    latency, accuracy = predictors(net, 0)
+    predicted = timed("latency", lambda: latency.predict(codes), REPEATS)
+    memory = timed("memory: compile", lambda: MemoryPredictor.compile(net))
+    bytes_ = timed("memory: predict", lambda: memory.peak_bytes(codes[:1000]), REPEATS)
+
+    def winners() -> list[float]:
+        problem = Problem(net.space, latency, accuracy)
+        method = method_of(problem, net.space, Settings(method="exact"))
+        ends = problem.evaluate(np.stack([method.quickest(), method.best()]))
+        quickest_ms, best_ms = ends.latency_ms.tolist()
+        budgets = np.geomspace(quickest_ms, best_ms, BUDGETS)
+        found = np.stack([method.winner(np.array([budget])).code for budget in budgets.tolist()])
+        return [float(value) for value in problem.evaluate(found).latency_ms]
+
+    found_ms = timed("exact search", winners)
+    net.elastic.activate(net.max_config)
+    x = torch.randn(net.input_shape(net.max_config), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output = net.elastic.eval()(x)
+    results = {
+        "variables": len(net.space.variables),
+        "distinct": net.space.distinct,
+        "unique operators": len(unique),
+        "MACs of SubNets": sum(feature.macs for each in operators for feature in each),
+        "codes": int((codes * np.arange(1, codes.shape[1] + 1)).sum()),
+        "latencies, ms": float(predicted.sum()),
+        "peak bytes": int(bytes_.sum()),
+        "winners, ms": math.fsum(found_ms),
+        "output": float(output.double().abs().sum()),
+    }
+    return {"seconds": seconds, "results": results}
+
+
+def run(checkout: Path, preset: str) -> dict[str, Any]:
+    """One process that imports the modules of a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", preset]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{checkout}: {preset} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def same(name: str, here: float, other: float) -> bool:
+    """Whether a result is equal, as far as sums in another order can be."""
+    return math.isclose(here, other, rel_tol=1e-6 if name == "output" else 1e-9)
+
+
+def compare(other: Path, preset: str, pairs: int) -> dict[str, Any]:
+    """One preset: ratios of times, and the results that differ."""
+    here = Path(__file__).resolve().parents[1]
+    found: dict[Path, list[dict[str, Any]]] = {here: [], other: []}
+    for number in range(pairs):
+        for checkout in (here, other) if number % 2 else (other, here):
+            found[checkout].append(run(checkout, preset))
+    names = found[here][0]["seconds"]
+    least = {each: {name: min(row["seconds"][name] for row in rows) for name in names} for each, rows in found.items()}
+    results = [found[each][0]["results"] for each in (here, other)]
+    return {
+        "preset": preset,
+        "ratios": {name: least[here][name] / max(least[other][name], 1e-9) for name in names},
+        "seconds": least[here],
+        "results": results[0],
+        "different": [name for name in results[0] if not same(name, results[0][name], results[1][name])],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", default=PRESETS)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    rows = []
+    for preset in options.presets:
+        row = compare(options.other.resolve(), preset, options.pairs)
+        rows.append(row)
+        marked = [f"{name} {ratio:.2f}{' (!)' if ratio > MOST else ''}" for name, ratio in row["ratios"].items()]
+        print(f"{preset}: {', '.join(marked)}; different: {', '.join(row['different']) or 'nothing'}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.path.pop(0)  # this file's own folder; modules come from the checkout that PYTHONPATH names
+        print(json.dumps(child(sys.argv[2])))
+    else:
+        main()
