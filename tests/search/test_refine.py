@@ -184,7 +184,7 @@ def test_what_is_measured_is_kept(
     case: Case, searched: Path, device: AgentClient, result: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     first, front = result
-    out = shutil.copytree(first, tmp_path / "again")  # a device that is noisy now is measured more, and says other medians
+    out = shutil.copytree(first, tmp_path / "again")  # a noisy device is measured more, which changes medians
     files = {name: (out / name).read_bytes() for name in ("candidates.jsonl", "timed.jsonl", "evaluated.jsonl")}
     again = refined(case, searched, device, out)
     assert again["refinement"]["measured"] == front["refinement"]["measured"]
