@@ -1,6 +1,5 @@
 """Progress of stages on the terminal (rich bars with estimates), in MLflow (metrics) and in the Prefect UI (artifacts)."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +19,6 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Column
 
-from flows.machine.signals import is_interrupted
 from tasks.artifacts import digest_of
 from tasks.progress import Bar
 
@@ -59,12 +57,12 @@ class _StageBar:
     artifact: UUID
     total: int
     done: int
-    stopped: threading.Event
+    is_interrupted: Callable[[], bool]
     updated: float = field(default_factory=time.monotonic)
 
     def advance(self, count: int = 1) -> None:
         """Count finished pieces; raises Stopped when the run was interrupted."""
-        if self.stopped.is_set() or is_interrupted():
+        if self.is_interrupted():
             raise Stopped
         self.done += count
         self.bars.advance(self.task, count)
@@ -87,7 +85,7 @@ class StageProgress:
 
     stage: str
     bars: Bars
-    stopped: threading.Event
+    is_interrupted: Callable[[], bool]
     log_metrics: Callable[[dict[str, float], int], None]
 
     def bar(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
@@ -103,7 +101,7 @@ class StageProgress:
             progress=100 * done / max(1, total), key=artifact_key("progress", self.stage), description=description
         )
         assert isinstance(artifact, UUID)
-        bar = _StageBar(self.bars, task, artifact, total, done, self.stopped)
+        bar = _StageBar(self.bars, task, artifact, total, done, self.is_interrupted)
         try:
             yield bar
         finally:

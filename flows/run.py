@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from rich.progress import Progress as Bars
 
 from flows.devices import Devices
+from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
 from flows.tracking import Tracker
 from flows.tracking.metrics import numbers
@@ -115,8 +116,16 @@ class Run(Surroundings):
         self.tracker = tracker
         self.bars = bars
         self.folder = folder
-        self.stopped = threading.Event()
         self.outputs: list[Output] = []
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End stages that work beside this thread at their next steps."""
+        self._stopped.set()
+
+    def is_interrupted(self) -> bool:
+        """Whether the run was stopped, or the command received Ctrl-C or SIGTERM, also where a library caught it."""
+        return self._stopped.is_set() or is_interrupted()
 
     def results(self, *outputs: Output) -> RunSummary:
         """The result of a command that ends with these stages."""
@@ -152,7 +161,7 @@ class Run(Surroundings):
         metrics = self.tracker.metrics(run_id)
         started = time.monotonic()
         try:
-            result = body(folder.path, StageProgress(stage.name, self.bars, self.stopped, metrics.add))
+            result = body(folder.path, StageProgress(stage.name, self.bars, self.is_interrupted, metrics.add))
             seconds = round(time.monotonic() - started, 3)
             folder.publish({**result, SECONDS: seconds}, MadeFrom(settings=stage.settings, code=stage.code))
         except BaseException as error:

@@ -78,7 +78,7 @@ def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output
     try:
         wait(list(futures.values()))
     except (KeyboardInterrupt, TerminationSignal):
-        run.stopped.set()
+        run.stop()
         _, late = wait(list(futures.values()), timeout=GRACE_SECONDS)
         run.devices.close()  # whoever waits for an agent is told so
         wait(list(late), timeout=STOP_SECONDS)
@@ -90,7 +90,7 @@ def _retry_condition(run: Run) -> Callable[[Task[..., Any], TaskRun, State[Any]]
     """Tried again: stages whose agent was at fault, unless the run was interrupted."""
 
     def is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-        return isinstance(state.data, AgentError) and not run.stopped.is_set()
+        return isinstance(state.data, AgentError) and not run.is_interrupted()
 
     return is_agents_fault
 

@@ -1,7 +1,6 @@
 """What stages say on their way reaches the user."""
 
 import io
-import threading
 
 from rich.console import Console
 
@@ -13,7 +12,7 @@ def test_what_a_stage_says_at_once_is_a_line_on_the_terminal() -> None:
 
     terminal = io.StringIO()
     with disable_run_logger(), terminal_bars(Console(file=terminal, width=120)) as bars:
-        progress = StageProgress("finetune", bars, threading.Event(), lambda values, step: None)
+        progress = StageProgress("finetune", bars, lambda: False, lambda values, step: None)
         progress.say("out of memory with micro-batches of 64 images; goes on with 32 [said]")
     lines = [line.rstrip() for line in terminal.getvalue().splitlines()]
     assert "finetune: out of memory with micro-batches of 64 images; goes on with 32 [said]" in lines
