@@ -100,7 +100,9 @@ class AgentClient:
                 self._send("DELETE", "/v1/lease", timeout_s=SHORT_TIMEOUT_S)
             self._lease = None
 
-    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+    def measure(
+        self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None
+    ) -> Generator[Measurement, None, None]:
         """One result for each job, in order, as they come; `jobs` may be lazy. Leases if nobody did yet.
 
         Jobs that wait when the caller leaves are dropped. Models travel while nothing is timed.

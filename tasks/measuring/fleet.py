@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -112,7 +112,9 @@ class Fleet:
                 )
         return first
 
-    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
+    def measure(
+        self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None
+    ) -> Generator[Measurement, None, None]:
         """One result for each job as they come, in any order; `jobs` may be lazy.
 
         A device that fails is tried again while there is work; AgentError when all of them have failed for good.

@@ -32,9 +32,9 @@ def started(
         text=True,
         env=environment(token),
     )
+    assert process.stdout is not None
     printed: dict[str, str] = {}
     try:
-        assert process.stdout is not None
         while "agent ready" not in printed:
             line = process.stdout.readline()
             assert line, "the agent ended before it was ready"

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from profiling_agents.walls import seccomp
 from profiling_agents.walls.raising import PlannedWalls, raise_walls
@@ -20,7 +21,7 @@ PR_SET_DUMPABLE = 4
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def connect(family: int, kind: int, address: object) -> None:
+def connect(family: int, kind: int, address: tuple[str, int] | str) -> None:
     with socket.socket(family, kind) as attempt:
         attempt.settimeout(5)
         attempt.connect(address)
@@ -33,7 +34,7 @@ def run_program() -> None:
         try:
             os.execv("/bin/true", ["true"])
         except OSError as error:
-            os._exit(100 + error.errno)
+            os._exit(100 + (error.errno or 0))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code > 100:
         raise OSError(code - 100, "refused")
@@ -45,7 +46,7 @@ def trace_parent() -> None:
         raise OSError(ctypes.get_errno(), "refused")
 
 
-def attempts(request: dict[str, str]) -> dict[str, Callable[[], object]]:
+def attempts(request: dict[str, Any]) -> dict[str, Callable[[], object]]:
     own, outside = Path(request["plan"]["folder"]), Path(request["outside"])
     return {
         "read /etc/passwd": lambda: Path("/etc/passwd").read_bytes(),
@@ -79,7 +80,7 @@ def ended(attempt: Callable[[], object]) -> str:
     return "done"
 
 
-def main(request: dict[str, object]) -> None:
+def main(request: dict[str, Any]) -> None:
     if request["user"]:
         os.setgroups([])
         os.setgid(request["user"])

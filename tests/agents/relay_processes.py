@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import agent_processes as processes
+from tests.agents import agent_processes as processes
 
 RELAY = "import sys; from profiling_agents.cli import relay; sys.exit(relay(sys.argv[1:]))"
 
@@ -20,8 +20,8 @@ def started_relay(*options: str) -> Iterator[str]:
     process = subprocess.Popen(
         relay_command("--port", "0", *options), stdout=subprocess.PIPE, text=True, env=processes.environment()
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("relay ready: "), line
         yield line.removeprefix("relay ready: ").strip()

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import agent_models as models
 import pytest
 
 from profiling_agents.backends import adb
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
+from tests.agents import agent_models as models
 
 RECORDED = Path(__file__).parent / "recorded"
 SERIAL = "R58M12ABCDE"

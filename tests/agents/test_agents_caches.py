@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import agent_models as models
 import numpy as np
 import pytest
 
@@ -11,6 +10,7 @@ from profiling_agents.client import AgentClient, MeasureSettings
 from profiling_agents.execution.measure import measure
 from profiling_agents.messages import AgentError
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
+from tests.agents import agent_models as models
 
 CORE = min(os.sched_getaffinity(0))
 MIB = 1 << 20
@@ -69,4 +69,6 @@ def test_a_device_measures_a_model_with_cold_caches(agent: AgentClient, backend:
     (warm,) = agent.measure([job], settings)
     (cold,) = agent.measure([job], settings.model_copy(update={"cache": "cold"}))
     assert (warm.state, cold.state, cold.repeats) == ("ok", "ok", 1)
+    assert warm.p50_ms is not None
+    assert cold.p50_ms is not None
     assert cold.p50_ms > 1.1 * warm.p50_ms

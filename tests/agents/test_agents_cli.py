@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import agent_processes as processes
 import psutil
 import pytest
 from cryptography import x509
@@ -19,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from profiling_agents.cli import main
 from profiling_agents.client import AgentClient, AgentError
+from tests.agents import agent_processes as processes
 
 NCNN = ("--backend", "ncnn")
 Refusal = Callable[..., str]

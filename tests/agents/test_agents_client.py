@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-import agent_models as models
-import agent_processes as processes
 import psutil
 import pytest
 
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, local_agent
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_a_local_agent_dies_with_its_parent() -> None:
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
     try:
-        assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(psutil.pid_exists(pid) for pid in pids)

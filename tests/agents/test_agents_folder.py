@@ -4,10 +4,10 @@ import os
 import time
 from pathlib import Path
 
-import agent_processes as processes
 import pytest
 
 from profiling_agents.serving.folder import LEFT_S, LOCK_FILE, PREFIX
+from tests.agents import agent_processes as processes
 
 OPTIONS = ["--backend", "onnxruntime", "--port", "0"]
 

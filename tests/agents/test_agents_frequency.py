@@ -4,12 +4,12 @@ import os
 import signal
 from pathlib import Path
 
-import agent_processes as processes
 import pytest
 
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from profiling_agents.sensing import sensors
 from profiling_agents.sensing.frequency import pinned_frequency
+from tests.agents import agent_processes as processes
 
 CORES = sorted(os.sched_getaffinity(0))
 LOWEST, HIGHEST = 300_000, 2_400_000

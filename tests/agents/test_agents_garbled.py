@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import agent_models as models
-import agent_processes as processes
 import numpy as np
 import pytest
-from cut_network import Flips, Network, flipped, network
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiling_agents import checksums
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
+from tests.agents.cut_network import Flips, Network, flipped, network
 
 JOBS = 40
 SETTINGS = MeasureSettings(warmup_ms=1.0, time_cap_ms=5.0)

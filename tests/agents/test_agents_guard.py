@@ -5,8 +5,6 @@ import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import agent_models as models
-import agent_processes as processes
 import httpx
 import psutil
 import pytest
@@ -15,6 +13,8 @@ from profiling_agents.messages import JobMessage, JobsRequest, MeasureSettings
 from profiling_agents.serving import service
 from profiling_agents.serving.guard import MAX_REQUESTS
 from profiling_agents.serving.network import HEAD_LIMIT_S, MAX_CONNECTIONS
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
 
 ROUTES = {
     "/v1/capabilities": {"GET", "HEAD"},
@@ -232,8 +232,8 @@ def test_requests_that_take_longer_than_a_head_may_are_answered(http: httpx.Clie
     for content in job.files:
         assert http.post("/v1/models", content=content, headers=lease).status_code == 201
     settings = MeasureSettings(time_cap_ms=1e3 * (HEAD_LIMIT_S + 1), confidence=1e-9, patience=0.0, spread_limit=1e9)
-    content = JobsRequest(batch="0" * 32, jobs=(job.message(),), settings=settings).model_dump_json()
-    assert http.post("/v1/jobs", content=content, headers=lease).status_code == 202
+    asked = JobsRequest(batch="0" * 32, jobs=(job.message(),), settings=settings).model_dump_json()
+    assert http.post("/v1/jobs", content=asked, headers=lease).status_code == 202
     answer = http.get("/v1/results/0", headers=lease)
     assert (answer.status_code, '"state":"ok"' in answer.text) == (200, True)
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import agent_models as models
 import numpy as np
 import psutil
 import pytest
 from onnx import helper
 
 from profiling_agents.client import AgentClient, AgentError, ModelJob, local_agent
+from tests.agents import agent_models as models
 
 RUN_TOLERANCE = 1e-5
 
@@ -20,9 +20,14 @@ def test_measures_a_batch_in_order_with_plausible_times(agent: AgentClient, back
     results = list(agent.measure([*small, large]))
     assert [result.key for result in results] == [job.key for job in (*small, large)]
     assert {result.state for result in results} == {"ok"}
-    assert all(0.0005 < result.p50_ms <= result.p90_ms < 50 for result in results)
+    p50s_ms = []
+    for result in results:
+        assert result.p50_ms is not None
+        assert result.p90_ms is not None
+        assert 0.0005 < result.p50_ms <= result.p90_ms < 50
+        p50s_ms.append(result.p50_ms)
     assert all(result.n >= 5 and result.repeats >= 1 for result in results)
-    assert results[-1].p50_ms > 5 * results[0].p50_ms
+    assert p50s_ms[-1] > 5 * p50s_ms[0]
     assert results[0].repeats > 5
 
 
@@ -79,6 +84,8 @@ def test_ncnn_refuses_batches_and_other_formats_with_a_reason(ncnn_agent: AgentC
     foreign = models.convolution("onnxruntime", "foreign")
     results = list(ncnn_agent.measure([batch, foreign, models.convolution("ncnn", "good")]))
     assert [result.state for result in results] == ["failed", "failed", "ok"]
+    assert results[0].reason is not None
+    assert results[1].reason is not None
     assert "batch 1" in results[0].reason
     assert "takes ncnn" in results[1].reason
 
@@ -109,6 +116,8 @@ def test_a_corrupt_model_fails_with_its_reason_and_the_next_one_succeeds(agent: 
     assert [result.state for result in results] == ["failed", "ok"] * len(bad)
     failures = results[::2]
     assert all(result.reason and result.p50_ms is None and result.n == 0 for result in failures)
+    assert failures[2].reason is not None
+    assert failures[3].reason is not None
     assert "Nonsense" in failures[2].reason
     assert "elsewhere" in failures[3].reason
 
@@ -121,6 +130,7 @@ def test_a_memory_bomb_hits_the_limit_alone(small_agents: dict[str, AgentClient]
     ]
     results = list(small_agents[backend].measure(jobs))
     assert [result.state for result in results] == ["ok", "failed", "ok"]
+    assert results[1].reason is not None
     assert results[1].reason.startswith("memory limit: needs more than 1024 MiB")
 
 
@@ -191,7 +201,7 @@ def test_an_operator_without_inputs_is_measured(agent: AgentClient, backend: str
         job = models.ncnn_job("constant", ["MemoryData constant 0 1 out0 0=4 1=3"], 1, bytes(4 * 12))
     else:
         node = helper.make_node("Expand", ["value", "shape"], ["out0"])
-        values = {"value": np.ones((1, 1, 4), np.float32), "shape": np.array([1, 3, 4], np.int64)}
+        values: dict[str, np.ndarray] = {"value": np.ones((1, 1, 4), np.float32), "shape": np.array([1, 3, 4])}
         job = models.onnx_job("constant", [node], values)
     (found,) = agent.measure([job])
     assert found.state == "ok", found.reason

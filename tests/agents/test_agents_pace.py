@@ -108,8 +108,13 @@ def test_samples_on_a_slow_core_are_left_out(core: Core) -> None:
 def test_a_core_that_is_never_calm_gives_noisy_times(core: Core) -> None:
     pace = core.pace()
     core.slow = True
+
+    def repeat(count: int) -> None:
+        for _ in range(count):
+            core.work(300.0)
+
     settings = MeasureSettings(warmup_ms=0, time_cap_ms=5, patience=2)
-    timing = measure(lambda count: [core.work(300.0) for _ in range(count)] and None, settings, pace=pace)
+    timing = measure(repeat, settings, pace=pace)
     assert timing.noisy
     assert timing.p50_ms == pytest.approx(0.6, rel=0.2)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import agent_models as models
 import ncnn
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from profiling_agents.backends.ncnn_precision import OPTIONS, set_precision
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from profiling_agents.messages import Precision
+from tests.agents import agent_models as models
 
 ROUNDING = 2e-2
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import agent_models as models
-import agent_processes as processes
 import httpx
 import numpy as np
 import pytest
-import relay_processes as relays
-from test_agents_cli import write_certificate
 
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, Measurement, MeasureSettings
 from profiling_agents.serving import service
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
+from tests.agents import relay_processes as relays
+from tests.agents.test_agents_cli import write_certificate
 
 RUN_TOLERANCE = 1e-5
 SLOW = MeasureSettings(time_cap_ms=200.0, confidence=1e-6)
@@ -171,7 +171,7 @@ def test_answers_that_nobody_waits_for_are_refused(lonely: str) -> None:
     with httpx.Client(base_url=lonely, headers={"Authorization": f"Bearer {processes.TOKEN}"}) as http:
         answer = http.post("/v1/answers", content=b"x" * 100, headers={"Request": "0" * 32})
         assert answer.status_code == 410
-        assert http.get("/v1/pull", headers={"Wait-S": "\u00b2".encode()}).status_code == 204
+        assert http.get("/v1/pull", headers={b"Wait-S": "\u00b2".encode()}).status_code == 204
 
 
 @pytest.mark.parametrize(

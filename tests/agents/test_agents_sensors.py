@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import agent_models as models
 import pytest
 from pydantic import ValidationError
 
@@ -13,6 +12,7 @@ from profiling_agents.messages import Measurement
 from profiling_agents.sensing import sensors
 from profiling_agents.sensing.energy import Counter, EnergyMeter, find_meter
 from profiling_agents.sensing.machine import available_cores
+from tests.agents import agent_models as models
 
 RAPL = "sys/class/powercap/intel-rapl:0"
 
@@ -251,6 +251,7 @@ def test_an_agent_tells_its_state_and_its_energy_or_none(agent: AgentClient, bac
     assert result.state == "ok"
     if found.power_sensors:
         assert result.energy_mj is not None
+        assert result.p50_ms is not None
         assert 0 < result.energy_mj < result.p50_ms * 1000  # 1 kW
     else:
         assert result.energy_mj is None

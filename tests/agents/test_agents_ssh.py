@@ -7,18 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import agent_models as models
-import agent_processes as processes
 import numpy as np
 import psutil
 import pytest
-from ssh_server import SshServer, find_sshd, started_sshd
 
 from flows.config import DeviceProfile, SshSettings
 from flows.devices import Devices
 from profiling_agents.client import AgentError, far_side, ssh
 from profiling_agents.client.ssh import SshTarget, ssh_agent
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
+from tests.agents.ssh_server import SshServer, find_sshd, started_sshd
 
 RUN_TOLERANCE = 1e-5
 needs_sshd = pytest.mark.skipif(find_sshd() is None, reason="no sshd on this machine: apt-get install openssh-server")
@@ -188,7 +189,7 @@ def test_a_port_without_a_server_is_one_line() -> None:
         ({"destination": "a", "options": {"LocalCommand": "x"}}, "not taken from a device profile"),
     ],
 )
-def test_targets_that_would_run_something_are_refused(fields: dict[str, object], message: str) -> None:
+def test_targets_that_would_run_something_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(AgentError, match=message):
         SshTarget(**fields)
 

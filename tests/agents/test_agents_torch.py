@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import agent_models as models
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from profiling_agents.client import AgentClient, AgentError, ModelJob, local_agent
+from tests.agents import agent_models as models
 
 RUN_TOLERANCE = 1e-5
 
@@ -51,6 +51,8 @@ def test_times_grow_with_the_model(torch_agent: AgentClient) -> None:
     large = models.convolution("torch", "large", channels_in=32, channels_out=64, size=56)
     first, second = torch_agent.measure([small, large])
     assert (first.state, second.state) == ("ok", "ok")
+    assert first.p50_ms is not None
+    assert second.p50_ms is not None
     assert 0.001 < first.p50_ms < second.p50_ms / 5
 
 

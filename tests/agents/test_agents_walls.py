@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import agent_models as models
-import agent_processes as processes
 import psutil
 import pytest
 
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from profiling_agents.walls import account, landlock, seccomp
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("behind_walls.py")
@@ -56,7 +56,7 @@ class Place:
         if owner:
             for path in (self.folder, self.folder / "model"):
                 os.chown(path, owner, owner)
-        plan = {"folder": str(self.folder), "user": user, "readable": [], "accelerator": False}
+        plan: dict[str, Any] = {"folder": str(self.folder), "user": user, "readable": [], "accelerator": False}
         request = {
             "plan": plan,
             "outside": str(self.outside),

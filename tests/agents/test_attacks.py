@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import agent_models as models
-import agent_processes as processes
 import httpx
 import numpy as np
 import onnx
 import psutil
 import pytest
 from onnx import TensorProto, helper
-from test_agents_cli import write_certificate
 
 from profiling_agents.client import AgentClient, AgentError, ModelJob
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
+from tests.agents.test_agents_cli import write_certificate
 
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = ROOT / "docs" / "security.md"

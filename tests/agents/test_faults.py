@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import agent_models as models
-import agent_processes as processes
 import psutil
 import pytest
-from cut_network import network
 
 from profiling_agents.client import AgentClient, AgentError, Measurement, MeasureSettings, ModelJob, local_agent
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
+from tests.agents.cut_network import network
 
 SLOW = MeasureSettings(time_cap_ms=150.0, confidence=1e-6, spread_limit=1e9)
 MIB = 1 << 20
@@ -126,7 +126,7 @@ def test_models_share_a_small_disk_one_after_the_other(small_disk: Path, monkeyp
     with processes.started() as (_, printed), AgentClient(printed["agent ready"], processes.TOKEN) as client:
         monkeypatch.delenv("TMPDIR")
         with client.lease():
-            results = []
+            results: list[Measurement] = []
             for first in range(0, 12, 2):
                 results += client.measure([large(f"{seed}", seed) for seed in range(first, first + 2)])
             filler = small_disk / "filler"

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import agent_models as models
-import agent_processes as processes
 import pytest
 
 from flows.config import DeviceProfile
@@ -13,6 +11,8 @@ from flows.devices import Devices
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, MeasureSettings, ModelJob
 from tasks.errors import UserError
 from tasks.measuring.fleet import Fleet
+from tests.agents import agent_models as models
+from tests.agents import agent_processes as processes
 
 STEADY = MeasureSettings(time_cap_ms=60.0, confidence=1e-6, spread_limit=1e9)
 NCNN = ("--backend", "ncnn")

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import agent_models as models
-import hostile_names
 import numpy as np
 import onnx
 import pytest
@@ -23,6 +21,8 @@ from profiling_agents.backends.own_names import OwnNames
 from profiling_agents.client import MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import JobMessage
 from profiling_agents.sensing.pace import Runs
+from tests.agents import agent_models as models
+from tests.agents import hostile_names
 
 SHAPE = (1, 4, 6, 6)
 MARK = "foreign-text"

@@ -15,6 +15,7 @@ from safetensors.torch import save_model
 import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import baselines, search
 from tasks.artifacts import SubNetStore, read_json, read_lines
 from tasks.baselines import subnets
@@ -30,6 +31,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
+from tasks.schemas.stored import StageResult
 from tasks.search.problem import uniform_codes
 
 MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
@@ -37,7 +39,7 @@ PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure
 SETTINGS = baselines.Settings(uniform=True, random=6, macs=True)
 SEARCH = search.Settings(generations=5)
 DATA = DataSettings(workers=1)
-SPACE = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
+SPACE: SpaceSpec = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def device() -> Iterator[AgentClient]:
         yield client
 
 
-def chosen_in(case: Case, out: Path) -> dict[str, Any]:
+def chosen_in(case: Case, out: Path) -> StageResult:
     fronts = {"here": case.front}
     return baselines.choose(
         SETTINGS, SEARCH, PREDICT, case.supernet, case.accuracy, DATA, case.networks, fronts, out, Silent()
@@ -97,7 +99,7 @@ def chosen_in(case: Case, out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def chosen(case: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def chosen(case: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StageResult]:
     out = tmp_path_factory.mktemp("chosen")
     return out, chosen_in(case, out)
 
@@ -108,7 +110,7 @@ def images(split: Any) -> EvaluationData:
     return EvaluationData(splits[split], splits["train"], limit=limit, recalibration_images=64)
 
 
-def test_every_baseline_is_there_with_what_its_networks_have(case: Case, chosen: tuple[Path, dict[str, Any]]) -> None:
+def test_every_baseline_is_there_with_what_its_networks_have(case: Case, chosen: tuple[Path, StageResult]) -> None:
     out, found = chosen
     assert read_json(out / baselines.BASELINES_FILE) == found
     net = case.net
@@ -124,7 +126,7 @@ def test_every_baseline_is_there_with_what_its_networks_have(case: Case, chosen:
     assert [row["budget_ms"] for row in found["winners"]["here"]] == budgets
 
 
-def test_networks_of_their_own_are_evaluated_as_subnets_are(case: Case, chosen: tuple[Path, dict[str, Any]]) -> None:
+def test_networks_of_their_own_are_evaluated_as_subnets_are(case: Case, chosen: tuple[Path, StageResult]) -> None:
     sibling, pruned = chosen[1]["rows"][-2:]
     data = images("test")
     recalibrate_module(case.sibling, data.calibration((32, 32)))
@@ -177,7 +179,7 @@ def test_macs_in_the_place_of_latency_give_a_front_of_macs(case: Case) -> None:
 
 
 def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
-    case: Case, chosen: tuple[Path, dict[str, Any]], device: AgentClient, tmp_path: Path
+    case: Case, chosen: tuple[Path, StageResult], device: AgentClient, tmp_path: Path
 ) -> None:
     store, slow_ms = SubNetStore(tmp_path / "subnets"), 1e6
     meter = SubNetMeter(case.net, device, MEASURE, ConversionLimits())
@@ -205,7 +207,7 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     assert [row["digest"] for row in again["rows"]] == [row["digest"] for row in found["rows"]]
 
 
-def test_what_is_evaluated_is_kept(case: Case, chosen: tuple[Path, dict[str, Any]]) -> None:
+def test_what_is_evaluated_is_kept(case: Case, chosen: tuple[Path, StageResult]) -> None:
     out, found = chosen
     files = {file: file.read_bytes() for file in out.rglob("evaluated_*.jsonl")}
     assert len(files) == 2 * 3

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from coloured_images import COLOURS, encoded
+
+from tests.data.coloured_images import COLOURS, encoded
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.fonts import distinct_characters, masks
 from tasks.data.glyphs import Glyphs
 from tasks.data.numbers import uniforms
@@ -23,7 +23,7 @@ def source() -> Glyphs:
 
 
 @pytest.fixture(scope="module")
-def splits() -> dict[str, Dataset]:
+def splits() -> dict[Split, Dataset]:
     return dict(load_splits(settings()))
 
 
@@ -93,7 +93,7 @@ def test_images_differ_much_within_a_class_and_in_all_ways(source: Glyphs) -> No
     assert (x_BCHW[:, 0] - x_BCHW[:, 1]).abs().mean() > 0.02
 
 
-def test_splits_share_no_image_and_have_every_class(splits: dict[str, Dataset]) -> None:
+def test_splits_share_no_image_and_have_every_class(splits: dict[Split, Dataset]) -> None:
     sizes = {name: len(split) for name, split in splits.items()}
     assert sum(sizes.values()) == 4000
     assert sizes["validation"] == sizes["test"] == 667
@@ -122,7 +122,7 @@ def test_augmentation_moves_the_character_a_little_and_keeps_its_surroundings(so
     assert (moved - plain).abs().mean() < 0.5 * (moved - plain.roll(1, 0)).abs().mean()
 
 
-def test_ranks_together_give_the_global_batches_of_one_rank(splits: dict[str, Dataset]) -> None:
+def test_ranks_together_give_the_global_batches_of_one_rank(splits: dict[Split, Dataset]) -> None:
     train = splits["train"]
     for alone, *ranks in zip(
         train.batches(600, seed=1, epoch=4),

@@ -7,11 +7,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from coloured_images import COLOURS, encoded
 
 from tasks.data import DataSettings, load_splits
 from tasks.data.parquet import LANES, open_parquet, side_by_side
 from tasks.errors import UserError
+from tests.data.coloured_images import COLOURS, encoded
 
 IMAGES = [encoded(colour) for colour in COLOURS.values()]
 
@@ -84,13 +84,13 @@ def test_lanes_keep_every_row_and_equal_slices_of_batches_are_runs(count: int, b
         assert np.array_equal(lane.ravel(), np.arange(lane.size) + lane.min(initial=count) * (lane.size > 0))
 
 
-def read_without(folder: Path, keep: set[int], **options: int) -> list[torch.Tensor]:
+def read_without(folder: Path, keep: set[int], rank: int = 0, world: int = 1, start: int = 0) -> list[torch.Tensor]:
     """Labels of the batches when the only training shards left, once opened, are those numbered in `keep`."""
     train = load_splits(settings(folder))["train"]
     for shard in folder.glob("train-*.parquet"):
         if int(shard.stem.removeprefix("train-")) not in keep:
             shard.unlink()
-    return [y for _, y in train.batches(16, seed=3, epoch=1, **options)]
+    return [y for _, y in train.batches(16, seed=3, epoch=1, rank=rank, world=world, start=start)]
 
 
 def needed(folder: Path, rank: int, start: int = 0) -> set[int]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from coloured_images import COLOURS, encoded
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
+from tests.data.coloured_images import COLOURS, encoded
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}

@@ -27,7 +27,7 @@ def threads() -> int:
 
 def test_the_same_batches_come_in_the_same_order_and_are_read_ahead() -> None:
     seen: list[int] = []
-    found = []
+    found: list[tuple[int, int]] = []
     for x_BCHW, y_B in prefetched(batches(6, seen), CPU):
         if not found:
             until = time.monotonic() + 10

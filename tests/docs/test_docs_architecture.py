@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from documents import FENCE, ROOT
 
 from flows.stages.table import PIPELINE
+from tests.docs.documents import FENCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
 ROOMS = ("conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks", "tests")

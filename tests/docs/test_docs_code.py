@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from documents import DOCUMENTS, ROOT, Block, blocks
+
+from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks
 
 PYTHON = {document: [block for block in blocks(document) if block.language == "python"] for document in DOCUMENTS}
 SHOWING = [document for document, shown in PYTHON.items() if shown]

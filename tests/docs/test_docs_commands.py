@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from documents import DOCUMENTS, ROOT, Command, commands, write_files
 
 import flows.cli.lut
 import profiling_agents.serving.relay
@@ -20,6 +19,7 @@ from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
 from profiling_agents.serving.network import Endpoint, check_bind, check_relay
 from tasks.models import create
+from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, write_files
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
 TOKEN = "0123456789abcdef" * 4
@@ -28,7 +28,9 @@ TOKEN = "0123456789abcdef" * 4
 def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
     """What the command would run: one validated config, or one for each combination of a sweep."""
     arguments = parse(words)
-    root, model = ("adapt", AdaptConfig) if arguments.command == "adapt" else ("config", RunConfig)
+    adapts = arguments.command == "adapt"
+    root = "adapt" if adapts else "config"
+    model: type[RunConfig | AdaptConfig] = AdaptConfig if adapts else RunConfig
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
 

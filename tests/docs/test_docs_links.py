@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from documents import DOCUMENTS, ROOT, anchors, links
+
+from tests.docs.documents import DOCUMENTS, ROOT, anchors, links
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

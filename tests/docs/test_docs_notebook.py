@@ -5,9 +5,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from documents import ROOT
 from nbclient import NotebookClient
 from traitlets.config import Config
+
+from tests.docs.documents import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|var|Users)/")

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from documents import ROOT
+from tests.docs.documents import ROOT
 
 ROOMS = ("flows", "profiling_agents", "solvers", "tailor_ir", "tasks")
 MOST_IR_MODULES = 8

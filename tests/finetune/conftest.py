@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_training import train
 
 from tasks.artifacts import read_lines
+from tasks.schemas.stored import StageResult
+from tests.finetune.small_training import train
 
 
 @pytest.fixture(scope="session")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, Any], Path]:
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], StageResult, Path]:
     """(history, result, folder) of one process that accumulates two micro-batches a step."""
     folder = tmp_path_factory.mktemp("baseline")
     temporary = tmp_path_factory.mktemp("temporary")

@@ -5,12 +5,12 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from tasks import base
 from tasks.data import DataSettings
 from tasks.models import ModelSettings
 from tasks.progress import Progress, Silent
+from tasks.schemas.stored import StageResult
 
 EPOCHS = 3
 STEPS = 18 * EPOCHS
@@ -33,7 +33,7 @@ def settings(processes: int) -> base.Settings:
     )
 
 
-def train(folder: Path, processes: int, progress: Progress | None = None) -> dict[str, Any]:
+def train(folder: Path, processes: int, progress: Progress | None = None) -> StageResult:
     """Base training of timm's test_resnet on the digits."""
     folder.mkdir(exist_ok=True)
     return base.run(settings(processes), MODEL, DataSettings(), folder, progress or Silent())

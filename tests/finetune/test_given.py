@@ -1,6 +1,7 @@
 """Networks that a run is given: their accuracy, and whether the data are those that they were made for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -37,7 +38,7 @@ def supernet(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.mark.parametrize("batch", [1, 7, None])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_accuracy_of_a_file_is_that_of_its_network(batch: int | None, network: nn.Module, tmp_path: Path) -> None:
-    axes = {"dynamic_axes": {"x": {0: "batch"}}} if batch is None else {}
+    axes: dict[str, Any] = {"dynamic_axes": {"x": {0: "batch"}}} if batch is None else {}
     sample = torch.zeros(batch or 1, 3, 32, 32)
     file = tmp_path / "net.onnx"
     torch.onnx.export(network, (sample,), file, dynamo=False, opset_version=17, input_names=["x"], **axes)

@@ -1,6 +1,7 @@
 """What teaches a SubNet: labels, soft labels, and divergences with the gradients of their definitions."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -63,7 +64,9 @@ def test_without_a_teacher_labels_alone_count() -> None:
 
 
 @pytest.mark.parametrize(("divergence", "function"), [("kl", soft_cross_entropy), ("alpha", alpha_divergence)])
-def test_the_weight_mixes_labels_and_the_teacher(divergence: str, function) -> None:
+def test_the_weight_mixes_labels_and_the_teacher(
+    divergence: str, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
     student, teacher, labels = logits(0, 1.0), logits(1, 1.0), torch.arange(5)
     settings = Settings.model_validate({"divergence": divergence, "distillation": 0.25})
     expected = 0.75 * loss_of(student, labels, None, settings) + 0.25 * function(student, teacher)

@@ -20,10 +20,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from one_rank import train_here
 from PIL import Image
 from safetensors.torch import load_file, save_model
-from small_training import MODEL
 
 import tailor_ir
 from tasks import base, finetune
@@ -36,8 +34,11 @@ from tasks.finetune.checkpoint import finished_steps
 from tasks.finetune.job import Job
 from tasks.models import create
 from tasks.progress import Silent
+from tasks.schemas.stored import StageResult
 from tasks.shortage import is_out_of_memory
 from tests.damage import flip_late
+from tests.finetune.one_rank import train_here
+from tests.finetune.small_training import MODEL
 
 STEPS = 18
 
@@ -67,7 +68,7 @@ def as_many_cores(processes: int, first_core: int = 0) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **changes: Any) -> dict[str, Any]:
+def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **changes: Any) -> StageResult:
     folder.mkdir(exist_ok=True)
     options = settings(**changes)
     with as_many_cores(options.processes, first_core):
@@ -308,7 +309,7 @@ def test_a_meeting_place_that_cannot_be_one_is_named(place: str, line: str, tmp_
         train(tmp_path / "run", nodes=2, rendezvous=place)
 
 
-DIVERGING = {"learning_rate": 1e12, "warmup_epochs": 0.0}
+DIVERGING: dict[str, Any] = {"learning_rate": 1e12, "warmup_epochs": 0.0}
 HINT = "lower learning_rate or set clip_norm$"
 
 

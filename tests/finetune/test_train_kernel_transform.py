@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_rank import train_here
 
 import tailor_ir
 from tasks import compile as compile_stage
@@ -23,6 +22,7 @@ from tasks.finetune.mixing import Mixing
 from tasks.finetune.networks import TrainableSuperNet
 from tasks.models import ModelSettings
 from tasks.progress import Silent
+from tests.finetune.one_rank import train_here
 
 MODEL = ModelSettings(name="test_convnext")
 SPACE = {"*.kernel_size": (3, 5, 7), "*.depth": "auto"}

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_rank import train_here
 
 import tailor_ir
 from tasks import compile as compile_stage
@@ -16,6 +15,7 @@ from tasks.finetune.losses import loss_of
 from tasks.finetune.mixing import Mixing, mix
 from tasks.models import ModelSettings
 from tasks.progress import Silent
+from tests.finetune.one_rank import train_here
 
 MODEL = ModelSettings(name="test_convnext")
 """Without BatchNorm and dropout: a network in training computes what it computes as a teacher."""

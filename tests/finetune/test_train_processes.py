@@ -13,14 +13,15 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
-from small_training import STEPS, train
 
 from tasks.artifacts import read_lines
 from tasks.errors import UserError
 from tasks.finetune.checkpoint import finished_steps
 from tasks.progress import Bar, Silent
+from tasks.schemas.stored import StageResult
+from tests.finetune.small_training import STEPS, train
 
-Baseline = tuple[list[dict[str, Any]], dict[str, Any], Path]
+Baseline = tuple[list[dict[str, Any]], StageResult, Path]
 RTOL = 1e-6
 """In float64: other orders of summation differ by 1e-16, and training lets that grow by several powers of ten."""
 COMPARED = 12

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_rank import train_here
-from small_training import MODEL
 
 import tailor_ir
 from tasks import compile as compile_stage
@@ -18,8 +16,11 @@ from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy, stati
 from tasks.finetune.job import Job
 from tasks.finetune.sampling import compound, progressive, sample_roles
 from tasks.progress import Silent
+from tasks.schemas.stored import StageResult
+from tests.finetune.one_rank import train_here
+from tests.finetune.small_training import MODEL
 
-Trained = tuple[list[dict[str, Any]], dict[str, Any], Path]
+Trained = tuple[list[dict[str, Any]], StageResult, Path]
 STEPS = 18
 MIXED_STEPS = 8
 RTOL = 1e-6

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
-from unused_parameters import Branches
 
 from tasks.data import DataSettings, load
 from tasks.finetune.job import JOB_FILE, Job
 from tasks.finetune.settings import Settings
+from tests.finetune.unused_parameters import Branches
 
 RATE, BATCH = 0.1, 64
 DATA = DataSettings(resolution=8, channels=1)
@@ -37,7 +37,7 @@ def expected() -> dict[str, torch.Tensor]:
     hidden = torch.relu(module.shared(x_BCHW.flatten(1)))
     loss = functional.cross_entropy(module.first(hidden), y_B) + functional.cross_entropy(module.last(hidden), y_B)
     loss.backward()
-    weights = {name: module.get_submodule(name).weight for name in ("shared", "first", "last", "idle")}
+    weights = {name: module.get_parameter(f"{name}.weight") for name in ("shared", "first", "last", "idle")}
     first_step = RATE * (1 + 0.9)
     return {
         name: (weight - first_step * (torch.zeros(()) if weight.grad is None else weight.grad)).detach()
@@ -67,5 +67,5 @@ def test_parameters_unused_by_the_last_subnet_get_the_mean_gradient_of_all_ranks
     trained, wanted, before = load_file(tmp_path / "out.safetensors"), expected(), Branches()
     for name, weight in wanted.items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
-        moved = not torch.equal(trained[name], before.get_submodule(name).weight)
+        moved = not torch.equal(trained[name], before.get_parameter(f"{name}.weight"))
         assert moved == (name != "idle")

@@ -9,13 +9,14 @@ from typing import Any
 import psutil
 import pytest
 from PIL import Image
-from small_training import MODEL
 
 from tasks import base
 from tasks.data import DataSettings
 from tasks.errors import UserError
 from tasks.finetune.watchdog import GAP_S, Phase, Sign, Silences
 from tasks.progress import Silent
+from tasks.schemas.stored import StageResult
+from tests.finetune.small_training import MODEL
 
 STEPS = 18
 REMARK_S, END_S = 2.5, 5.0
@@ -45,7 +46,7 @@ def stop_rank(rank: int) -> None:
             child.send_signal(signal.SIGSTOP)
 
 
-def train(folder: Path, progress: Silent, data: DataSettings, **changes: Any) -> dict[str, Any]:
+def train(folder: Path, progress: Silent, data: DataSettings, **changes: Any) -> StageResult:
     settings = {"epochs": 1, "batch_size": 64, "micro_batch": 32, "device": "cpu", "checkpoint_every_s": 0.2}
     patience = {"silence_remark_s": REMARK_S, "silence_end_s": END_S}
     folder.mkdir(exist_ok=True)

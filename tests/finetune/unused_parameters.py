@@ -37,17 +37,17 @@ class BranchNetwork:
 
     def __init__(self) -> None:
         self.module: nn.Module = Branches()
-        self.teacher = None
+        self.teacher: nn.Module | None = None
         self.base_size = (8, 8)
 
     def undecayed(self) -> list[torch.Tensor]:
         return []
 
     def roles(self, step: int) -> list[Role]:
-        return [Role("first", {"branch": "first"}, False), Role("last", {"branch": "last"}, False)]
+        return [Role("first", {}, False), Role("last", {}, False)]
 
     def activate(self, role: Role) -> tuple[int, int]:
-        self.module.branch = self.module.get_submodule(role.config["branch"])
+        self.module.branch = self.module.get_submodule(role.name)
         return self.base_size
 
 
@@ -58,6 +58,6 @@ if __name__ == "__main__":
     Trainer(job, network, load(job.data, "train"), torch.device("cpu")).run()
     if distributed.get_rank() == 0:
         names = ("shared", "first", "last", "idle")
-        save_file({name: network.module.get_submodule(name).weight.detach() for name in names}, sys.argv[2])
+        save_file({name: network.module.get_parameter(f"{name}.weight").detach() for name in names}, sys.argv[2])
     distributed.barrier()
     distributed.destroy_process_group()

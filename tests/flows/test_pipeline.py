@@ -128,6 +128,7 @@ def test_the_supernet_is_a_registered_model_that_loads(finished: dict[str, Any],
     version = min(
         client.search_model_versions("name = 'autotailor-test_resnet-digits'"), key=lambda found: found.version
     )
+    assert version.run_id is not None
     folder = client.download_artifacts(version.run_id, "supernet")
     assert str(tailor_ir.load(Path(folder)).space.distinct) == finished["supernet"]["distinct"]
 

@@ -84,6 +84,8 @@ def test_a_registered_supernet_points_at_its_files_once_per_digest(tracker: Trac
         tracker.register("autotailor-net", tracker.run_id, "supernet", "d1")
     client: MlflowClient = tracker.client
     (version,) = client.search_model_versions("name = 'autotailor-net'")
+    assert version.run_id is not None
+    assert version.source is not None
     files = client.list_artifacts(version.run_id, "supernet")
     assert version.tags["autotailor.digest"] == "d1"
     assert [file.path for file in files] == ["supernet/weights.safetensors"]

@@ -67,6 +67,7 @@ def test_a_copied_folder_keeps_its_artifacts_in_the_copy(tmp_path: Path) -> None
         assert folder.is_relative_to(copy / "mlartifacts")
         assert (folder / "front.json").exists()
     (version,) = second.client.search_model_versions("name = 'net'")
+    assert version.source is not None
     assert path_of(version.source).is_relative_to(copy)
     assert sorted(original.rglob("*")) == before
     assert path_of(first.client.get_run(first.run_id).info.artifact_uri).is_relative_to(original)

@@ -9,6 +9,7 @@ from torch import nn
 
 import tailor_ir
 from benchmarks.elastic import compiled as preset
+from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.elastic_networks import Convolutional, Residual, inverted
 from tests.ir.elastic_networks import compiled as elastic
 from tests.ir.networks import small_net
@@ -37,7 +38,7 @@ def _handmade(model: Callable[[], nn.Module], kernel_transform: bool = False) ->
 
 
 def _smallest() -> tailor_ir.SuperNet:
-    space = {"resolution": [24, 32], "stage.*.depth": [-1, 0], "stage.*.block.*.expand_ratio": [0.5, 1, 2]}
+    space: SpaceSpec = {"resolution": [24, 32], "stage.*.depth": [-1, 0], "stage.*.block.*.expand_ratio": [0.5, 1, 2]}
     return tailor_ir.compile(small_net(8, 16, 2), torch.zeros(1, 3, 32, 32), space)
 
 

@@ -38,7 +38,8 @@ def test_winners_and_whole_front_of_a_network_are_what_they_were(name: str, gold
     problem = Problem(net.space, latency, accuracy)
     method = Exact(problem, chain_of(net.space, accuracy, cost_tables(latency)), Settings())
     ends = np.stack([method.quickest(), method.best()])
-    budgets_ms = np.geomspace(*problem.evaluate(ends).latency_ms.tolist(), BUDGETS)
+    first_ms, last_ms = problem.evaluate(ends).latency_ms.tolist()
+    budgets_ms = np.geomspace(first_ms, last_ms, BUDGETS)
     winners = [method.winner(np.array([budget_ms])) for budget_ms in budgets_ms]
     front = method.whole_front(Silent(), name)
     found = {

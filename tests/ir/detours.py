@@ -15,6 +15,7 @@ import tailor_ir
 from tailor_ir.graph import Alternative, Graph, Node, Tensors
 from tailor_ir.spaces.draft import Draft, NamedBlock
 from tailor_ir.spaces.kinds import KINDS, Kind
+from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.structure.regions import Block
 
 DETOUR, ORIGINAL = 1, 2  # choices: how many operators or blocks compute the value
@@ -69,7 +70,7 @@ def _inserted(graph: Graph, tensors: Tensors, first: Block, second: Block) -> tu
     return graph, {**tensors, weight: 0.1 * torch.randn(shape, generator=generator)}
 
 
-def with_detours(model: nn.Module, sample: torch.Tensor, spec: dict[str, object] | None = None) -> tailor_ir.SuperNet:
+def with_detours(model: nn.Module, sample: torch.Tensor, spec: SpaceSpec | None = None) -> tailor_ir.SuperNet:
     """The SuperNet of a network in which every pair of neighbouring blocks of a stage has a detour."""
     plain = tailor_ir.compile(model, sample)
     graph, tensors = plain.elastic.graph, {n: t.clone() for n, t in plain.elastic.tensors().items()}

@@ -74,6 +74,8 @@ def standardised() -> nn.Module:
 class Attention(nn.Module):
     """Attention over `side` × `side` positions, values wider than keys, optionally with a bias by relative position."""
 
+    index: torch.Tensor
+
     def __init__(self, width: int, side: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.key, self.value = 4, 8, 16
@@ -146,7 +148,7 @@ def network(name: str) -> nn.Module:
     model = perturb(NETWORKS[name]())
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
+            parameter.add_(0.1 * torch.randn(parameter.shape))
     return model
 
 

@@ -110,7 +110,7 @@ def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], bui
         gradient = whole.grad if cut is None else cut(whole.grad)
         if float(gradient.abs().max()) <= NO_GRADIENT * largest:
             continue
-        assert difference(same[0].grad, gradient) <= GRADIENT_TOLERANCE, name  # type: ignore[arg-type]
+        assert difference(same[0].grad, gradient) <= GRADIENT_TOLERANCE, name
         outside = float(whole.grad.double().abs().sum() - gradient.double().abs().sum())
         assert abs(outside) <= 1e-6 * float(whole.grad.double().abs().sum()) + 1e-9, name
         compared += 1

@@ -1,10 +1,14 @@
 """Networks for tests: timm's with BatchNorm statistics and scales that are all different, and small hand-made ones."""
 
+from typing import Any, TypeVar
+
 import timm
 import torch
 from torch import nn
 
-FAMILIES: dict[str, tuple[dict[str, int], int]] = {
+Network = TypeVar("Network", bound=nn.Module)
+
+FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "resnet18": ({}, 64),
     "resnet26": ({}, 32),
     "mobilenetv2_050": ({}, 64),
@@ -16,7 +20,7 @@ FAMILIES: dict[str, tuple[dict[str, int], int]] = {
 }
 
 
-def perturb(model: nn.Module) -> nn.Module:
+def perturb(model: Network) -> Network:
     """Give every BatchNorm its own statistics, scale and bias, and weights that start at zero small values."""
     generator = torch.Generator().manual_seed(1)
 
@@ -77,7 +81,7 @@ class SmallNet(nn.Module):
         return self.classifier(self.pool(self.blocks(self.stem(x))).flatten(1))
 
 
-def small_net(channels: int = 16, hidden: int = 32, blocks: int = 3) -> nn.Module:
+def small_net(channels: int = 16, hidden: int = 32, blocks: int = 3) -> SmallNet:
     """A perturbed SmallNet."""
     torch.manual_seed(0)
     return perturb(SmallNet(channels, hidden, blocks))

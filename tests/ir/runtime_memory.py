@@ -227,7 +227,9 @@ class Runtime:
         return number
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
-        return ctypes.CFUNCTYPE(result, *arguments)(self._api[FUNCTIONS[name]])
+        address = self._api[FUNCTIONS[name]]
+        assert address is not None
+        return ctypes.CFUNCTYPE(result, *arguments)(address)
 
     def _call(self, name: str, *arguments: Any) -> None:
         """RuntimeError with the runtime's message."""

@@ -323,7 +323,8 @@ def large(name: str) -> tuple[nn.Module, torch.Tensor]:
     import timm
 
     model = perturb(timm.create_model(name))
-    return model, torch.zeros(1, *model.pretrained_cfg["input_size"])
+    known: Any = model.pretrained_cfg
+    return model, torch.zeros(1, *known["input_size"])
 
 
 def test_macs_of_recurrent_and_general_products() -> None:

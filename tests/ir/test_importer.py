@@ -57,8 +57,8 @@ def test_unsupported_operator_is_named_with_its_place(tmp_path: Path) -> None:
 
 
 def test_quantised_network(tmp_path: Path) -> None:
-    scale = numpy_helper.from_array(np.float32(0.1), "s")
-    zero = numpy_helper.from_array(np.uint8(0), "z")
+    scale = numpy_helper.from_array(np.asarray(0.1, np.float32), "s")
+    zero = numpy_helper.from_array(np.asarray(0, np.uint8), "z")
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "quantise"),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
@@ -309,7 +309,8 @@ def test_a_file_with_folded_batch_norm_is_remarked(
 ) -> None:
     if name == "vgg":
         layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        model, sample = nn.Sequential(*layers).eval(), torch.zeros(1, 3, 8, 8)
+        model: nn.Module = nn.Sequential(*layers).eval()
+        sample = torch.zeros(1, 3, 8, 8)
     else:
         model, sample = from_timm(name)
     options: dict[str, Any] = {}

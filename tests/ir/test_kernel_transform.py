@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
+from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.variables import Config
 from tailor_ir.summary import Describer
 from tasks.view.gather import gather
@@ -31,7 +32,7 @@ def two_blocks() -> nn.Module:
     return perturb(Convolutional(inverted(7), inverted(7)))
 
 
-def transformed(model: nn.Module, wish: dict[str, object] | None = None) -> tailor_ir.SuperNet:
+def transformed(model: nn.Module, wish: SpaceSpec | None = None) -> tailor_ir.SuperNet:
     """A SuperNet with learned transforms, in eval mode."""
     net = tailor_ir.compile(model, SAMPLE, wish, kernel_transform=True)
     net.elastic.eval()

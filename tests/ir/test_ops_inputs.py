@@ -24,7 +24,7 @@ class TextEncoder(nn.Module):
             WIDTH, 4, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=norm_first
         )
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, 5)
+        self.head: nn.Module = nn.Linear(WIDTH, 5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         mask = tokens.eq(0) if self.masked else None
@@ -150,7 +150,7 @@ def test_segmentation(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_answers_in_a_dictionary_and_arguments_with_defaults() -> None:
     class WithOption(Segmentation):
-        def forward(self, x: torch.Tensor, flip: bool = False) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def forward(self, x: torch.Tensor, flip: bool = False) -> dict[str, torch.Tensor]:
             return super().forward(x.flip(-1) if flip else x)
 
     torch.manual_seed(0)

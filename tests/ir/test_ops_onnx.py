@@ -81,7 +81,7 @@ FORMS: dict[str, tuple[list[onnx.NodeProto], Arrays]] = {
     "celu": ([node("Celu", alpha=0.5)], {}),
     "hard sigmoid": ([node("HardSigmoid", alpha=0.3, beta=0.4)], {}),
     "selu": ([node("Selu", alpha=1.2, gamma=0.9)], {}),
-    "clip from below": ([node("Clip", "low")], {"low": np.float32(0.1).reshape(())}),
+    "clip from below": ([node("Clip", "low")], {"low": np.asarray(0.1, np.float32)}),
     "prelu": ([node("PRelu", "slope")], {"slope": array(CHANNELS, 1, 1)}),
     "largest of three": ([node("Max", "c", "d")], {"c": array(CHANNELS, 1, 1), "d": array(1, CHANNELS, 1, 1, seed=3)}),
     "mean of two": ([node("Mean", "c")], {"c": array(CHANNELS, 1, 1)}),

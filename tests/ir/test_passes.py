@@ -153,7 +153,7 @@ def unheard_operator(graph: Graph, tensors: Tensors) -> Graph:
     return _changed(graph, _of(graph, "Relu"), op="Unheard")
 
 
-BROKEN = {
+BROKEN: dict[Callable[[Graph, Tensors], Graph], str] = {
     twice: "nodes have names of their own",
     from_two_places: "values have one origin",
     backwards: "nodes stand in an order in which they can run",
@@ -230,7 +230,7 @@ def constant_and_computed(graph: gs.Graph) -> None:
     result.to_constant(np.zeros((2, 3), np.float32))
 
 
-BROKEN_ONNX = {
+BROKEN_ONNX: dict[Callable[[gs.Graph], None], str] = {
     names_alike: "tensors have names of their own",
     forgotten_reader: "tensors and nodes know each other",
     constant_and_computed: "constants are not computed",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,8 @@ NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext", "levit
 def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
     torch.manual_seed(0)
     model = perturb(timm.create_model(request.param))
-    return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]))
+    known: Any = model.pretrained_cfg
+    return tailor_ir.compile(model, torch.randn(1, *known["input_size"]))
 
 
 def optimised(path: Path) -> Counter[str]:

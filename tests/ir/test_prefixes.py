@@ -30,7 +30,7 @@ def net_of(name: str) -> tailor_ir.SuperNet:
     if name not in _nets:
         if name in FAMILIES:
             torch.manual_seed(0)
-            size = {"img_size": 64} if name == "test_vit" else {}
+            size: dict[str, Any] = {"img_size": 64} if name == "test_vit" else {}
             model = perturb(timm.create_model(name, num_classes=10, **size))
             _nets[name] = tailor_ir.compile(model, torch.zeros(1, 3, 64, 64))
         else:
@@ -79,8 +79,10 @@ class Watched:
 
     def __exit__(self, *error: Any) -> None:
         self._profile.__exit__(*error)
+        assert self._profile.profiler is not None
         results = self._profile.profiler.kineto_results
-        events = sorted(results.events(), key=lambda event: event.start_ns())
+        assert results is not None
+        events: list[Any] = sorted(results.events(), key=lambda event: event.start_ns())
         changes = [event.nbytes() for event in events if event.name() == "[memory]"]
         self.products = sum(event.name() in ("aten::convolution", "aten::linear") for event in events)
         self.peak_bytes = max(accumulate(changes))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import tailor_ir
 from tailor_ir.spaces.presence import ALWAYS, NEVER, Presence, Selection, find_needs, presence
+from tailor_ir.spaces.selectors import SpaceSpec
+from tailor_ir.spaces.variables import Config
 from tailor_ir.subnets.prefixes import Prefixes
 from tests.ir.detours import detours_known, with_detours
 from tests.ir.invariants import check_largest, check_subnet
@@ -19,7 +21,7 @@ from tests.ir.networks import from_timm, small_net
 from tests.ir.runtime_memory import HERE, subnet_peaks
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-SPEC = {
+SPEC: SpaceSpec = {
     "stage.1.depth": [-2, -1, 0],
     "stage.1.width_mult": [0.5, 1],
     "stage.1.block.*.expand_ratio": [1, 2],
@@ -90,7 +92,7 @@ def test_the_largest_subnet_is_the_original_network(net: tailor_ir.SuperNet) -> 
 
 def test_elastic_built_and_exported_subnets_are_equal(net: tailor_ir.SuperNet, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    detoured = [{"stage.1.block.2.detour": 1}, {"stage.1.block.3.detour": 1}, net.min_config]
+    detoured: list[Config] = [{"stage.1.block.2.detour": 1}, {"stage.1.block.3.detour": 1}, net.min_config]
     for config in [*detoured, *(net.space.sample(rng) for _ in range(4))]:
         check_subnet(net, config, tmp_path, SAMPLE)
 
@@ -156,7 +158,7 @@ def test_detours_of_a_real_network_across_a_whole_stage(tmp_path: Path) -> None:
     model, sample = from_timm("mobilenetv2_050")
     net = with_detours(model, sample)
     check_largest(net, model, sample)
-    detours = {v.name: 1 for v in net.space.variables if v.kind == "detour"}
+    detours: Config = {v.name: 1 for v in net.space.variables if v.kind == "detour"}
     assert len(detours) >= 8
     rng = np.random.default_rng(4)
     for config in [detours, *(net.space.sample(rng) for _ in range(3))]:

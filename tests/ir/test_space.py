@@ -12,6 +12,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.errors import SpaceError
+from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.networks import small_net
 
 SAMPLE = torch.randn(1, 3, 32, 32)
@@ -19,7 +20,7 @@ SAMPLE = torch.randn(1, 3, 32, 32)
 
 @pytest.fixture(scope="module")
 def net() -> tailor_ir.SuperNet:
-    wish = {
+    wish: SpaceSpec = {
         "resolution": [16, 32],
         "stage.1.depth": [-2, -1, 0],
         "stage.1.width_mult": [0.5, 1],
@@ -117,7 +118,7 @@ def test_equal_widths_of_a_selector_of_several_are_left_out_with_a_word() -> Non
 
 
 def test_later_selectors_override_earlier_ones() -> None:
-    wish = {"stage.1.block.*.expand_ratio": [1, 2], "stage.1.block.2.expand_ratio": [0.5, 2]}
+    wish: SpaceSpec = {"stage.1.block.*.expand_ratio": [1, 2], "stage.1.block.2.expand_ratio": [0.5, 2]}
     net = tailor_ir.compile(small_net(), SAMPLE, wish)
     assert [variable.choices for variable in net.space.variables] == [(1, 2), (0.5, 2), (1, 2)]
 

@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from evaluation_process import candidates, evaluate, images, network
 
 import tailor_ir
 from tailor_ir.subnets.prefixes import Prefixes
@@ -21,6 +20,7 @@ from tasks.data import DataSettings, load
 from tasks.evaluation.statistics import KnownStatistics
 from tasks.evaluation.subnets import Accuracy, accuracies, accuracy, statistics_of
 from tasks.progress import Silent
+from tests.predict.evaluation_process import candidates, evaluate, images, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,7 +129,12 @@ def test_a_subnet_is_recalibrated_once_for_all_splits(
     test = validation.of(load(DataSettings(), "test"))
     asked: list[int] = []
     observe = Prefixes.observe
-    monkeypatch.setattr(Prefixes, "observe", lambda own, batches: asked.append(1) or observe(own, batches))
+
+    def counted(own: Prefixes, batches: Iterable[torch.Tensor]) -> list[tailor_ir.Statistics]:
+        asked.append(1)
+        return observe(own, batches)
+
+    monkeypatch.setattr(Prefixes, "observe", counted)
     for name, data in (("validation", validation), ("test", test)):
         found = accuracies(net, configs, data, tmp_path / name, Silent())
         expected = images(name)

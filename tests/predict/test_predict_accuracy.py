@@ -42,12 +42,12 @@ class Space:
 
 SPACE = Space()
 SAMPLES = 400
-LOST = {
+LOST: dict[str, dict[float, int]] = {
     "resolution": {16: 40, 24: 12},
     "stage1.depth": {-1: 20},
     "stage1.block2.expand_ratio": {0.15: 8, 0.2: 8},
 }
-LOSS = {
+LOSS: dict[str, dict[float, float]] = {
     "resolution": {16: 0.3, 24: 0.1},
     "stage1.depth": {-1: 0.2},
     "stage1.block2.expand_ratio": {0.15: 0.09, 0.2: 0.04},

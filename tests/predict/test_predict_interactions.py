@@ -9,6 +9,7 @@ import timm
 import torch
 
 import tailor_ir
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.artifacts import read_json, read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy
@@ -19,7 +20,11 @@ from tasks.predict.settings import Settings
 from tasks.progress import Silent
 from tasks.schemas.agreement import PointErrors
 
-SPACE = {"resolution": [24, 32], "stage.*.width_mult": [0.5, 0.75, 1.0], "stage.*.block.*.expand_ratio": "auto"}
+SPACE: SpaceSpec = {
+    "resolution": [24, 32],
+    "stage.*.width_mult": [0.5, 0.75, 1.0],
+    "stage.*.block.*.expand_ratio": "auto",
+}
 PAIRS = 5
 
 

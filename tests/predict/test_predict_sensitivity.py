@@ -7,6 +7,7 @@ import timm
 import torch
 
 import tailor_ir
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.artifacts import read_json
 from tasks.data import DataSettings
 from tasks.predict import sensitivity
@@ -21,7 +22,7 @@ SETTINGS = Settings(random_subnets=4, validation_images=30, recalibration_images
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=10).eval()
-    space = {"resolution": [24, 32], "stage.*.width_mult": [0.5, 1.0]}
+    space: SpaceSpec = {"resolution": [24, 32], "stage.*.width_mult": [0.5, 1.0]}
     folder = tmp_path_factory.mktemp("sensitivity") / "supernet"
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder)
     return folder

@@ -11,6 +11,7 @@ import torch
 import tailor_ir
 from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import enumerate as enumerating
 from tasks import export, profile, report, search
 from tasks.artifacts import Store, append_line
@@ -22,9 +23,10 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
 from tasks.schemas.results import BaseResult
+from tasks.schemas.stored import StageResult
 
-SPACE = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
-         "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
+SPACE: SpaceSpec = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
+                    "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
 SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
 PREDICT = PredictSettings(
@@ -38,9 +40,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     store, silent, data = Store(root), Silent(), DataSettings(workers=1)
     supernet = root / "supernet"
 
-    def stage(name: str, body: Callable[[Path], dict[str, Any]]) -> Path:
+    def stage(name: str, body: Callable[[Path], StageResult]) -> Path:
         folder = store.open_stage(name, "key")
-        return folder.publish(body(folder.path))
+        return folder.publish(dict(body(folder.path)))
 
     def base(out: Path) -> dict[str, Any]:
         for step in range(1, 6):

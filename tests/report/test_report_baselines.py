@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER, DRIVER, opened, requests
 from rich.console import Console
 from selenium.webdriver import Chrome
-from test_report_browser import hovered, wait
-from test_report_dark import CONTRAST, opened_in
-from test_report_page import Page
 
 from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
@@ -25,6 +21,10 @@ from tasks.progress import Silent
 from tasks.report import charts
 from tasks.report.baselines import cards, cells
 from tasks.report.page import render
+from tests.report.browser import BROWSER, DRIVER, opened, requests
+from tests.report.test_report_browser import hovered, wait
+from tests.report.test_report_dark import CONTRAST, opened_in
+from tests.report.test_report_page import Page
 
 PREDICT = PredictSettings(
     validation_images=50, recalibration_images=64, measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)

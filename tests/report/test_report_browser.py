@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER, DRIVER, opened, requests
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tasks.report.headline import headline
 from tasks.report.page import render
+from tests.report.browser import BROWSER, DRIVER, opened, requests
 
 Report = dict[str, Any]
 OTHER = "far & <b>away</b>"
@@ -172,6 +172,9 @@ def test_the_filter_shows_one_device(page: Chrome, both: Report) -> None:
         script = "return document.getElementById('fronts')._fullData.filter((t) => t.visible).map((t) => t.meta)"
         return set(page.execute_script(script))
 
+    def shows_only(name: str) -> bool:
+        return visible_fronts() == {name}
+
     names = [device["name"] for device in both["devices"]]
     everything, *buttons = page.find_elements(By.CSS_SELECTOR, "nav.filter button")
     assert [button.text for button in buttons] == names
@@ -179,7 +182,7 @@ def test_the_filter_shows_one_device(page: Chrome, both: Report) -> None:
     for name, button in zip(names, buttons, strict=True):
         button.click()
         assert shown() == [name]
-        assert wait(page, lambda name=name: visible_fronts() == {name})
+        assert wait(page, functools.partial(shows_only, name))
         cards = page.find_elements(By.CSS_SELECTOR, ".card[data-of]")
         assert {card.get_attribute("data-of") for card in cards if card.is_displayed()} == {name}
     everything.click()

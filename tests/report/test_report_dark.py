@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER, DRIVER, opened
 from selenium.webdriver import Chrome
 
 from tasks.report import PAGE_FILE
+from tests.report.browser import BROWSER, DRIVER, opened
 
 CONTRAST = """
 const parts = (text) => text.match(/[\\d.]+/g).map(Number);

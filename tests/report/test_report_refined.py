@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import BROWSER, DRIVER, opened
-from conftest import PREDICT, QUICK
 from selenium.webdriver.common.by import By
-from test_report_page import Page
 
 from profiling_agents.client import local_agent
 from tasks import export, refine, report, search
@@ -24,6 +21,9 @@ from tasks.progress import Silent
 from tasks.report.page import render
 from tasks.report.refined import refinement
 from tasks.schemas.front import Front, Replaced
+from tests.report.browser import BROWSER, DRIVER, opened
+from tests.report.conftest import PREDICT, QUICK
+from tests.report.test_report_page import Page
 
 Report = dict[str, Any]
 

@@ -68,7 +68,9 @@ class Accuracy:
     values: list[NDArray[np.float64]]
 
     def predict(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self.base + sum(value[codes[:, column]] for column, value in enumerate(self.values))
+        return self.base + sum(
+            (value[codes[:, column]] for column, value in enumerate(self.values)), np.zeros(len(codes))
+        )
 
     score = predict
 

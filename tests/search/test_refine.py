@@ -17,6 +17,7 @@ import torch
 import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import refine, search
 from tasks.artifacts import NO_STORE, SubNetStore, read_json, read_lines
 from tasks.data import DataSettings
@@ -34,6 +35,7 @@ from tasks.predict.sums import Sums
 from tasks.progress import Silent
 from tasks.refine.candidates import Around
 from tasks.refine.known import Known, best, worth_evaluating
+from tasks.schemas.stored import StageResult
 from tasks.search.problem import Problem
 
 MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15)
@@ -69,7 +71,7 @@ def device() -> Iterator[AgentClient]:
 def case(device: AgentClient, tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.manual_seed(0)
     network = timm.create_model("resnet10t", num_classes=10).eval()
-    space = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
+    space: SpaceSpec = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
     folder = tmp_path_factory.mktemp("refine")
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder / "supernet")
     net = tailor_ir.load(folder / "supernet")
@@ -100,13 +102,13 @@ def searched(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found_in(case, (0.6 * case.largest_ms, 2 * case.largest_ms), tmp_path_factory.mktemp("refine"))
 
 
-def refined(case: Case, found: Path, device: AgentClient, out: Path) -> dict[str, Any]:
+def refined(case: Case, found: Path, device: AgentClient, out: Path) -> StageResult:
     return refined_on(case, {"here": found}, device, out, SETTINGS, case.store)["here"]
 
 
 def refined_on(
     case: Case, searches: dict[str, Path], device: AgentClient, out: Path, settings: refine.Settings, store: SubNetStore
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, StageResult]:
     latency, accuracy = case.predictors
     devices = [
         refine.SearchedDevice(search.Target(name=name, latency=latency), folder, lambda: nullcontext(device))
@@ -126,13 +128,13 @@ def records(store: SubNetStore, what: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def result(
     case: Case, searched: Path, device: AgentClient, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, StageResult]:
     out = tmp_path_factory.mktemp("refined")
     return out, refined(case, searched, device, out)
 
 
 def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
-    case: Case, searched: Path, result: tuple[Path, dict[str, Any]]
+    case: Case, searched: Path, result: tuple[Path, StageResult]
 ) -> None:
     out, front = result
     assert read_json(out / search.FRONT_FILE) == front
@@ -158,14 +160,14 @@ def test_winners_are_the_most_accurate_of_what_keeps_the_budget_by_measurement(
     assert front["refinement"]["missed_ms"] == []
 
 
-def test_winners_are_measured_again_before_they_are_believed(result: tuple[Path, dict[str, Any]]) -> None:
+def test_winners_are_measured_again_before_they_are_believed(result: tuple[Path, StageResult]) -> None:
     out, front = result
     lines = Counter(line["key"] for line in read_lines(out / "timed.jsonl"))
     winners = {row["digest"] for row in front["winners"]}
     assert min(lines[digest] for digest in winners) >= 2 * PREDICT.rounds
 
 
-def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, dict[str, Any]]) -> None:
+def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, StageResult]) -> None:
     out, front = result
     rows = read_json(out / refine.MEASURED_FILE)["candidates"]
     accuracies = {line["digest"]: line["correct"] / line["total"] for line in read_lines(out / "evaluated.jsonl")}
@@ -181,7 +183,7 @@ def test_the_predictors_errors_on_the_candidates_are_told(result: tuple[Path, di
 
 
 def test_what_is_measured_is_kept(
-    case: Case, searched: Path, device: AgentClient, result: tuple[Path, dict[str, Any]], tmp_path: Path
+    case: Case, searched: Path, device: AgentClient, result: tuple[Path, StageResult], tmp_path: Path
 ) -> None:
     first, front = result
     out = shutil.copytree(first, tmp_path / "again")  # a noisy device is measured more, which changes medians
@@ -196,7 +198,7 @@ def test_what_is_measured_is_kept(
 
 
 def test_what_the_store_has_is_not_evaluated_again(
-    case: Case, searched: Path, result: tuple[Path, dict[str, Any]], tmp_path: Path
+    case: Case, searched: Path, result: tuple[Path, StageResult], tmp_path: Path
 ) -> None:
     out, front = result
     shutil.copy(out / refine.MEASURED_FILE, tmp_path)
@@ -226,7 +228,11 @@ def test_what_the_store_has_is_timed_again_only_by_stages_that_time_anew(
         lines = replace(meter, **options).lines(
             store, case.supernet, tmp_path / name, Silent(), anew=name == "anew.jsonl"
         )
-        return [one.p50_ms for one in meter.measure([net.max_config, net.min_config], lines, Silent())]
+        found = []
+        for one in meter.measure([net.max_config, net.min_config], lines, Silent()):
+            assert one.p50_ms is not None
+            found.append(one.p50_ms)
+        return found
 
     assert measured("second.jsonl") == [slow_ms, slow_ms]
     assert len(records(store, "latency")) == 2

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from additive import Accuracy, BlockSpace, Latency, random_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from tasks.search.problem import Codes, Problem, Scores, neighbours, uniform_cod
 from tasks.search.rebalance import around
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners
+from tests.search.additive import Accuracy, BlockSpace, Latency, random_models
 
 QUICK = Settings(population=40, generations=60, plateau=15, beam_width=8)
 seeds = st.integers(0, 2**32 - 1)
@@ -271,7 +271,8 @@ class Total:
 def test_limits_that_contradict_each_other_are_refused_with_the_nearest_that_do_not() -> None:
     space, rng = BlockSpace(2), np.random.default_rng(0)
     costs = [Cost("parameters", "pi", Total(1, 1), 7.0), Cost("macs", "pi", Total(30, -1), 20.0)]
-    problem = Problem(space, *random_models(space, rng), tuple(cost.model for cost in costs))
+    latency, accuracy = random_models(space, rng)
+    problem = Problem(space, latency, accuracy, tuple(cost.model for cost in costs))
     values = problem.evaluate(space.all_codes()).costs[:, 1:]
     assert (values.min(axis=0) < [7, 20]).all()
     parameters, macs = values[values[:, 1] <= 20, 0].min(), values[values[:, 0] <= 7, 1].min()

@@ -304,6 +304,7 @@ def test_together_the_limits_of_all_devices_are_kept_and_none_is_better(
     targets, accuracy = on_two_devices(net, seed)
     rng = np.random.default_rng(seed)
     codes = np.unique(net.space.canonical_codes(all_codes(net)), axis=0)
+    assert targets[1].energy is not None
     energy_mj = targets[1].energy.predict(codes)
     memory_mib = MemoryPredictor.compile(net, ONNXRUNTIME).predict(codes)
     parameters = parameter_sums(net).predict(codes)

@@ -8,6 +8,7 @@ import timm
 import torch
 
 import tailor_ir
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
@@ -26,7 +27,11 @@ SETTINGS = Settings(accuracy="measured", population=8, generations=4, plateau=2)
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=10).eval()
-    space = {"resolution": [24, 32], "stage.*.width_mult": [0.5, 1.0], "stage.*.block.*.expand_ratio": "auto"}
+    space: SpaceSpec = {
+        "resolution": [24, 32],
+        "stage.*.width_mult": [0.5, 1.0],
+        "stage.*.block.*.expand_ratio": "auto",
+    }
     folder = tmp_path_factory.mktemp("search") / "supernet"
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder)
     return folder

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from additive import BlockSpace, Latency, random_models
 from numpy.typing import NDArray
 
 from solvers.front import hypervolume
@@ -12,6 +11,7 @@ from tasks.search.nsga2 import EvolvedFront, Nsga2
 from tasks.search.problem import Codes, Problem, Scores, Values
 from tasks.search.settings import Settings
 from tasks.search.stage import find_winners
+from tests.search.additive import BlockSpace, Latency, random_models
 
 SETTINGS = Settings(method="nsga2", population=60, generations=80, plateau=20, beam_width=8)
 

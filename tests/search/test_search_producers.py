@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tailor_ir
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
@@ -19,7 +20,7 @@ from tasks.search.stage import method_of
 from tests.ir.detours import with_detours
 from tests.ir.networks import small_net
 
-SPEC = {
+SPEC: SpaceSpec = {
     "stage.1.depth": [-2, -1, 0],
     "stage.1.width_mult": [0.5, 1],
     "stage.1.block.*.expand_ratio": [0.5, 1, 2],

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import tailor_ir
 from solvers.front import pareto_mask
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.artifacts import read_json
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy
@@ -45,7 +46,7 @@ class MacsLatency:
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     network = timm.create_model("resnet10t", num_classes=10).eval()
-    space = {"resolution": [24, 32], "*.width_mult": [0.5, 1.0]}
+    space: SpaceSpec = {"resolution": [24, 32], "*.width_mult": [0.5, 1.0]}
     folder = tmp_path_factory.mktemp("search") / "supernet"
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(folder)
     return folder

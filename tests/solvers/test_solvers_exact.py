@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import random_problem
 
 from solvers import exact, passage
 from solvers.chain import Chain
 from solvers.errors import Infeasible, NotANumber, TooEntangled, Undecided
 from solvers.exact import Optimum, optimum
 from solvers.tables import Table, Values
+from tests.solvers.random_problems import random_problem
 
 seeds = st.integers(0, 2**32 - 1)
 some = settings(max_examples=60, deadline=None)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import values_at
 
 from solvers.tables import Gathering, Table, merged, spread, total
+from tests.solvers.random_problems import values_at
 
 CARDINALITIES = (5, 3, 1, 4, 2)
 SCOPE = (0, 1, 2, 3, 4)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import random_problem, random_tables, values_at
 
 from solvers import passage, whole
 from solvers.chain import Chain
 from solvers.front import pareto_mask
 from solvers.tables import Table
 from solvers.whole import Points, whole_front
+from tests.solvers.random_problems import random_problem, random_tables, values_at
 
 seeds = st.integers(0, 2**32 - 1)
 some = settings(max_examples=80, deadline=None)

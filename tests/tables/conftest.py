@@ -1,6 +1,6 @@
 """A small real SuperNet and a real agent on loopback for both runtimes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from timm.models.resnet import BasicBlock, ResNet
 import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 
-SPACE = {
+SPACE: dict[str, list[float]] = {
     "resolution": [16, 32],
     "stage.2.depth": [-1, 0],
     "stage.2.width_mult": [0.5, 1.0],
@@ -23,9 +23,12 @@ SPACE = {
 def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a SuperNet of a residual network with 10 classes and 3 x 32 x 32 inputs."""
     torch.manual_seed(0)
-    network = ResNet(BasicBlock, (1, 2, 1, 1), num_classes=10, channels=(16, 16, 24, 32), stem_width=16)
+    build: Callable[..., ResNet] = ResNet
+    network = build(BasicBlock, (1, 2, 1, 1), num_classes=10, channels=(16, 16, 24, 32), stem_width=16)
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
+            assert module.running_var is not None
+            assert module.running_mean is not None
             torch.nn.init.uniform_(module.running_var, 0.5, 2.0)
             torch.nn.init.normal_(module.running_mean, std=0.1)
     folder = tmp_path_factory.mktemp("net") / "supernet"

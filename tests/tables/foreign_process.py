@@ -6,7 +6,9 @@ file, over the largest number expected, as JSON. torch and this project cannot b
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 PROJECT = {"tailor_ir", "tasks", "flows", "profiling_agents", "conf"}
 
@@ -17,7 +19,7 @@ class Refusal:
     refused = PROJECT | (set() if "--torch" in sys.argv else {"torch"})
 
     @classmethod
-    def find_spec(cls, name, path=None, target=None):
+    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         if name.split(".")[0] in cls.refused:
             raise ImportError(f"{name} is refused here")
 
@@ -27,7 +29,7 @@ sys.meta_path.insert(0, Refusal)
 import numpy as np  # noqa: E402
 
 
-def run_onnx(file, inputs):
+def run_onnx(file: Path, inputs: np.ndarray) -> np.ndarray:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -37,7 +39,7 @@ def run_onnx(file, inputs):
     return np.concatenate([session.run(None, {taken.name: piece})[0] for piece in pieces])
 
 
-def run_ncnn(file, inputs):
+def run_ncnn(file: Path, inputs: np.ndarray) -> np.ndarray:
     import ncnn
 
     net = ncnn.Net()
@@ -52,18 +54,19 @@ def run_ncnn(file, inputs):
     return np.stack(results)
 
 
-def run_torch(file, inputs):
+def run_torch(file: Path, inputs: np.ndarray) -> np.ndarray:
     import torch
 
     module = torch.export.load(file).module()
     with torch.inference_mode():
-        return module(torch.from_numpy(inputs)).numpy()
+        outputs: np.ndarray = module(torch.from_numpy(inputs)).numpy()
+    return outputs
 
 
 RUNNERS = {".onnx": run_onnx, ".param": run_ncnn, **({".pt2": run_torch} if "--torch" in sys.argv else {})}
 
 
-def main(folder):
+def main(folder: Path) -> None:
     found = {}
     for references in sorted(folder.glob("*.npz")):
         arrays = np.load(references)

@@ -14,8 +14,8 @@ EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
 
 def entry(digest: str, **changes: Any) -> Entry:
     """A measured convolution."""
-    values = {"operator": "Conv", "feature": "{}", "state": "ok", "p50_ms": 0.5, "p90_ms": 0.6, "spread": 0.1}
-    return Entry(digest=digest, **(values | {"n": 20, "noisy": False, "measured_at": EARLY} | changes))
+    values: dict[str, Any] = {"operator": "Conv", "feature": "{}", "state": "ok", "p50_ms": 0.5, "p90_ms": 0.6}
+    return Entry(digest=digest, **(values | {"spread": 0.1, "n": 20, "noisy": False, "measured_at": EARLY} | changes))
 
 
 def failed(digest: str, **changes: Any) -> Entry:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -14,19 +15,21 @@ from tasks import export, profile
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.lut.views import batch_of
-from tasks.plan import plan
+from tasks.plan import ProfilePlan, plan
 from tasks.predict import validate
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
+from tasks.schemas.stored import StageResult
 from tests.fronts import write_front
 
+Made = tuple[Path, dict[int, tuple[ProfilePlan, profile.ProfileResult, StageResult]]]
 BATCH = 8
 QUICK = MeasureSettings(time_cap_ms=15.0, warmup_ms=1.0, min_blocks=2)
 LAYERS = QUICK.model_copy(update={"layers_ms": 20.0})
 
 
 @pytest.fixture(scope="module", params=["in situ", "alone"])
-def made(request: pytest.FixtureRequest, supernet: Path, tmp_path_factory: pytest.TempPathFactory):
+def made(request: pytest.FixtureRequest, supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Folder, agent and results of the stages for one sample and for a batch, both in one store."""
     root = tmp_path_factory.mktemp("batches")
     predict = Settings(random_subnets=4, fit_subnets=1, measure=QUICK)
@@ -44,14 +47,14 @@ def made(request: pytest.FixtureRequest, supernet: Path, tmp_path_factory: pytes
     return root, results
 
 
-def test_operators_of_another_batch_are_measured_though_the_store_is_shared(made) -> None:
+def test_operators_of_another_batch_are_measured_though_the_store_is_shared(made: Made) -> None:
     _, results = made
     for planned, profiled, _ in results.values():
         assert planned["to_measure"] == profiled["measured_now"] == profiled["lut"]["entries"] > 0
         assert profiled["lut"]["failed"] == 0
 
 
-def test_a_shared_table_shows_its_batches(made, capsys) -> None:
+def test_a_shared_table_shows_its_batches(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     root, _ = made
     assert main(["lut", "show", f"store={root / 'luts'}", "--json", str(root / "show.json")]) == 0
     (table,) = json.loads((root / "show.json").read_text())["tables"]
@@ -68,13 +71,15 @@ def test_a_shared_table_shows_its_batches(made, capsys) -> None:
         ("Linear", [256, 16], {}, None),  # 4 samples of 64 tokens, or 256 samples
     ],
 )
-def test_a_batch_is_told_where_an_operators_axes_are_known(op, shape, attributes, batch) -> None:
-    step = {"op": op, "inputs": ["in0", "p0"], "outputs": ["t0"], "attributes": attributes}
+def test_a_batch_is_told_where_an_operators_axes_are_known(
+    op: str, shape: list[int], attributes: dict[str, int], batch: int | None
+) -> None:
+    step: dict[str, Any] = {"op": op, "inputs": ["in0", "p0"], "outputs": ["t0"], "attributes": attributes}
     assert batch_of({"operator": op, "steps": [step], "input_shapes": [shape]}) == batch
     assert batch_of({}) is None
 
 
-def test_latencies_are_those_of_the_batch(made) -> None:
+def test_latencies_are_those_of_the_batch(made: Made) -> None:
     _, results = made
     one, many = ({row["kind"]: row for row in results[batch][2]["subnets"]} for batch in (1, BATCH))
     for kind in ("largest", "smallest"):
@@ -82,7 +87,7 @@ def test_latencies_are_those_of_the_batch(made) -> None:
         assert 1.3 * one[kind]["sum_ms"] < many[kind]["sum_ms"]
 
 
-def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet, tmp_path) -> None:
+def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet: Path, tmp_path: Path) -> None:
     splits = load_splits(DataSettings(kind="digits"))
     data = {"test": EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)}
     net = tailor_ir.load(supernet)

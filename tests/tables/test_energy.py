@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lut_entries import DEVICE, entry
-from power_source import rapl
 
 import tailor_ir
 from flows.cli import main
@@ -21,6 +19,8 @@ from tasks.predict import resources, validate
 from tasks.predict.energy import EnergyPredictor
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
+from tests.tables.lut_entries import DEVICE, entry
+from tests.tables.power_source import rapl
 
 WATTS = 20.0
 FACTOR = 3.0  # the counter of a shared machine is late
@@ -66,11 +66,15 @@ def test_an_agent_finds_the_sensors_below_the_root_it_is_given(powered: AgentCli
     assert (sensor.name, sensor.kind, sensor.measures) == ("intel-rapl:0 package-0", "rapl", "energy")
 
 
-def test_profiling_keeps_the_energy_of_each_operator(powered: AgentClient, few: Path, tmp_path: Path, capsys) -> None:
+def test_profiling_keeps_the_energy_of_each_operator(
+    powered: AgentClient, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = profile.Settings(method="alone", measure=MEASURE, store=tmp_path / "luts")
     result = profile.run(settings, few, powered, tmp_path, Silent())
     assert (result["measured_now"], result["lut"]["ok"]) == (OPERATORS, OPERATORS)
     for one in Lut.open(tmp_path / profile.LUT_FOLDER).entries():
+        assert one.p50_ms is not None
+        assert one.energy_mj is not None
         assert WATTS * one.p50_ms / FACTOR < one.energy_mj < WATTS * one.p50_ms * CROWDED
     assert main(["lut", "show", f"store={tmp_path / 'luts'}", "--json", str(tmp_path / "show.json")]) == 0
     (shown,) = json.loads((tmp_path / "show.json").read_text())["tables"]

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,14 +16,14 @@ import pytest
 import torch
 
 import tailor_ir
-from profiling_agents.client import AgentError, MeasureSettings, local_agent
+from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from profiling_agents.messages import Measurement
 from tasks import export
 from tasks.artifacts import SubNetStore, read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.progress import Silent
+from tasks.progress import Bar, Silent
 from tasks.schemas.candidates import Candidate, Candidates
 from tests.fronts import predicted, write_front
 
@@ -38,7 +41,7 @@ def data() -> dict[str, EvaluationData]:
 
 
 @pytest.fixture(scope="module")
-def search(supernet: Path, tmp_path_factory) -> Path:
+def search(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A front of two SubNets, one of them within two budgets, and a baseline."""
     net = tailor_ir.load(supernet)
     chosen = [(net.max_config, HUGE_MS), (net.min_config, HUGE_MS), (net.min_config, TINY_MS)]
@@ -48,14 +51,22 @@ def search(supernet: Path, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(supernet, search, data, device, tmp_path_factory) -> tuple[Path, dict]:
+def exported(
+    supernet: Path,
+    search: Path,
+    data: dict[str, EvaluationData],
+    device: AgentClient,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Mapping[str, Any]]:
     """The folder of the export stage and what it returned, for each device."""
     out = tmp_path_factory.mktemp("export")
     store = SubNetStore(out / "subnets")
     return out, export.run(QUICK, supernet, search, data, device, out, Silent(), store=store)
 
 
-def test_exports_agree_with_torch_and_are_measured(exported, device):
+def test_exports_agree_with_torch_and_are_measured(
+    exported: tuple[Path, Mapping[str, Any]], device: AgentClient
+) -> None:
     out, result = exported
     assert json.loads((out / export.EXPORTS_FILE).read_text()) == result
     assert [row["within_budget"] for row in result["winners"]] == [True, True, False]
@@ -74,7 +85,9 @@ def test_exports_agree_with_torch_and_are_measured(exported, device):
         assert all(word in text for word in (card["digest"], card["device"]["fingerprint"], "licence", *file["sha256"]))
 
 
-def test_a_baseline_that_was_measured_as_a_winner_is_not_measured_again(exported):
+def test_a_baseline_that_was_measured_as_a_winner_is_not_measured_again(
+    exported: tuple[Path, Mapping[str, Any]],
+) -> None:
     out, result = exported
     (baseline,) = result["baseline"]
     winners, taken = (read_lines(out / f"{name}_measured.jsonl") for name in ("winners", "baseline"))
@@ -84,19 +97,23 @@ def test_a_baseline_that_was_measured_as_a_winner_is_not_measured_again(exported
     assert baseline["measured_ms"] == pytest.approx(card["latency"]["p50_ms"])
 
 
-def test_a_front_without_winners_is_refused_in_one_line(supernet, data, device, tmp_path):
+def test_a_front_without_winners_is_refused_in_one_line(
+    supernet: Path, data: dict[str, EvaluationData], device: AgentClient, tmp_path: Path
+) -> None:
     write_front(tmp_path, tailor_ir.load(supernet), [])
     with pytest.raises(UserError, match=r"front '.*front\.json': has no winner; search again: autotailor search"):
         export.run(QUICK, supernet, tmp_path, data, device, tmp_path / "out", Silent())
 
 
-def test_exported_onnx_has_the_subnets_own_statistics(exported, supernet, data):
+def test_exported_onnx_has_the_subnets_own_statistics(
+    exported: tuple[Path, Mapping[str, Any]], supernet: Path, data: dict[str, EvaluationData]
+) -> None:
     out, result = exported
     net = tailor_ir.load(supernet)
     images = data["validation"]
     for card in result["subnets"]:
-        size = net.input_shape(card["config"])[-2:]
-        x, _ = next(iter(images.batches(size)))
+        height, width = net.input_shape(card["config"])[-2:]
+        x, _ = next(iter(images.batches((height, width))))
         module = net.build(card["config"], statistics_of(net, card["config"], images)).eval()
         with torch.inference_mode():
             expected = module(x).numpy()
@@ -109,11 +126,18 @@ def test_exported_onnx_has_the_subnets_own_statistics(exported, supernet, data):
         shared = net.build(card["config"]).eval()
         with torch.inference_mode():
             assert np.abs(shared(x).numpy() - expected).max() > 1e-2 * np.abs(expected).max()
-        correct = sum(int((module(x).argmax(1) == y).sum()) for x, y in images.batches(size))
+        correct = sum(int((module(x).argmax(1) == y).sum()) for x, y in images.batches((height, width)))
         assert card["accuracy"]["validation"] == pytest.approx(correct / 100, abs=1e-9)
 
 
-def test_finished_subnets_are_not_exported_again(exported, supernet, search, data, device, tmp_path):
+def test_finished_subnets_are_not_exported_again(
+    exported: tuple[Path, Mapping[str, Any]],
+    supernet: Path,
+    search: Path,
+    data: dict[str, EvaluationData],
+    device: AgentClient,
+    tmp_path: Path,
+) -> None:
     folder, first = exported
     out = Path(shutil.copytree(folder, tmp_path / "out"))
     lines = (out / export.DONE_FILE).read_text().splitlines()
@@ -125,7 +149,13 @@ def test_finished_subnets_are_not_exported_again(exported, supernet, search, dat
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
 
 
-def test_a_winner_that_misses_its_budget_is_replaced_and_told(exported, supernet, data, device, tmp_path):
+def test_a_winner_that_misses_its_budget_is_replaced_and_told(
+    exported: tuple[Path, Mapping[str, Any]],
+    supernet: Path,
+    data: dict[str, EvaluationData],
+    device: AgentClient,
+    tmp_path: Path,
+) -> None:
     folder, first = exported
     out, net = Path(shutil.copytree(folder, tmp_path / "out")), tailor_ir.load(supernet)
     slow_ms, fast_ms = (card["latency"]["p50_ms"] for card in first["subnets"])
@@ -159,14 +189,18 @@ class Lost(Silent):
     def __init__(self, process: psutil.Process) -> None:
         self.process = process
 
-    def bar(self, name: str, total: int, done: int = 0):
+    @contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         if name == "export":
             self.process.kill()
             self.process.wait(10)
-        return super().bar(name, total, done)
+        with super().bar(name, total, done) as bar:
+            yield bar
 
 
-def test_a_device_that_is_lost_is_no_failed_file(supernet, search, data, tmp_path):
+def test_a_device_that_is_lost_is_no_failed_file(
+    supernet: Path, search: Path, data: dict[str, EvaluationData], tmp_path: Path
+) -> None:
     before = {process.pid for process in psutil.Process().children()}
     with local_agent(backend="onnxruntime") as client, client.lease():
         (process,) = [one for one in psutil.Process().children() if one.pid not in before]
@@ -176,7 +210,9 @@ def test_a_device_that_is_lost_is_no_failed_file(supernet, search, data, tmp_pat
     assert not (tmp_path / export.EXPORTS_FILE).exists()
 
 
-def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, search, data, device, tmp_path):
+def test_a_file_that_differs_from_torch_is_reported_and_not_kept(
+    supernet: Path, search: Path, data: dict[str, EvaluationData], device: AgentClient, tmp_path: Path
+) -> None:
     strict = QUICK.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
     result = export.run(strict, supernet, search, data, device, tmp_path, Silent())
     for card in result["subnets"]:
@@ -187,7 +223,9 @@ def test_a_file_that_differs_from_torch_is_reported_and_not_kept(supernet, searc
     assert not any(row["files_ok"] for row in result["winners"])
 
 
-def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(supernet, search, data, tmp_path):
+def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(
+    supernet: Path, search: Path, data: dict[str, EvaluationData], tmp_path: Path
+) -> None:
     wide = QUICK.model_copy(update={"tolerance": export.Tolerance(bf16=0.2)})  # torch in bf16 differs by 0.09 here
     folders = tmp_path / "wide", tmp_path / "strict"
     for folder in folders:

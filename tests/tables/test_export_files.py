@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def images() -> EvaluationData:
 
 
 @pytest.fixture(scope="module")
-def exported(supernet: Path, images: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def exported(
+    supernet: Path, images: EvaluationData, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Mapping[str, Any]]:
     """The folder of an export of two SubNets, with torch's outputs for some images beside the files."""
     net = tailor_ir.load(supernet)
     folder, out = tmp_path_factory.mktemp("search"), tmp_path_factory.mktemp("export")
@@ -83,7 +86,9 @@ def run_elsewhere(folder: Path, *options: str) -> dict[str, float]:
     return differences
 
 
-def test_exports_reproduce_torch_where_there_is_neither_torch_nor_this_project(exported: tuple[Path, dict]) -> None:
+def test_exports_reproduce_torch_where_there_is_neither_torch_nor_this_project(
+    exported: tuple[Path, Mapping[str, Any]],
+) -> None:
     out, result = exported
     differences = run_elsewhere(out)
     for card in result["subnets"]:
@@ -104,7 +109,8 @@ def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     name: str, images: EvaluationData, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    network = perturb(timm.create_model(name, num_classes=10, **({"img_size": 32} if "vit" in name else {})).eval())
+    options: dict[str, Any] = {"img_size": 32} if "vit" in name else {}
+    network = perturb(timm.create_model(name, num_classes=10, **options).eval())
     net = tailor_ir.compile(network, torch.zeros(1, 3, 32, 32))
     net.save(tmp_path / "supernet")
     config = net.space.sample(np.random.default_rng(1))
@@ -129,7 +135,9 @@ def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     assert len(differences) == 3
 
 
-def test_torch_archives_reproduce_torch_without_this_project(exported: tuple[Path, dict], tmp_path: Path) -> None:
+def test_torch_archives_reproduce_torch_without_this_project(
+    exported: tuple[Path, Mapping[str, Any]], tmp_path: Path
+) -> None:
     out, result = exported
     for file in (*out.glob("*.pt2"), *out.glob("*.npz")):
         shutil.copy(file, tmp_path)
@@ -138,7 +146,7 @@ def test_torch_archives_reproduce_torch_without_this_project(exported: tuple[Pat
     assert max(differences.values()) <= 1e-4
 
 
-def test_a_bundle_has_common_weights_once(exported: tuple[Path, dict]) -> None:
+def test_a_bundle_has_common_weights_once(exported: tuple[Path, Mapping[str, Any]]) -> None:
     out, result = exported
     told = result["bundle"]
     assert told["state"] == "ok"
@@ -153,7 +161,7 @@ def test_a_bundle_has_common_weights_once(exported: tuple[Path, dict]) -> None:
 
 
 def test_a_bundle_that_differs_from_torch_is_not_kept(
-    exported: tuple[Path, dict], supernet: Path, images: EvaluationData, tmp_path: Path
+    exported: tuple[Path, Mapping[str, Any]], supernet: Path, images: EvaluationData, tmp_path: Path
 ) -> None:
     _, result = exported
     strict = SETTINGS.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
@@ -166,7 +174,7 @@ def test_a_bundle_that_differs_from_torch_is_not_kept(
 
 
 def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(
-    exported: tuple[Path, dict], supernet: Path
+    exported: tuple[Path, Mapping[str, Any]], supernet: Path
 ) -> None:
     out, result = exported
     net = tailor_ir.load(supernet)
@@ -190,7 +198,9 @@ def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(
         assert all(word in text for word in [*wanted, *choices, f"{card['digest']}.fp16.ncnn.bin"])
 
 
-def test_a_model_card_tells_what_an_application_does_with_images_and_outputs(exported: tuple[Path, dict]) -> None:
+def test_a_model_card_tells_what_an_application_does_with_images_and_outputs(
+    exported: tuple[Path, Mapping[str, Any]],
+) -> None:
     out, result = exported
     data = DataSettings(kind="digits")
     for card in result["subnets"]:
@@ -211,7 +221,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_exported_files_lie_under_readable_names_with_their_cards(exported: tuple[Path, dict], tmp_path: Path) -> None:
+def test_exported_files_lie_under_readable_names_with_their_cards(
+    exported: tuple[Path, Mapping[str, Any]], tmp_path: Path
+) -> None:
     out, result = exported
     folder = tmp_path / "exports" / "board"
     export.write_readable(out, folder)
@@ -231,7 +243,7 @@ def test_exported_files_lie_under_readable_names_with_their_cards(exported: tupl
 
 
 def test_each_run_replaces_what_an_earlier_one_wrote_and_nothing_else(
-    exported: tuple[Path, dict], tmp_path: Path
+    exported: tuple[Path, Mapping[str, Any]], tmp_path: Path
 ) -> None:
     out, other, folder = exported[0], tmp_path / "other", tmp_path / "board"
     export.write_readable(out, folder)
@@ -261,7 +273,7 @@ def test_each_run_replaces_what_an_earlier_one_wrote_and_nothing_else(
     assert (folder / f"{changed}.md.kept-1").read_bytes() == b"mine, too"
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(exported: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(exported: tuple[Path, Mapping[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "exports").write_text("a file")
     with pytest.raises(UserError, match=r"folder '.*board': cannot be written \(Not a directory\); the files are in"):
         export.write_readable(exported[0], tmp_path / "exports" / "board")
@@ -273,7 +285,7 @@ def told_by_onnx(file: Path) -> dict[str, str]:
     return {row.key.removeprefix("autotailor."): row.value for row in model.metadata_props}
 
 
-def test_files_of_every_format_tell_what_they_are(exported: tuple[Path, dict]) -> None:
+def test_files_of_every_format_tell_what_they_are(exported: tuple[Path, Mapping[str, Any]]) -> None:
     out, result = exported
     for card in result["subnets"]:
         digest = card["digest"]
@@ -295,7 +307,7 @@ def test_files_of_every_format_tell_what_they_are(exported: tuple[Path, dict]) -
         assert session.get_modelmeta().custom_metadata_map["autotailor.digest"] == digest
 
 
-def test_an_onnx_file_does_not_carry_very_many_class_names(exported: tuple[Path, dict]) -> None:
+def test_an_onnx_file_does_not_carry_very_many_class_names(exported: tuple[Path, Mapping[str, Any]]) -> None:
     card = Card.model_validate(exported[1]["subnets"][0])
     names = tuple(f"wordnet synset number {number:08d}" for number in range(21_841))
     long = card.model_copy(update={"classes": names})

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,14 +13,14 @@ import timm
 import torch
 
 import tailor_ir
-from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks import enumerate as enumerate_stage
 from tasks import profile
 from tasks.artifacts import read_lines
 from tasks.insitu.cover import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
-from tasks.insitu.overhead import layer_overhead_ms, without_overhead
+from tasks.insitu.overhead import MeasuredLine, OperatorTimes, layer_overhead_ms, without_overhead
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import onnx_of
 from tasks.ncnn.conversion import ConversionLimits, convert, convert_operators
@@ -26,7 +28,7 @@ from tasks.ncnn.files import NcnnFiles
 from tasks.plan import plan
 from tasks.predict.correction import UNCORRECTED
 from tasks.predict.latency import subnet_ms
-from tasks.progress import Silent
+from tasks.progress import Bar, Silent
 from tests.ir.networks import perturb
 
 SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0)
@@ -39,16 +41,18 @@ NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
 def compiled(name: str) -> tailor_ir.SuperNet:
     torch.manual_seed(0)
     model = perturb(timm.create_model(name))
+    assert isinstance(model.pretrained_cfg, dict)
     return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]))
 
 
-def whole(net: tailor_ir.SuperNet, config: dict, backend: str) -> WholeSubNet:
+def whole(net: tailor_ir.SuperNet, config: tailor_ir.Config, backend: str) -> WholeSubNet:
     if backend != "ncnn":
         return onnx_subnet(net, "whole", config)
     features = list(dict.fromkeys(net.operators(config)))
     converted = convert_operators([tailor_ir.operator_model(feature) for feature in features], ConversionLimits())
-    assert all(isinstance(one, NcnnFiles) for one in converted), converted
-    return ncnn_subnet(net, "whole", config, dict(zip(features, converted, strict=True)))
+    files = [one for one in converted if isinstance(one, NcnnFiles)]
+    assert len(files) == len(converted), converted
+    return ncnn_subnet(net, "whole", config, dict(zip(features, files, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: st
     wanted = set(net.unique_operators())
     codes = covering_codes(net, wanted, np.random.default_rng(0))
     assert len(np.unique(codes, axis=0)) == len(codes)
-    seen: Counter = Counter()
+    seen: Counter[tailor_ir.OperatorFeature] = Counter()
     for code in codes:
         own = set(net.operators(net.space.decode(code)))
         assert own & {feature for feature in wanted if seen[feature] < ENOUGH_TIMES}
@@ -78,10 +82,24 @@ def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: st
     assert len(covering_codes(net, few, np.random.default_rng(0))) <= 3 * ENOUGH_TIMES
 
 
+def timed(state: Literal["ok", "failed"], operators: OperatorTimes, p50_ms: float | None) -> MeasuredLine:
+    """A SubNet of which only times are known."""
+    return {
+        "key": "",
+        "state": state,
+        "reason": None,
+        "p50_ms": p50_ms,
+        "spread": None,
+        "noisy": False,
+        "config": {},
+        "operators": operators,
+    }
+
+
 def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -> None:
     rng = np.random.default_rng(0)
     added_ms = 0.004
-    lines = []
+    lines: list[MeasuredLine] = []
     for number in range(30):
         layers = rng.integers(1, 9, size=int(rng.integers(5, 40))).tolist()
         own_ms = rng.exponential(0.02, size=len(layers)) * layers
@@ -89,8 +107,8 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
         operators = [
             (str(i), float(ms + added_ms * n), n) for i, (ms, n) in enumerate(zip(own_ms, layers, strict=True))
         ]
-        lines.append({"state": "ok", "operators": operators, "p50_ms": float(own_ms.sum() * slower)})
-    lines.append({"state": "failed", "operators": [], "p50_ms": None})
+        lines.append(timed("ok", operators, float(own_ms.sum() * slower)))
+    lines.append(timed("failed", [], None))
     found_ms = layer_overhead_ms(lines)
     assert found_ms == pytest.approx(added_ms, rel=0.2)
     without = without_overhead(lines[0]["operators"], added_ms)
@@ -132,7 +150,7 @@ def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: tuple[
     assert 1 / FACTOR <= measured.p50_ms / real.p50_ms <= FACTOR
 
 
-def job(net: tailor_ir.SuperNet, config: dict, client: AgentClient):
+def job(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) -> ModelJob:
     model = onnx_of(net, config)
     if "onnx" in client.capabilities().formats:
         return onnx_job("real", model)
@@ -149,10 +167,12 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     assert planned["to_measure"] == result["measured_now"] == len(net.unique_operators())
     assert planned["subnets"] == len({line["key"] for line in lines})
     table = profile.open_table(SETTINGS, tmp_path / profile.STORE_FOLDER, device.capabilities())
-    states = Counter(table.get(feature.digest).state for feature in net.unique_operators())
-    assert set(states) <= {"ok", "fused"}
-    assert {table.get(feature.digest).method for feature in net.unique_operators()} == {"in situ"}
-    assert {table.get(feature.digest).cache for feature in net.unique_operators()} == {SUBNET.cache}
+    entries = [table.get(feature.digest) for feature in net.unique_operators()]
+    known = [entry for entry in entries if entry is not None]
+    assert len(known) == len(entries)
+    assert {entry.state for entry in known} <= {"ok", "fused"}
+    assert {entry.method for entry in known} == {"in situ"}
+    assert {entry.cache for entry in known} == {SUBNET.cache}
     ratios = [subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]
     assert 1 / FACTOR <= np.median(ratios) <= FACTOR
     again = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
@@ -167,23 +187,22 @@ def test_a_run_that_was_killed_goes_on_with_the_next_subnet(
         pass
 
     class Stopping(Silent):
-        def bar(self, name, total, done=0):
-            outer = super().bar(name, total, done)
+        @contextmanager
+        def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+            with super().bar(name, total, done) as inner:
 
-            class Bar:
-                def __enter__(self):
-                    self.bar, self.left = outer.__enter__(), 3
-                    return self
+                class Counting:
+                    left = 3
 
-                def __exit__(self, *exception):
-                    return outer.__exit__(*exception)
+                    def advance(self, count: int = 1) -> None:
+                        self.left -= 1
+                        if not self.left:
+                            raise Stopped
 
-                def advance(self, steps=1):
-                    self.left -= 1
-                    if not self.left:
-                        raise Stopped
+                    def note(self, text: str) -> None:
+                        inner.note(text)
 
-            return Bar()
+                yield Counting()
 
     with pytest.raises(Stopped):
         profile.run(SETTINGS, operators, device, tmp_path, Stopping(), supernet)

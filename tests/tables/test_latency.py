@@ -25,7 +25,7 @@ def net(supernet: Path) -> tailor_ir.SuperNet:
 
 
 @pytest.fixture
-def lut(net, tmp_path) -> Lut:
+def lut(net: tailor_ir.SuperNet, tmp_path: Path) -> Lut:
     rng = np.random.default_rng(0)
     lut = Lut.open(tmp_path / "lut", DEVICE)
     entries = []
@@ -55,7 +55,7 @@ def all_codes(net: tailor_ir.SuperNet) -> np.ndarray:
     return np.unique(net.space.canonical_codes(np.array(list(product(*counts)))), axis=0)
 
 
-def test_prediction_equals_the_sum_over_the_operators_of_every_subnet(net, lut):
+def test_prediction_equals_the_sum_over_the_operators_of_every_subnet(net: tailor_ir.SuperNet, lut: Lut) -> None:
     correction = Correction(offset_ms=0.3, overhead_ms=0.002, factor=0.8, factors={"Conv": 0.7})
     predictor = LatencyPredictor.compile(net, lut, correction)
     codes = all_codes(net)
@@ -65,7 +65,7 @@ def test_prediction_equals_the_sum_over_the_operators_of_every_subnet(net, lut):
     assert len(set(slow)) > len(codes) / 2
 
 
-def test_saved_predictor_predicts_exactly_the_same(net, lut, tmp_path):
+def test_saved_predictor_predicts_exactly_the_same(net: tailor_ir.SuperNet, lut: Lut, tmp_path: Path) -> None:
     predictor = LatencyPredictor.compile(net, lut, Correction(offset_ms=0.1, factor=1.1))
     predictor.save(tmp_path / "latency.json")
     codes = all_codes(net)
@@ -74,7 +74,7 @@ def test_saved_predictor_predicts_exactly_the_same(net, lut, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"cardinalities": [1], "extra": 2}'])
-def test_damaged_predictor_is_one_clear_line(content, tmp_path):
+def test_damaged_predictor_is_one_clear_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "latency.json").write_bytes(content)
     with pytest.raises(UserError, match=r"predictor .*run the predict stage again") as caught:
         LatencyPredictor.load(tmp_path / "latency.json")
@@ -82,9 +82,12 @@ def test_damaged_predictor_is_one_clear_line(content, tmp_path):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_subnets_with_a_failed_operator_are_refused_by_name_and_others_predicted(net, lut, tmp_path, saved):
+def test_subnets_with_a_failed_operator_are_refused_by_name_and_others_predicted(
+    net: tailor_ir.SuperNet, lut: Lut, tmp_path: Path, saved: bool
+) -> None:
     present = {f.digest for f in net.operators(net.max_config)} - {f.digest for f in net.operators(net.min_config)}
     entry = lut.get(min(present))
+    assert entry is not None
     lut.append([replace(entry, state="failed", reason="out of memory", p50_ms=None, p90_ms=None, spread=None)])
     predictor = LatencyPredictor.compile(net, lut)
     if saved:
@@ -96,23 +99,25 @@ def test_subnets_with_a_failed_operator_are_refused_by_name_and_others_predicted
         predictor.predict(np.stack([smallest, largest]))
 
 
-def test_an_operator_that_was_never_measured_is_named(net, tmp_path):
+def test_an_operator_that_was_never_measured_is_named(net: tailor_ir.SuperNet, tmp_path: Path) -> None:
     predictor = LatencyPredictor.compile(net, Lut.open(tmp_path / "empty", DEVICE))
     with pytest.raises(UserError, match=r"not measured.* and \d+ more"):
         predictor.predict(net.space.encode([net.max_config]))
 
 
-def test_the_compiled_sum_without_a_correction_is_that_of_the_table(net, lut):
+def test_the_compiled_sum_without_a_correction_is_that_of_the_table(net: tailor_ir.SuperNet, lut: Lut) -> None:
     codes = all_codes(net)[::7]
     sums_ms = [network_of(net, lut, net.space.decode(code)).sum_ms for code in codes]
     np.testing.assert_allclose(LatencyPredictor.compile(net, lut).predict(codes), sums_ms, rtol=0, atol=1e-9)
 
 
-def test_an_operator_that_runs_in_another_adds_nothing(net, lut):
+def test_an_operator_that_runs_in_another_adds_nothing(net: tailor_ir.SuperNet, lut: Lut) -> None:
     config = net.max_config
     feature = net.operators(config)[0]
     before = network_of(net, lut, config)
-    fused = replace(lut.get(feature.digest), state="fused", method="in situ", p50_ms=None, p90_ms=None, spread=None)
+    entry = lut.get(feature.digest)
+    assert entry is not None
+    fused = replace(entry, state="fused", method="in situ", p50_ms=None, p90_ms=None, spread=None)
     lut.append([fused])
     after = network_of(net, lut, config)
     assert after.operators < before.operators
@@ -141,7 +146,7 @@ def corrected_ms(correction: Correction, network: OperatorSums) -> float:
 
 
 @pytest.mark.parametrize("law", [(0.0, 0.0, 0.9, 0.9), (0.1, 0.002, 0.8, 1.0), (0.0, -0.004, 1.1, 0.95)])
-def test_correction_predicts_networks_that_follow_it(law):
+def test_correction_predicts_networks_that_follow_it(law: tuple[float, float, float, float]) -> None:
     rng = np.random.default_rng(0)
     seen, unseen = networks(rng, 12), networks(rng, 50)
     correction = Correction.fit(seen, np.array([latency_ms(one, *law) for one in seen]))
@@ -151,7 +156,7 @@ def test_correction_predicts_networks_that_follow_it(law):
     assert correction.spread < 0.05
 
 
-def test_correction_is_not_moved_by_disturbed_measurements():
+def test_correction_is_not_moved_by_disturbed_measurements() -> None:
     rng = np.random.default_rng(1)
     seen, unseen = networks(rng, 14), networks(rng, 50)
     measured_ms = np.array([latency_ms(one, 0.0, 0.0, 1.2, 1.2) for one in seen])
@@ -161,14 +166,16 @@ def test_correction_is_not_moved_by_disturbed_measurements():
     assert np.median(errors_) < 0.03
 
 
-def test_one_network_scales_all_families_alike():
+def test_one_network_scales_all_families_alike() -> None:
     correction = Correction.fit([OperatorSums(30, {"Conv": 4.0, "Add": 1.0})], np.array([10.0]))
     assert correction.factors["Conv"] == pytest.approx(2.0, rel=0.05)
     assert correction.factors["Add"] == pytest.approx(2.0, rel=0.05)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9), st.floats(0.05, 40)), min_size=1, max_size=8))
-def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than_nothing(rows):
+def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than_nothing(
+    rows: list[tuple[float, float, float]],
+) -> None:
     seen = [OperatorSums(10, {"Conv": conv, "Add": add}) for conv, add, _ in rows]
     correction = Correction.fit(seen, np.array([measured for *_, measured in rows]))
     assert all(factor > 0 for factor in correction.factors.values())
@@ -177,7 +184,7 @@ def test_correction_never_makes_an_operator_free_or_a_fitted_network_faster_than
     assert correction.operator_ms("Conv", 0.0) == 0.0
 
 
-def test_errors_are_relative_to_what_was_measured():
+def test_errors_are_relative_to_what_was_measured() -> None:
     found = errors(np.array([1.0, 2.3, 2.5]), np.array([1.0, 2.0, 5.0])).to_json()
     assert found["n"] == 3
     assert found["median_relative_error"] == pytest.approx(0.15)

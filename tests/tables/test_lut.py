@@ -7,18 +7,22 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from lut_entries import DEVICE, LATE, entry, failed, rewrite
 from pyarrow import parquet
 
 import tailor_ir
 from tasks.errors import UserError
 from tasks.lut import Lut
+from tests.tables.lut_entries import DEVICE, LATE, entry, failed, rewrite
 
 
-def test_entries_are_read_back_as_written(tmp_path):
+def test_entries_are_read_back_as_written(tmp_path: Path) -> None:
     lut = Lut.open(tmp_path, DEVICE)
     lut.append([entry("a", p50_ms=0.001234567), failed("b")])
     lut.append([entry("c", noisy=True)])
@@ -28,42 +32,48 @@ def test_entries_are_read_back_as_written(tmp_path):
     assert list(again.missing(["a", "b", "c", "d"])) == ["d"]
 
 
-def test_parts_are_only_added_never_changed(tmp_path):
+def test_parts_are_only_added_never_changed(tmp_path: Path) -> None:
     lut = Lut.open(tmp_path, DEVICE)
     lut.append([entry("a")])
     first = {path: path.read_bytes() for path in tmp_path.iterdir()}
     Lut.open(tmp_path, DEVICE).append([entry("a", p50_ms=0.7)])
     assert all(path.read_bytes() == content for path, content in first.items())
     assert len(list(tmp_path.iterdir())) == 2
-    assert Lut.open(tmp_path).get("a").p50_ms == 0.7
+    found = Lut.open(tmp_path).get("a")
+    assert found is not None
+    assert found.p50_ms == 0.7
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, None])
 @pytest.mark.parametrize("name", ["p50_ms", "p90_ms"])
-def test_a_latency_that_is_no_positive_number_is_refused(name, value):
+def test_a_latency_that_is_no_positive_number_is_refused(name: str, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"LUT entry of Conv a: {name} = .*allowed: a number above 0"):
         entry("a", **{name: value})
 
 
 @pytest.mark.parametrize("changes", [{"reason": None}, {"reason": ""}, {"p50_ms": 1.0}])
-def test_a_failure_has_a_reason_and_no_time(changes):
+def test_a_failure_has_a_reason_and_no_time(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a failed entry has a reason and no times"):
         replace(failed("a"), **changes)
 
 
-def test_entries_of_another_build_or_device_are_not_mixed(tmp_path):
+def test_entries_of_another_build_or_device_are_not_mixed(tmp_path: Path) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     other = replace(DEVICE, build="def")
     lut = Lut.open(tmp_path, other)
     assert lut.get("a") is None
     lut.append([entry("a", p50_ms=9.0)])
-    assert Lut.open(tmp_path, DEVICE).get("a").p50_ms == 0.5
+    found = Lut.open(tmp_path, DEVICE).get("a")
+    assert found is not None
+    assert found.p50_ms == 0.5
     with pytest.raises(UserError, match="holds 2 devices"):
         Lut.open(tmp_path)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_entry_that_was_measured_last_counts_whichever_was_written_last(tmp_path, order):
+def test_the_entry_that_was_measured_last_counts_whichever_was_written_last(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
     measured = [entry("a", p50_ms=1.0), failed("a", measured_at=LATE)]
     lut = Lut.open(tmp_path, DEVICE)
     for index in order:
@@ -74,12 +84,12 @@ def test_the_entry_that_was_measured_last_counts_whichever_was_written_last(tmp_
 @pytest.mark.parametrize(
     "moment", ["yesterday", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00", "2026-01-01T00:00:00Z"]
 )
-def test_a_time_that_cannot_be_ordered_is_refused(moment):
+def test_a_time_that_cannot_be_ordered_is_refused(moment: str) -> None:
     with pytest.raises(ValueError, match=r"measured_at = .*allowed: UTC in ISO 8601"):
         entry("a", measured_at=moment)
 
 
-def test_ways_of_measuring_and_settings_are_kept_apart(tmp_path):
+def test_ways_of_measuring_and_settings_are_kept_apart(tmp_path: Path) -> None:
     alone, inside = entry("a", p50_ms=1.0, measured_at=LATE), entry("a", p50_ms=2.0, method="in situ")
     longer = entry("a", p50_ms=3.0, settings='{"time_cap_ms":99}')
     only_alone = entry("b")
@@ -91,14 +101,14 @@ def test_ways_of_measuring_and_settings_are_kept_apart(tmp_path):
     assert list(Lut.open(tmp_path, methods=["in situ"]).missing("ab")) == ["b"]
 
 
-def test_a_failure_inside_a_network_leaves_what_was_measured_alone(tmp_path):
+def test_a_failure_inside_a_network_leaves_what_was_measured_alone(tmp_path: Path) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a"), failed("a", method="in situ"), failed("b", method="in situ")])
     lut = Lut.open(tmp_path)
     assert lut.get("a") == entry("a")
     assert lut.get("b") == failed("b", method="in situ")
 
 
-def damage(folder, **values) -> None:
+def damage(folder: Path, **values: float) -> None:
     """Overwrite columns of the only part."""
     (part,) = folder.iterdir()
     table = parquet.read_table(part)
@@ -107,7 +117,7 @@ def damage(folder, **values) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_time_that_is_none_is_one_line_with_the_entry_and_what_measures_it(tmp_path, value):
+def test_a_time_that_is_none_is_one_line_with_the_entry_and_what_measures_it(tmp_path: Path, value: float) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a"), entry("b")])
     damage(tmp_path, p50_ms=value)
     line = (
@@ -122,7 +132,7 @@ def test_a_time_that_is_none_is_one_line_with_the_entry_and_what_measures_it(tmp
     assert len(Lut.open(tmp_path).entries()) == 2
 
 
-def test_missing_operators_are_named_with_what_measures_them(tmp_path, supernet):
+def test_missing_operators_are_named_with_what_measures_them(tmp_path: Path, supernet: Path) -> None:
     features = list(tailor_ir.load(supernet).unique_operators())
     lut = Lut.open(tmp_path, DEVICE)
     with pytest.raises(
@@ -137,7 +147,7 @@ def test_missing_operators_are_named_with_what_measures_them(tmp_path, supernet)
     lut.require(features)
 
 
-def test_a_table_of_another_build_says_what_differs(tmp_path, supernet):
+def test_a_table_of_another_build_says_what_differs(tmp_path: Path, supernet: Path) -> None:
     feature = next(iter(tailor_ir.load(supernet).unique_operators()))
     Lut.open(tmp_path, DEVICE).append([entry(feature.digest)])
     lut = Lut.open(tmp_path, replace(DEVICE, build="def", description="newer"))
@@ -146,7 +156,7 @@ def test_a_table_of_another_build_says_what_differs(tmp_path, supernet):
         lut.require([feature])
 
 
-def test_a_snapshot_has_the_wanted_operators_only_and_equal_entries_make_equal_files(tmp_path):
+def test_a_snapshot_has_the_wanted_operators_only_and_equal_entries_make_equal_files(tmp_path: Path) -> None:
     lut = Lut.open(tmp_path / "one", DEVICE)
     lut.append([entry("c"), entry("a"), entry("b", method="in situ")])
     lut.append([entry("a", p50_ms=0.7, measured_at=LATE)])
@@ -159,7 +169,7 @@ def test_a_snapshot_has_the_wanted_operators_only_and_equal_entries_make_equal_f
     assert (copy.name, copy.read_bytes()) == (again.name, again.read_bytes())
 
 
-def test_a_part_from_before_a_column_existed_is_read(tmp_path):
+def test_a_part_from_before_a_column_existed_is_read(tmp_path: Path) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
     older = ["method", "settings", "description", "cache", "cost_ms", "energy_mj"]
@@ -174,7 +184,9 @@ def test_a_part_from_before_a_column_existed_is_read(tmp_path):
         (lambda table: table.drop_columns(["p50_ms"]), r"is no part of a look-up table \(without p50_ms\)"),
     ],
 )
-def test_a_part_of_another_version_is_refused_by_name(tmp_path, change, line):
+def test_a_part_of_another_version_is_refused_by_name(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table], line: str
+) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
     part = rewrite(part, change(parquet.read_table(part)))
@@ -182,7 +194,7 @@ def test_a_part_of_another_version_is_refused_by_name(tmp_path, change, line):
         Lut.open(tmp_path)
 
 
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the same error on the same call."""
     lut = Lut.open(tmp_path, DEVICE)
     lut.append([entry("a")])
@@ -198,24 +210,27 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
     assert list(lut.missing("ab")) == ["b"]
 
 
-def test_energy_is_read_back_and_its_absence_stays_none(tmp_path):
+def test_energy_is_read_back_and_its_absence_stays_none(tmp_path: Path) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a", energy_mj=1.25), entry("b")])
     lut = Lut.open(tmp_path)
-    assert (lut.get("a").energy_mj, lut.get("b").energy_mj) == (1.25, None)
+    known, unknown = lut.get("a"), lut.get("b")
+    assert known is not None
+    assert unknown is not None
+    assert (known.energy_mj, unknown.energy_mj) == (1.25, None)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_an_energy_that_is_no_positive_number_is_refused(value):
+def test_an_energy_that_is_no_positive_number_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"LUT entry of Conv a: energy_mj = .*allowed: a number above 0, or none"):
         entry("a", energy_mj=value)
 
 
-def test_what_has_no_time_has_no_energy():
+def test_what_has_no_time_has_no_energy() -> None:
     with pytest.raises(ValueError, match="a failed entry has no energy"):
         failed("a", energy_mj=1.0)
 
 
-def test_a_damaged_part_is_named(tmp_path):
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     Lut.open(tmp_path, DEVICE).append([entry("a")])
     (part,) = tmp_path.iterdir()
     part.write_bytes(part.read_bytes()[:100])
@@ -223,7 +238,7 @@ def test_a_damaged_part_is_named(tmp_path):
         Lut.open(tmp_path, DEVICE)
 
 
-def test_summary_names_every_failure(tmp_path):
+def test_summary_names_every_failure(tmp_path: Path) -> None:
     lut = Lut.open(tmp_path, DEVICE)
     lut.append([entry("a"), entry("b", noisy=True), failed("c")])
     summary = json.loads(json.dumps(lut.summary(), allow_nan=False))
@@ -231,7 +246,7 @@ def test_summary_names_every_failure(tmp_path):
     assert summary["failures"] == [{"operator": "Conv", "digest": "c", "reason": "ncnn has no layer for 'aten::det'"}]
 
 
-def test_a_killed_writer_leaves_only_whole_parts(tmp_path):
+def test_a_killed_writer_leaves_only_whole_parts(tmp_path: Path) -> None:
     """SIGKILL in the middle of writing: what was reported as written is there, and everything can be read."""
     script = """
         import sys
@@ -246,6 +261,7 @@ def test_a_killed_writer_leaves_only_whole_parts(tmp_path):
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), *sys.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
         for line in child.stdout:
             if int(line) == 20:
                 child.send_signal(signal.SIGKILL)

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-from lut_entries import DEVICE, LATE, entry, failed
 
 from flows.cli import main
 from flows.cli.lut import OPTIONS
@@ -18,8 +17,9 @@ from flows.cli.words import LUT_ACTIONS
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
-from tasks.lut import Lut, LutStore, parts
+from tasks.lut import Entry, Lut, LutStore, parts
 from tasks.progress import Silent
+from tests.tables.lut_entries import DEVICE, LATE, entry, failed
 
 MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1)
 
@@ -60,7 +60,14 @@ def table(store: Path, backend: str) -> Lut:
     return Lut.open(next(store.glob(f"{backend}-*")))
 
 
-def test_show_counts_what_is_there_by_device_and_operator(store, capsys):
+def times_ms(measured: Entry) -> tuple[float, float]:
+    """p50 and p90."""
+    assert measured.p50_ms is not None
+    assert measured.p90_ms is not None
+    return measured.p50_ms, measured.p90_ms
+
+
+def test_show_counts_what_is_there_by_device_and_operator(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = lut(store, "show", f"output_dir={store.parent}")
     assert [one["backend"] for one in result["tables"]] == ["ncnn", "onnxruntime"]
     for one in result["tables"]:
@@ -70,11 +77,13 @@ def test_show_counts_what_is_there_by_device_and_operator(store, capsys):
         assert sum(counts["entries"] for counts in one["operators"].values()) == len(known)
         assert one["batches"] == [1]
         assert one["oldest"] == min(entry.measured_at for entry in known) <= one["newest"]
-        assert one["cost_s"] == pytest.approx(sum(entry.cost_ms for entry in known) / 1e3, abs=1e-3)
+        costs_ms = [entry.cost_ms for entry in known if entry.cost_ms is not None]
+        assert len(costs_ms) == len(known)
+        assert one["cost_s"] == pytest.approx(sum(costs_ms) / 1e3, abs=1e-3)
         assert one["device"][:12] in capsys.readouterr().out or one["backend"] == "onnxruntime"
 
 
-def test_show_takes_filters(store, capsys):
+def test_show_takes_filters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = lut(store, "show", f"store={store}", "devices=[ncnn]", "operators=[Conv,Linear]", "methods=[alone]")
     (one,) = result["tables"]
     known = [entry for entry in table(store, "ncnn").entries() if entry.operator in ("Conv", "Linear")]
@@ -83,7 +92,7 @@ def test_show_takes_filters(store, capsys):
     assert "median spread" in capsys.readouterr().out
 
 
-def test_show_names_failures_and_entries_that_are_not_valid(store, capsys):
+def test_show_names_failures_and_entries_that_are_not_valid(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = table(store, "ncnn")
     first, second, *_ = known.entries()
     known.append([failed(first.digest, measured_at=second.measured_at.replace("20", "21", 1))])
@@ -99,12 +108,12 @@ def test_show_names_failures_and_entries_that_are_not_valid(store, capsys):
     assert "not valid: LUT entry of" in shown
 
 
-def test_diff_gives_ratios_by_operator_and_what_only_one_has(store, capsys):
+def test_diff_gives_ratios_by_operator_and_what_only_one_has(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = lut(store, "diff", "ncnn", "onnxruntime", f"store={store}")
     one, other = table(store, "ncnn"), table(store, "onnxruntime")
-    pairs = [(entry, other.get(entry.digest)) for entry in one.entries() if other.get(entry.digest)]
+    pairs = [(entry, found) for entry in one.entries() if (found := other.get(entry.digest))]
     assert result["all"]["shared"] == len(pairs) == len(other.entries())
-    ratios = [b.p50_ms / a.p50_ms for a, b in pairs if a.operator == "Conv"]
+    ratios = [times_ms(b)[0] / times_ms(a)[0] for a, b in pairs if a.operator == "Conv"]
     conv = result["operators"]["Conv"]
     assert conv["median_ratio"] == pytest.approx(median(ratios), rel=1e-12)
     assert (conv["lowest_ratio"], conv["highest_ratio"]) == pytest.approx((min(ratios), max(ratios)), rel=1e-12)
@@ -117,16 +126,16 @@ def test_diff_gives_ratios_by_operator_and_what_only_one_has(store, capsys):
     assert f"only {one.device.name} has: " in shown.replace("\n", " ")
 
 
-def test_diff_of_folders_compares_one_device_then_and_now(store, tmp_path):
+def test_diff_of_folders_compares_one_device_then_and_now(store: Path, tmp_path: Path) -> None:
     now = table(store, "ncnn")
     slower = LutStore(tmp_path / "slower").open(now.device)
-    slower.append([replace(one, p50_ms=2 * one.p50_ms, p90_ms=2 * one.p90_ms) for one in now.entries()])
+    slower.append([replace(one, p50_ms=2 * times_ms(one)[0], p90_ms=2 * times_ms(one)[1]) for one in now.entries()])
     result = lut(store, "diff", str(now.folder), str(slower.folder))
     assert result["all"]["lowest_ratio"] == pytest.approx(2.0, rel=1e-12)
     assert result["all"]["highest_ratio"] == pytest.approx(2.0, rel=1e-12)
 
 
-def test_diff_compares_like_with_like(tmp_path):
+def test_diff_compares_like_with_like(tmp_path: Path) -> None:
     for name, factor in (("one", 1.0), ("two", 3.0)):
         device = replace(DEVICE, fingerprint=name)
         rows = [
@@ -143,7 +152,7 @@ def test_diff_compares_like_with_like(tmp_path):
     assert alone["median_ratio"] == pytest.approx(3.0, rel=1e-12)
 
 
-def test_export_writes_every_entry_with_its_columns(store, tmp_path):
+def test_export_writes_every_entry_with_its_columns(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     assert lut(store, "export", str(file), f"store={store}", "operators=[Conv]")["entries"] > 0
     with file.open(newline="") as stream:
@@ -156,7 +165,7 @@ def test_export_writes_every_entry_with_its_columns(store, tmp_path):
         assert json.loads(row["feature"]) == json.loads(one.feature)
 
 
-def test_merge_takes_a_stages_table_into_another_store(store, tmp_path):
+def test_merge_takes_a_stages_table_into_another_store(store: Path, tmp_path: Path) -> None:
     known = table(store, "onnxruntime")
     wanted = [one.digest for one in known.entries()][:5]
     known.snapshot(tmp_path / "stage", wanted)
@@ -171,7 +180,7 @@ def test_merge_takes_a_stages_table_into_another_store(store, tmp_path):
     assert set(Lut.open(tmp_path / "boards" / known.device.name).entries()) == set(known.entries())
 
 
-def test_compact_leaves_one_part_for_each_device_and_every_entry(store):
+def test_compact_leaves_one_part_for_each_device_and_every_entry(store: Path) -> None:
     before = {name: set(table(store, name).entries()) for name in ("ncnn", "onnxruntime")}
     assert max(len(list(folder.iterdir())) for folder in store.iterdir()) > 1
     result = lut(store, "compact", f"store={store}")
@@ -213,7 +222,14 @@ def test_compact_leaves_one_part_for_each_device_and_every_entry(store):
         (["lut", "compact", "store=nowhere"], "LUT store 'nowhere': holds no look-up table"),
     ],
 )
-def test_bad_input_is_one_line(measured, monkeypatch, capsys, tmp_path, words, line):
+def test_bad_input_is_one_line(
+    measured: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: list[str],
+    line: str,
+) -> None:
     (tmp_path / "outputs").mkdir()
     shutil.copytree(measured, tmp_path / "outputs" / "luts")
     monkeypatch.chdir(tmp_path)
@@ -224,7 +240,7 @@ def test_bad_input_is_one_line(measured, monkeypatch, capsys, tmp_path, words, l
     assert not (tmp_path / "boards").exists()
 
 
-def test_help_shows_every_action(capsys):
+def test_help_shows_every_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lut", "--help"]) == 0
     shown = capsys.readouterr().out
     assert [form.split()[0] for form in LUT_ACTIONS] == list(OPTIONS)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lut_entries import DEVICE, EARLY, LATE, entry, failed
 
 from tasks.errors import UserError
 from tasks.lut import Lut, LutStore, parts
-from tests.damage import DAMAGES, delete
+from tests.damage import DAMAGES, Damage, delete
+from tests.tables.lut_entries import DEVICE, EARLY, LATE, entry, failed
 
 OTHER = replace(DEVICE, backend="onnxruntime", build="def", fingerprint="f1")
 SCRIPT = """
@@ -51,18 +51,20 @@ def digests(store: LutStore) -> set[str]:
     return {one.digest for one in store.open(DEVICE).entries()}
 
 
-def test_devices_have_a_folder_each_and_are_opened_by_what_they_are(tmp_path):
+def test_devices_have_a_folder_each_and_are_opened_by_what_they_are(tmp_path: Path) -> None:
     store = LutStore(tmp_path)
     store.open(DEVICE).append([entry("a")])
     store.open(OTHER).append([entry("a", p50_ms=2.0), entry("b")])
     assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted([DEVICE.name, OTHER.name])
     assert DEVICE.name.startswith("ncnn-fp32-1t-")
-    assert store.open(DEVICE).get("a").p50_ms == 0.5
+    found = store.open(DEVICE).get("a")
+    assert found is not None
+    assert found.p50_ms == 0.5
     assert digests(store) == {"a"}
     assert replace(DEVICE, description="the same").name == DEVICE.name != replace(DEVICE, build="b").name
 
 
-def test_processes_append_at_once_while_one_compacts_and_another_reads(tmp_path):
+def test_processes_append_at_once_while_one_compacts_and_another_reads(tmp_path: Path) -> None:
     store = LutStore(tmp_path)
     store.open(DEVICE).append([entry("first")])
     compactors = [process(COMPACT, tmp_path, "") for _ in range(2)]
@@ -79,13 +81,14 @@ def test_processes_append_at_once_while_one_compacts_and_another_reads(tmp_path)
         for child in (*writers, *compactors):
             child.kill()
             child.wait()
+            assert child.stdout is not None
             child.stdout.close()
     assert digests(store) == {"first"} | {f"{n}-{i}-{j}" for n in "xy" for i in range(40) for j in range(5)}
     assert parts.compact(tmp_path / DEVICE.name)[1] == 401
     assert len(list((tmp_path / DEVICE.name).glob("part-*"))) == 1  # killed compactors may leave a hidden one
 
 
-def test_compaction_keeps_the_latest_of_each_operator_method_and_settings(tmp_path):
+def test_compaction_keeps_the_latest_of_each_operator_method_and_settings(tmp_path: Path) -> None:
     store = LutStore(tmp_path)
     kept = [
         entry("a", p50_ms=0.7, measured_at=LATE),
@@ -103,7 +106,7 @@ def test_compaction_keeps_the_latest_of_each_operator_method_and_settings(tmp_pa
     assert [len(list(folder.iterdir())) for folder in store.folders()] == [1, 1]
 
 
-def test_a_compaction_that_is_killed_loses_nothing(tmp_path):
+def test_a_compaction_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL at different points of it."""
     store = LutStore(tmp_path)
     for number in range(6):
@@ -117,11 +120,12 @@ def test_a_compaction_that_is_killed_loses_nothing(tmp_path):
         time.sleep(0.0003 * number)  # then some parts are removed, then all, then it begins again
         child.kill()
         child.wait()
+        assert child.stdout is not None
         child.stdout.close()
         assert len(digests(store)) == 20 * (number + 1)
 
 
-def test_a_compaction_leaves_a_table_alone_in_which_a_part_is_damaged(tmp_path):
+def test_a_compaction_leaves_a_table_alone_in_which_a_part_is_damaged(tmp_path: Path) -> None:
     lut = LutStore(tmp_path).open(DEVICE)
     lut.append([entry("a")])
     lut.append([entry("b")])
@@ -133,7 +137,7 @@ def test_a_compaction_leaves_a_table_alone_in_which_a_part_is_damaged(tmp_path):
     assert {path: path.read_bytes() for path in lut.folder.iterdir()} == before
 
 
-def test_a_compaction_removes_what_killed_writers_left_and_passes_over_files_that_go_away(tmp_path):
+def test_a_compaction_removes_what_killed_writers_left_and_passes_over_files_that_go_away(tmp_path: Path) -> None:
     lut = LutStore(tmp_path).open(DEVICE)
     lut.append([entry("a")])
     old, young, gone = (lut.folder / f".part-{name}.parquet.1.tmp" for name in ("old", "young", "gone"))
@@ -146,14 +150,14 @@ def test_a_compaction_removes_what_killed_writers_left_and_passes_over_files_tha
     assert digests(LutStore(tmp_path)) == {"a"}
 
 
-def test_merging_takes_what_is_new_or_later_and_twice_is_once(tmp_path):
+def test_merging_takes_what_is_new_or_later_and_twice_is_once(tmp_path: Path) -> None:
     here, board, lab = (LutStore(tmp_path / name) for name in ("here", "board", "lab"))
     here.open(DEVICE).append([entry("a"), entry("b", measured_at=LATE)])
     board.open(DEVICE).append([entry("a", p50_ms=0.9, measured_at=LATE), entry("b", p50_ms=0.9), entry("c")])
     lab.open(OTHER).append([entry("a")])
     assert here.merge([board, lab]) == {DEVICE.name: 2, OTHER.name: 1}
     lut = here.open(DEVICE)
-    assert [lut.get(name).p50_ms for name in "abc"] == [0.9, 0.5, 0.5]
+    assert [one and one.p50_ms for one in map(lut.get, "abc")] == [0.9, 0.5, 0.5]
     assert here.open(OTHER).get("a") == entry("a")
     assert here.merge([board, lab]) == {}
     empty = LutStore(tmp_path / "empty")
@@ -161,7 +165,7 @@ def test_merging_takes_what_is_new_or_later_and_twice_is_once(tmp_path):
     assert sorted(map(str, empty.rows())) == sorted(map(str, here.rows()))
 
 
-def test_a_source_without_a_table_or_with_a_bad_entry_is_refused_and_nothing_is_merged(tmp_path):
+def test_a_source_without_a_table_or_with_a_bad_entry_is_refused_and_nothing_is_merged(tmp_path: Path) -> None:
     good, bad, here = (LutStore(tmp_path / name) for name in ("good", "bad", "here"))
     good.open(DEVICE).append([entry("a")])
     bad.open(DEVICE).append([entry("b")])
@@ -174,18 +178,20 @@ def test_a_source_without_a_table_or_with_a_bad_entry_is_refused_and_nothing_is_
     assert not here.root.exists()
 
 
-def test_a_stages_own_table_is_a_store_of_one(tmp_path):
+def test_a_stages_own_table_is_a_store_of_one(tmp_path: Path) -> None:
     lut = LutStore(tmp_path / "luts").open(DEVICE)
     lut.append([entry("a"), entry("b")])
     lut.snapshot(tmp_path / "stage", ["a"])
     assert [row["digest"] for row in LutStore(tmp_path / "stage").rows()] == ["a"]
     target = LutStore(tmp_path / "merged")
     assert target.merge([LutStore(tmp_path / "stage")]) == {DEVICE.name: 1}
-    assert Lut.open(target.root / DEVICE.name).get("a").measured_at == EARLY
+    found = Lut.open(target.root / DEVICE.name).get("a")
+    assert found is not None
+    assert found.measured_at == EARLY
 
 
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage is not delete])
-def test_a_damaged_part_is_set_aside_and_the_others_are_used(tmp_path, damage):
+def test_a_damaged_part_is_set_aside_and_the_others_are_used(tmp_path: Path, damage: Damage) -> None:
     store = LutStore(tmp_path)
     store.open(DEVICE).append([entry("a")])
     (first,) = (tmp_path / DEVICE.name).glob("part-*.parquet")

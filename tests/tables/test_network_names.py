@@ -12,11 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from test_convert import run_ncnn
 
 import tailor_ir
 from tasks.ncnn.conversion import convert
 from tests.agents import hostile_names
+from tests.tables.test_convert import run_ncnn
 
 SHAPE = (1, 3, 8, 8)
 OUTPUT = (1, 4, 4, 4)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import tailor_ir
-from profiling_agents.client import AgentError, MeasureSettings, local_agent
+from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.lut import Lut, LutStore
@@ -26,13 +26,13 @@ QUICK = profile.Settings(
 
 
 @pytest.fixture(scope="module")
-def operators(supernet: Path, tmp_path_factory) -> Path:
+def operators(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("operators")
     (folder / "result.json").write_text(json.dumps(enumeration.run(supernet, folder, Silent())))
     return folder
 
 
-def test_enumerated_operators_are_those_of_all_subnets(supernet, operators):
+def test_enumerated_operators_are_those_of_all_subnets(supernet: Path, operators: Path) -> None:
     net = tailor_ir.load(supernet)
     rng = np.random.default_rng(0)
     found = set()
@@ -43,7 +43,7 @@ def test_enumerated_operators_are_those_of_all_subnets(supernet, operators):
     assert all(feature.digest == digest for digest, feature in listed.items())
 
 
-def test_every_witness_has_its_operator(supernet, operators):
+def test_every_witness_has_its_operator(supernet: Path, operators: Path) -> None:
     net = tailor_ir.load(supernet)
     rows = json.loads((operators / enumeration.OPERATORS_FILE).read_text())["operators"]
     assert len(rows) == len(enumeration.read_operators(operators))
@@ -51,7 +51,7 @@ def test_every_witness_has_its_operator(supernet, operators):
         assert row["digest"] in {feature.digest for feature in net.operators(row["witness"])}
 
 
-def test_summary_counts_the_space(supernet, operators):
+def test_summary_counts_the_space(supernet: Path, operators: Path) -> None:
     summary = json.loads((operators / "result.json").read_text())
     listed = enumeration.read_operators(operators)
     assert summary["unique_operators"] == len(listed) == sum(summary["operators"].values())
@@ -59,7 +59,7 @@ def test_summary_counts_the_space(supernet, operators):
     assert (summary["codes"], summary["distinct"]) == (32, 24)
 
 
-def test_every_operator_is_measured_once(operators, device, tmp_path):
+def test_every_operator_is_measured_once(operators: Path, device: AgentClient, tmp_path: Path) -> None:
     first = profile.run(QUICK, operators, device, tmp_path, Silent())
     listed = enumeration.read_operators(operators)
     assert first["measured_now"] == first["lut"]["ok"] == len(listed), first["lut"]["failures"]
@@ -67,7 +67,10 @@ def test_every_operator_is_measured_once(operators, device, tmp_path):
     lut = Lut.open(tmp_path / profile.LUT_FOLDER, profile.device_key(device.capabilities()))
     for digest, feature in listed.items():
         entry = lut.get(digest)
+        assert entry is not None
         assert entry.operator == feature.operator
+        assert entry.p50_ms is not None
+        assert entry.p90_ms is not None
         assert 0 < entry.p50_ms <= entry.p90_ms
         assert tailor_ir.OperatorFeature.from_json(json.loads(entry.feature)) == feature
     again = profile.run(QUICK, operators, device, tmp_path, Silent())
@@ -76,7 +79,7 @@ def test_every_operator_is_measured_once(operators, device, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("part-*.parquet")} == parts
 
 
-def test_larger_convolutions_take_longer(operators, device, tmp_path):
+def test_larger_convolutions_take_longer(operators: Path, device: AgentClient, tmp_path: Path) -> None:
     """A table that is right in order of magnitude: more work, more time."""
     listed = enumeration.read_operators(operators)
     small, *_, large = sorted((f for f in listed.values() if f.operator == "Conv"), key=lambda f: f.macs)
@@ -84,11 +87,16 @@ def test_larger_convolutions_take_longer(operators, device, tmp_path):
     assert large.macs > 20 * small.macs
     profile.run(profile.Settings(method="alone"), tmp_path, device, tmp_path, Silent())
     lut = Lut.open(tmp_path / profile.LUT_FOLDER)
-    assert lut.get(large.digest).p50_ms > lut.get(small.digest).p50_ms
+    slow, fast = lut.get(large.digest), lut.get(small.digest)
+    assert slow is not None
+    assert slow.p50_ms is not None
+    assert fast is not None
+    assert fast.p50_ms is not None
+    assert slow.p50_ms > fast.p50_ms
 
 
 @pytest.mark.parametrize("backend", ["ncnn", "onnxruntime"])
-def test_an_operator_that_fails_is_an_entry_with_its_reason(operators, backend, tmp_path):
+def test_an_operator_that_fails_is_an_entry_with_its_reason(operators: Path, backend: str, tmp_path: Path) -> None:
     listed = enumeration.read_operators(operators).values()
     feature = next(f for f in listed if f.operator == "Conv" and f.input_shapes[0][1] == 16)
     filters = 4096  # more than 1 MiB of weights
@@ -102,6 +110,7 @@ def test_an_operator_that_fails_is_an_entry_with_its_reason(operators, backend, 
     assert (result["lut"]["ok"], result["lut"]["failed"]) == (1, 1)
     (failure,) = result["lut"]["failures"]
     assert (failure["operator"], failure["digest"]) == ("Conv", large.digest)
+    assert failure["reason"] is not None
     assert "1 MiB" in failure["reason"]
 
 
@@ -124,7 +133,7 @@ class KillingBar:
     others: frozenset[int] = frozenset()
 
 
-def test_what_was_measured_before_the_agent_died_is_kept(operators, tmp_path):
+def test_what_was_measured_before_the_agent_died_is_kept(operators: Path, tmp_path: Path) -> None:
     settings = QUICK.model_copy(update={"batch_operators": 5, "flush_s": 3600.0})
     bar = KillingBar(after=7)
     bar.others = frozenset(child.pid for child in psutil.Process().children())
@@ -136,7 +145,7 @@ def test_what_was_measured_before_the_agent_died_is_kept(operators, tmp_path):
     assert 7 <= len(Lut.open(tmp_path).entries()) < len(todo)
 
 
-def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators, tmp_path):
+def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators: Path, tmp_path: Path) -> None:
     settings = profile.Settings(
         method="alone", measure=MeasureSettings(time_cap_ms=20.0), batch_operators=10, flush_s=0.05
     )

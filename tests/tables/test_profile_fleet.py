@@ -6,7 +6,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.artifacts import read_lines
 from tasks.measuring.fleet import Fleet
-from tasks.progress import Silent
+from tasks.progress import Bar, Silent
 from tests.agents import agent_processes as processes
 
 ONNXRUNTIME = ("--backend", "onnxruntime", "--port", "0")
@@ -47,22 +47,25 @@ def fleet_of(urls: list[str]) -> Iterator[Fleet]:
 class Acting(Silent):
     """Does something when so many SubNets or operators are measured."""
 
-    def __init__(self, after: int, action) -> None:
+    def __init__(self, after: int, action: Callable[[], None]) -> None:
         self.left, self.action = after, action
 
     @contextmanager
-    def bar(self, name, total, done=0):
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         with super().bar(name, total, done) as inner:
             outer = self
 
-            class Bar:
+            class Counting:
                 def advance(self, count: int = 1) -> None:
                     inner.advance(count)
                     outer.left -= count
                     if outer.left == 0:
                         outer.action()
 
-            yield Bar()
+                def note(self, text: str) -> None:
+                    inner.note(text)
+
+            yield Counting()
 
 
 @pytest.mark.parametrize("settings", [QUICK, ALONE], ids=["in situ", "alone"])

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lut_entries import rewrite
 from pyarrow import parquet
 
 from profiling_agents.client import AgentClient, MeasureSettings
@@ -17,6 +16,7 @@ from tasks.plan import HANDLING_MS, plan
 from tasks.predict import validate
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
+from tests.tables.lut_entries import rewrite
 
 MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1)
 
@@ -49,13 +49,16 @@ def count(folder: Path) -> int:
     return len(enumeration.read_operators(folder))
 
 
-def test_the_next_network_measures_only_what_the_first_did_not(halves, settings, device, tmp_path):
+def test_the_next_network_measures_only_what_the_first_did_not(
+    halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, second = halves
     shared = enumeration.read_operators(first).keys() & enumeration.read_operators(second).keys()
     before = plan(settings, first, device.capabilities())
     assert (before["operators"], before["known"], before["to_measure"]) == (count(first), 0, count(first))
     assert before["estimated_from"] == "settings"
     assert before["estimated_s"] == pytest.approx(count(first) * (HANDLING_MS + 5.5) * 1e-3, abs=1e-3)
+    assert settings.store is not None
     assert not settings.store.exists()
 
     assert profile.run(settings, first, device, tmp_path / "one", Silent())["measured_now"] == count(first)
@@ -73,14 +76,20 @@ def test_the_next_network_measures_only_what_the_first_did_not(halves, settings,
     assert plan(settings, second, device.capabilities())["estimated_s"] == 0
 
 
-def test_what_measuring_cost_adds_up_to_the_time_of_the_stage(operators, settings, device, tmp_path):
+def test_what_measuring_cost_adds_up_to_the_time_of_the_stage(
+    operators: Path, settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     result = profile.run(settings, operators, device, tmp_path, Silent())
-    costs_ms = [entry.cost_ms for entry in Lut.open(tmp_path / profile.LUT_FOLDER).entries()]
+    entries = Lut.open(tmp_path / profile.LUT_FOLDER).entries()
+    costs_ms = [entry.cost_ms for entry in entries if entry.cost_ms is not None]
+    assert len(costs_ms) == len(entries)
     assert min(costs_ms) > 0
     assert 0.5 * len(costs_ms) < sum(costs_ms) <= 1e3 * result["wall_s"]  # at least the warm-up of each
 
 
-def test_other_settings_measure_again_unless_any_will_do(halves, settings, device, tmp_path):
+def test_other_settings_measure_again_unless_any_will_do(
+    halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, _ = halves
     profile.run(settings, first, device, tmp_path / "quick", Silent())
     longer = settings.model_copy(update={"measure": MEASURE.model_copy(update={"time_cap_ms": 6.0})})
@@ -92,13 +101,24 @@ def test_other_settings_measure_again_unless_any_will_do(halves, settings, devic
     assert quick == again
 
 
-def test_noisy_and_failed_operators_are_measured_again_on_request_once(halves, settings, device, tmp_path):
+def test_noisy_and_failed_operators_are_measured_again_on_request_once(
+    halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, _ = halves
     profile.run(settings, first, device, tmp_path / "one", Silent())
+    assert settings.store is not None
     table = profile.open_table(settings, settings.store, device.capabilities())
     noisy, failing, steady = sorted(table.entries(), key=lambda entry: entry.digest)[:3]
-    times = {"p50_ms": None, "p90_ms": None, "spread": None}
-    failure = replace(failing, state="failed", reason="no memory", noisy=False, measured_at=now(), **times)
+    failure = replace(
+        failing,
+        state="failed",
+        reason="no memory",
+        noisy=False,
+        measured_at=now(),
+        p50_ms=None,
+        p90_ms=None,
+        spread=None,
+    )
     rest = [entry for entry in table.entries() if entry not in (noisy, failing)]
     table.append([replace(noisy, noisy=True, measured_at=now()), failure])
     table.append([replace(entry, noisy=False, measured_at=now()) for entry in rest])
@@ -109,18 +129,24 @@ def test_noisy_and_failed_operators_are_measured_again_on_request_once(halves, s
         assert plan(wish, first, device.capabilities())["to_measure"] == 1
         assert profile.run(wish, first, device, tmp_path / kind, Silent())["measured_now"] == 1
         entry = Lut.open(tmp_path / kind / profile.LUT_FOLDER).get(digest)
+        assert entry is not None
         assert entry.state == "ok"
         assert entry.measured_at > failing.measured_at
         again = profile.run(wish, first, device, tmp_path / kind, Silent())
         assert again["measured_now"] == 0, "a run that goes on in the same folder began anew"
     everything = settings.model_copy(update={"remeasure": ("all",)})
     assert profile.run(everything, first, device, tmp_path / "all", Silent())["measured_now"] == count(first)
-    assert Lut.open(tmp_path / "all" / profile.LUT_FOLDER).get(steady.digest).measured_at > steady.measured_at
+    entry = Lut.open(tmp_path / "all" / profile.LUT_FOLDER).get(steady.digest)
+    assert entry is not None
+    assert entry.measured_at > steady.measured_at
 
 
-def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(halves, settings, device, tmp_path):
+def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(
+    halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, _ = halves
     profile.run(settings, first, device, tmp_path / "one", Silent())
+    assert settings.store is not None
     part = max((settings.store / profile.device_key(device.capabilities()).name).iterdir())
     rows = parquet.read_table(part).to_pylist()
     rows[0]["p50_ms"] = 0.0
@@ -133,12 +159,13 @@ def test_an_entry_that_is_none_is_measured_and_refused_until_it_is(halves, setti
 
 
 def test_a_predictor_refuses_a_table_of_another_build_and_one_that_lacks_operators(
-    supernet: Path, halves, settings, device: AgentClient, tmp_path
-):
+    supernet: Path, halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, _ = halves
     profile.run(settings, first, device, tmp_path / "one", Silent())
     with pytest.raises(UserError, match=r"has no entry for .* more; autotailor profile … profile\.remeasure"):
         validate.run(PredictSettings(), supernet, tmp_path / "one", device, tmp_path, Silent())
+    assert settings.store is not None
     table = profile.open_table(settings, settings.store, device.capabilities())
     other = Lut(tmp_path / "other" / profile.LUT_FOLDER, replace(table.device, build="older"))
     other.append(table.entries())
@@ -146,7 +173,9 @@ def test_a_predictor_refuses_a_table_of_another_build_and_one_that_lacks_operato
         validate.run(PredictSettings(), supernet, tmp_path / "other", device, tmp_path, Silent())
 
 
-def test_a_summary_is_json_and_says_how_operators_were_measured(halves, settings, device, tmp_path):
+def test_a_summary_is_json_and_says_how_operators_were_measured(
+    halves: tuple[Path, Path], settings: profile.Settings, device: AgentClient, tmp_path: Path
+) -> None:
     first, _ = halves
     result = json.loads(json.dumps(profile.run(settings, first, device, tmp_path, Silent()), allow_nan=False))
     assert result["lut"]["methods"] == {"alone": count(first)}

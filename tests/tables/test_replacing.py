@@ -65,11 +65,12 @@ def test_a_winner_that_misses_gives_way_to_the_best_that_keeps_the_budget(
     assert after[0] == before[0], "no SubNet keeps this budget"
     assert after[2] == before[2], "kept"
     missed, found = before[1], after[1]
-    assert measured[missed.digest].p50_ms > missed.budget_ms == found.budget_ms
-    assert measured[found.digest].p50_ms <= found.budget_ms
-    fits = codes[
-        latency.predict(codes) * measured[missed.digest].p50_ms / missed.predicted_ms <= 0.99 * found.budget_ms
-    ]
+    missed_ms, found_ms = measured[missed.digest].p50_ms, measured[found.digest].p50_ms
+    assert missed_ms is not None
+    assert found_ms is not None
+    assert missed_ms > missed.budget_ms == found.budget_ms
+    assert found_ms <= found.budget_ms
+    fits = codes[latency.predict(codes) * missed_ms / missed.predicted_ms <= 0.99 * found.budget_ms]
     assert found.predicted_score == pytest.approx(accuracy.score(fits).max(), abs=1e-3)
     assert replaced(front.winners, lambda: alternatives, 0, measure)[0] == list(before)
     assert replaced(front.winners, None, 2, measure)[0] == list(before)
@@ -89,7 +90,7 @@ def test_a_refined_winner_gives_way_to_the_most_accurate_candidate(supernet: Pat
 
     def another(own_ms: float) -> str | None:
         found = alternatives.another([winner], {winner.digest: own_ms})
-        return found and found.digest
+        return found.digest if found else None
 
     assert another(10.1) == rows[1].digest
     assert another(11.5) == rows[2].digest, f"8.6 ms, over 1.15 and with a margin of {MARGIN:.0%}"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tailor_ir
-from profiling_agents.client import MeasureSettings
+from profiling_agents.client import AgentClient, MeasureSettings
 from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.measuring.subnets import validation_configs
@@ -20,14 +20,16 @@ QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
 
 
 @pytest.fixture(scope="module")
-def profiled(supernet: Path, device, tmp_path_factory) -> Path:
+def profiled(supernet: Path, device: AgentClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     enumeration.run(supernet, folder, Silent())
     profile.run(profile.Settings(method="alone", measure=QUICK), folder, device, folder, Silent())
     return folder
 
 
-def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(supernet, device, profiled, tmp_path):
+def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
+    supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
+) -> None:
     settings = Settings(random_subnets=6, fit_subnets=2, measure=QUICK)
     result = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     rows = result["subnets"]
@@ -45,14 +47,16 @@ def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(supe
     assert result["held_out"]["max_relative_error"] == pytest.approx(max(relative), rel=1e-9)
 
 
-def test_measured_subnets_are_not_measured_again(supernet, device, profiled, tmp_path):
+def test_measured_subnets_are_not_measured_again(
+    supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
+) -> None:
     settings = Settings(random_subnets=4, fit_subnets=1, measure=QUICK)
     first = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     again = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     assert again == first
 
 
-def test_validation_subnets_are_different_and_end_where_the_space_ends(supernet):
+def test_validation_subnets_are_different_and_end_where_the_space_ends(supernet: Path) -> None:
     net = tailor_ir.load(supernet)
     configs = validation_configs(net, 1000, seed=0)
     assert len({net.space.digest(config) for config in configs}) == len(configs) == net.space.distinct

@@ -21,6 +21,7 @@ from tests.view.test_describe import built_parameters
 
 HOSTILE = "</code></script><script>alert(1)</script><img src=https://example.org/x.png onerror='x'>"
 VOID = {"meta", "br", "img", "input", "link"}
+Element = tuple[str, dict[str, str], list[str]]
 
 
 class Page(HTMLParser):
@@ -28,14 +29,14 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str], list[str]]] = []
-        self._open: list[tuple[str, dict[str, str], list[str]]] = []
+        self.elements: list[Element] = []
+        self._open: list[Element] = []
         self.feed(html)
         self.close()
         assert not self._open, [element[0] for element in self._open]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = (tag, {name: value or "" for name, value in attrs}, [])
+        element: Element = (tag, {name: value or "" for name, value in attrs}, [])
         self.elements.append(element)
         if tag not in VOID:
             self._open.append(element)
