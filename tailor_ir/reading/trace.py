@@ -56,7 +56,6 @@ def _exported(
             more_operators(OPSET),
             plain_attention(),
             _quiet_exporter(),
-            reads,
         ):
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -111,7 +110,8 @@ def _take_one_input(module: nn.Module, reads: ValueReads) -> None:
 
     def of_one_input(x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         reads.add(INPUT, x)
-        found = tuple(tensors_in(forward(x)))
+        with reads:  # the exporter's own reads say nothing of the network
+            found = tuple(tensors_in(forward(x)))
         return found[0] if len(found) == 1 else found
 
     module.forward = of_one_input

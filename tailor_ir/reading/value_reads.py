@@ -21,6 +21,8 @@ READS = {
 """Functions from tensors to numbers of Python or NumPy."""
 SHAPES = {torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement}
 """Their results are tensors while torch traces, and depend on no values."""
+PLAIN = {bool, int, float, str, torch.Size, torch.dtype, torch.device}
+"""Types of results that hold no tensor."""
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -44,8 +46,10 @@ class ValueReads(TorchFunctionMode):
     ) -> Any:
         """Call `func`; its results depend on what its operands depend on."""
         result = func(*args, **(kwargs or {}))
+        if func in SHAPES or (type(result) in PLAIN and func not in READS):
+            return result
         found = [self._origins[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self._origins]
-        if not found or func in SHAPES or isinstance(result, torch.Size):
+        if not found:
             return result
         origins = frozenset[str]().union(*found)
         if func in READS:
@@ -65,6 +69,8 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors of a value, in order: itself, or those of a dictionary, tuple or list."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif type(value) in PLAIN:
+        return
     elif isinstance(value, Mapping):
         for part in value.values():
             yield from tensors_in(part)
