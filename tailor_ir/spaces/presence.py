@@ -84,15 +84,15 @@ NEVER: Final = Presence((), np.asarray(False))
 
 def presence(variables: Sequence[int], mask: np.ndarray) -> Presence:
     """The presence of a mask over any variables, without those that make no difference."""
-    order = np.argsort(variables, kind="stable")
+    order = sorted(range(len(variables)), key=variables.__getitem__)
     mask = np.asarray(mask, bool).transpose(order)
     kept: list[int] = []
-    for axis, column in reversed(list(enumerate(np.asarray(variables, int)[order].tolist()))):
-        first = mask.take(0, axis)
-        if bool((mask == np.expand_dims(first, axis)).all()):
-            mask = first
+    for axis in reversed(range(len(order))):
+        first = mask[(slice(None),) * axis + (slice(1),)]
+        if (mask == first).all():
+            mask = first.squeeze(axis)
         else:
-            kept.insert(0, column)
+            kept.insert(0, variables[order[axis]])
     if kept:
         return Presence(tuple(kept), mask)
     return ALWAYS if mask else NEVER
@@ -220,6 +220,7 @@ class Producers:
 
     def __init__(self, selections: Sequence[Selection]) -> None:
         self._selections = {selection.value: selection for selection in selections}
+        self._all: dict[str, tuple[tuple[str, Presence], ...]] = {}
 
     def of(self, name: str, codes: np.ndarray) -> str:
         """The value that readers of `name` read in one SubNet."""
@@ -237,13 +238,17 @@ class Producers:
 
     def all_of(self, name: str) -> tuple[tuple[str, Presence], ...]:
         """The values that readers of `name` read in some SubNet, and where they do."""
-        selection = self._selections.get(name)
-        if selection is None:
+        if name not in self._selections:
             return ((name, ALWAYS),)
+        if name not in self._all:
+            self._all[name] = self._followed(self._selections[name])
+        return self._all[name]
+
+    def _followed(self, selection: Selection) -> tuple[tuple[str, Presence], ...]:
         found: dict[str, Presence] = {}
         for number, producer in enumerate(selection.producers):
             where = selection.when(number)
-            inner = ((name, ALWAYS),) if producer == name else self.all_of(producer)
+            inner = ((producer, ALWAYS),) if producer == selection.value else self.all_of(producer)
             for source, under in inner:
                 found[source] = found.get(source, NEVER) | (where & under)
         return tuple((source, where) for source, where in found.items() if not where.never)
