@@ -10,7 +10,10 @@ from tailor_ir import axes as ax
 
 @dataclass(slots=True, eq=False)
 class Dim:
-    """One dimension. `form` None is a free channel group; a tuple is ("concat" | "product", parts)."""
+    """One dimension while a network is read. `parent`: another dimension that is the same (union-find).
+
+    form: how its size follows from other dimensions; None: a channel group that nothing restricts yet.
+    """
 
     size: int
     form: "Form | None" = None
@@ -30,7 +33,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a dimension follows from others. kinds: fixed, batch, spatial, window, scaled, kernel, concat, product."""
+    """How a dimension follows from others. kind: fixed, batch, spatial, window, scaled, kernel, concat or product."""
 
     kind: str
     parts: tuple[Dim, ...] = ()
@@ -50,13 +53,16 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 Windows = Literal["number", "size"]
-"""What follows the resolution where positions are split into windows: how many there are, or how large each is."""
+"""Which grows with the resolution where positions are split into windows: their number, or the size of each."""
 LARGEST_PATCH = 3  # positions side by side that are no window but merged into one, at every resolution
 
 
 @dataclass(slots=True)
 class DimPool:
-    """All dimensions of one network, and what was found about them on the way."""
+    """All dimensions of one network. `resolution_frozen`: why the resolution cannot change; "" where it can.
+
+    equal_sizes: dimensions of different forms that are equal only at some resolutions, which are the legal ones.
+    """
 
     windows: Windows = "number"
     equal_sizes: list[tuple[Dim, Dim]] = field(default_factory=list)
@@ -76,7 +82,7 @@ class DimPool:
         return Dim(size, Form("spatial", attributes=(index,)))
 
     def window(self, source: Dim, stride: int, offset: int, ceil: bool = False) -> Dim:
-        """A window that keeps every position is the source itself, so that residual branches keep the same axis."""
+        """The positions of windows over `source`; the source itself where every position is kept, as in residual branches."""
         inner = source.root.form
         if stride == 1 and inner is not None and inner.kind == "window":  # one window over the other's source
             (source,), (stride, before, rounding) = inner.parts, inner.attributes
@@ -114,7 +120,7 @@ class DimPool:
         return form is not None and form.kind == "kernel"
 
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
-        """`dim`, which depends on the input, as (outer, inner) positions: numbers of windows, and positions in each."""
+        """A dimension that depends on the input, split in two: (windows, positions in each window)."""
         inner = dim.size // outer
         if self.windows == "number" or inner <= LARGEST_PATCH:
             return self.scaled(dim, 1, inner), self.fixed(inner)

@@ -1,7 +1,7 @@
-"""`--dry-run`: which stages of a run are complete, which would be worked, and why. Nothing is worked or written.
+"""`--dry-run`: the stages of a run that are complete, those that would be worked, and why. Nothing is worked or written.
 
-A key needs the content of the stage's inputs. So what follows a stage that is to work is known only as far as that there
-is no folder of it at all, or that it depends: it is found complete when its inputs come out as they were.
+A stage's key needs the content of its inputs, and a stage that is to work has not made them yet. A later stage therefore is
+"to work" when the store has no folder of it at all. Else it "depends": it is complete if its inputs come out as before.
 """
 
 import json
@@ -61,7 +61,7 @@ def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list
 
 
 class _Forecast:
-    """What is known so far: outputs of complete stages, and titles of those that are not, by name and label."""
+    """The stages so far: outputs of complete stages, and titles of the others, by name and label."""
 
     def __init__(self, around: Surroundings, config: FlowConfig) -> None:
         self._around, self._config = around, config
@@ -86,7 +86,7 @@ class _Forecast:
         self._outputs[spec.name] = spec.by_device(self._config, complete)
 
     def _missing(self, name: str, label: str) -> list[str]:
-        """Titles of what a stage would read of an earlier one under `label` and is not there: its own, the only one, or any."""
+        """Titles of an earlier stage's missing outputs that `label` needs: its own, the only one, or all."""
         missing = self._open.get(name, {})
         labels = {*missing, *self._outputs.get(name, {})}
         own = label if label in labels else ALONE
@@ -98,7 +98,7 @@ class _Forecast:
         return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give")
 
     def _known(self, stage: StageRun) -> tuple[Expectation, Output | None]:
-        """What is said of a stage whose key is known, and its output when it is complete."""
+        """The row of a stage whose key is known, and its output when it is complete."""
         store, key = self._around.store, stage.key()
         folder = store.folder(stage.name, key, anew=stage.anew)
         harm = damage(folder.final) if folder.complete else None
@@ -129,7 +129,7 @@ def _why(stage: StageRun, folder: StageFolder, store: Store) -> str:
 
 
 def _changed(settings: Sequence[str], code: bool) -> str:
-    """What differs from the most alike folder that is there."""
+    """The difference from the most similar folder in the store."""
     if settings:
         more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
         return f"settings changed: {', '.join(settings[:SHOWN])}{more}"

@@ -1,7 +1,7 @@
 """Lifetimes of tensors, for whole populations of SubNets at once: one walk through the steps.
 
-Sizes are gathered from tables over few variables; who runs a step is a mask over the population. Where a tensor takes the
-place of another tensor of the same shape, the numbers of the shapes are compared. Nothing is built or run.
+Sizes are gathered from tables over few variables; the SubNets that run a step are a mask over the population. A tensor may
+take the memory of an earlier tensor of the same shape; shapes are compared by numbers. Nothing is built or run.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from tailor_ir.spaces.presence import Presence
 
 Codes = NDArray[np.int64]
 Bytes = NDArray[np.int64]
-Mask = bool | NDArray[np.bool_]  # which SubNets; True and False for all and none
-Places = list[tuple[int, Mask]]  # values or tensors, each for some SubNets
+Mask = bool | NDArray[np.bool_]  # SubNets; True: all, False: none
+Holders = list[tuple[int, Mask]]  # values or tensors that hold a value, each in some SubNets
 ReuseCandidates = dict[int, tuple[int, ...]]
 
 
@@ -32,7 +32,7 @@ def reuse_candidates(terms: MemoryTerms) -> ReuseCandidates:
                 continue
             own = set(np.unique(terms.values[value].stored).tolist())
             found[value] = tuple(other for other, shapes in stored.items() if not own.isdisjoint(shapes))
-            # written over another one, a tensor keeps that one's shape
+            # a tensor in the memory of an earlier one keeps its stored shape
             stored[value] = own.union(*(stored.get(other, set()) for other in step.in_place))
     return found
 
@@ -61,7 +61,7 @@ def _no(a: Mask) -> Mask:
 class Walk:
     """One walk through the steps of n SubNets, canonical or not. candidates: as `reuse_candidates` finds them.
 
-    `events` asks for the origin of places, which `peaks` does without.
+    origin: for each tensor and SubNet the tensor that requested its memory; only `events` reads it.
     """
 
     terms: MemoryTerms
@@ -69,19 +69,19 @@ class Walk:
     codes: Codes
     gathered: dict[tuple[int, str], NDArray[np.int64]] = field(default_factory=dict)
     masks: dict[Presence, Mask] = field(default_factory=dict)
-    owners: dict[int, Places] = field(default_factory=dict)  # value -> the tensors that it lies in
+    owners: dict[int, Holders] = field(default_factory=dict)  # value -> the tensors in which it is stored
     made: dict[int, Mask] = field(default_factory=dict)  # tensor -> the SubNets that have it
-    first: list[int] = field(default_factory=list)  # earliest of `last` for each tensor
-    gone: set[int] = field(default_factory=set)  # tensors whose place is taken in all SubNets
+    first: list[int] = field(default_factory=list)  # earliest last read of each tensor
+    gone: set[int] = field(default_factory=set)  # tensors whose memory is taken in all SubNets
     last: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     taken: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     stored: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    origin: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # who asked for the place
+    origin: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     def peaks(self) -> Bytes:
-        """Largest sums of what is alive at once (n,), without the network's input."""
+        """Largest sums of the bytes of tensors alive at once (n,), without the network's input."""
         changes = np.zeros((len(self.terms.steps) + 2, len(self.codes)), np.int64)
-        for at, value, new in self._placed():
+        for at, value, new in self._allocations():
             changes[at] += self._value(value, "bytes_") * new
         rows = np.arange(len(self.codes))
         for value, here in self.made.items():
@@ -91,10 +91,10 @@ class Walk:
         return peaks
 
     def events(self) -> tuple[Event, ...]:
-        """What a single SubNet (n = 1) asks the allocator for and gives back, in order; without the network's input."""
+        """Requests and releases of memory of a single SubNet (n = 1), in order; without the network's input."""
         assert len(self.codes) == 1
         asked: dict[int, list[Event]] = {}
-        for at, value, new in self._placed():
+        for at, value, new in self._allocations():
             if new[0]:
                 asked.setdefault(at, []).append(Request(value, int(self._value(value, "bytes_").reshape(-1)[0])))
         freed: dict[int, list[Event]] = {}
@@ -104,8 +104,8 @@ class Walk:
         moments = range(len(self.terms.steps) + 1)
         return tuple(event for at in moments for event in (*asked.get(at, ()), *freed.get(at, ())))
 
-    def _placed(self) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-        """Step, tensor, and the SubNets (n,) in which the tensor takes up memory of its own, in the order of the steps."""
+    def _allocations(self) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+        """Step, tensor, and the SubNets (n,) in which the tensor takes memory of its own, in the order of the steps."""
         shape = len(self.terms.values), len(self.codes)
         self.last, self.taken, self.stored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.empty(shape, int)
         self.origin = np.repeat(np.arange(shape[0])[:, None], shape[1], axis=1)
@@ -115,7 +115,7 @@ class Walk:
             for position, value in enumerate(step.writes):
                 here = _both(runs, self.made.get(value, False))
                 if here is not False:
-                    yield at, value, self._place(step, at, position, value, here)
+                    yield at, value, self._allocate(step, at, position, value, here)
 
     # -- gathering ---------------------------------------------------------------------------------------------------
 
@@ -137,13 +137,13 @@ class Walk:
             self.masks[presence] = presence.among(self.codes)
         return self.masks[presence]
 
-    def _sources(self, value: int) -> Places:
-        """The values that readers of `value` read."""
+    def _sources(self, value: int) -> Holders:
+        """The producers of a value, each with the SubNets in which it is chosen."""
         sources = self.terms.sources.get(value)
         return [(value, True)] if sources is None else [(source, self._where(where)) for source, where in sources]
 
-    def _tensors(self, value: int, runs: Mask) -> Places:
-        """The tensors that readers of `value` read, where their step runs."""
+    def _tensors(self, value: int, runs: Mask) -> Holders:
+        """The tensors in which a value is stored, each with the SubNets among `runs` in which it is."""
         return [
             (tensor, mask)
             for source, where in self._sources(value)
@@ -154,7 +154,7 @@ class Walk:
     # -- lifetimes ---------------------------------------------------------------------------------------------------
 
     def _lifetimes(self, present: list[Mask]) -> None:
-        """Which tensors values lie in, and when these are read for the last time."""
+        """Find the tensors in which values are stored, and the last read of each tensor."""
         for value in self.terms.inputs:
             self.owners[value] = [(value, True)]
         for at, (step, runs) in enumerate(zip(self.terms.steps, present, strict=True)):
@@ -164,7 +164,7 @@ class Walk:
             shared = self._tensors(step.reads[0], view) if view is not False else []
             for value in step.writes:
                 self.made[value] = made = _both(runs, _no(view))
-                self.taken[value] = _no(made)  # who is not there has no place to give
+                self.taken[value] = _no(made)  # an absent tensor has no memory to give
                 self.owners[value] = [*shared, (value, _no(view))] if view is not True else shared
                 self.last[value] = at
         for value in self.terms.outputs:
@@ -179,7 +179,7 @@ class Walk:
                 self.last[tensor][mask] = at
 
     def _view(self, step: StepTerm) -> Mask:
-        """The SubNets in which what a step writes is what it reads."""
+        """The SubNets in which the result of a step shares the memory of its operand."""
         if not step.relayout:
             return step.view
         (written,) = step.writes
@@ -189,10 +189,10 @@ class Walk:
             view = _either(view, _both(mask, bool(same) if same.ndim == 0 else same))
         return view
 
-    # -- places ------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _place(self, step: StepTerm, at: int, position: int, value: int, here: Mask) -> NDArray[np.bool_]:
-        """Put a tensor over another one where it can be; the SubNets (n,) in which it takes up memory of its own."""
+    def _allocate(self, step: StepTerm, at: int, position: int, value: int, here: Mask) -> NDArray[np.bool_]:
+        """Let a tensor take the memory of an earlier one where it can; the SubNets (n,) in which it takes memory of its own."""
         new = np.broadcast_to(np.asarray(here), len(self.codes)).copy()
         self.stored[value] = self._value(value, "stored")
         if position == 0:
@@ -212,13 +212,13 @@ class Walk:
         return new
 
     def _take(self, tensor: int, value: int, fits: NDArray[np.bool_]) -> None:
-        """Put a value over a tensor in some SubNets."""
+        """Give the memory of a tensor to a value in some SubNets."""
         self.taken[tensor] |= fits
         self.stored[value] = np.where(fits, self.stored[tensor], self.stored[value])
         self.origin[value] = np.where(fits, self.origin[tensor], self.origin[value])
 
     def _times_read(self, step: StepTerm, tensor: int) -> NDArray[np.int64]:
-        """How often a step reads what lies in a tensor, (n,)."""
+        """Number of operands of a step that are stored in a tensor, (n,)."""
         times = np.zeros(len(self.codes), np.int64)
         for read in step.reads:
             for lies_in, where in self._tensors(read, True):
@@ -227,7 +227,7 @@ class Walk:
         return times
 
     def _reuse(self, candidates: NDArray[np.int64], at: int, value: int, new: NDArray[np.bool_]) -> None:
-        """Take the place of the tensor of the same shape that was freed last."""
+        """Take the memory of the tensor of the same stored shape that was freed last."""
         wanted = new & (self.last[value] < len(self.terms.steps))
         last = self.last[candidates]
         fits = (

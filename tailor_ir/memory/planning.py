@@ -1,4 +1,4 @@
-"""What a runtime executes of a network, one step after the other: nodes that run as one, and changes of layout.
+"""The steps that a runtime executes for a network, in order: nodes that run as one, and changes of layout.
 
 The rules are ONNX Runtime's on a CPU, all graph optimisations on, as observed in its optimised files and in what it asks
 its allocator for (`benchmarks/memory.py`); `Rules` leaves out what another runtime does not do:
@@ -69,10 +69,10 @@ class _Planner:
     by_output: dict[str, _Draft] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     new_axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
+    typed_like: dict[str, str] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
-    channels_last: set[str] = field(default_factory=set)  # values that lie so, though their first axis is the channels
-    transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not yet, value -> permutation
+    channels_last: set[str] = field(default_factory=set)  # values that are stored so, though their axes say otherwise
+    transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # value -> permutation that follows a Split
 
     def plan(self, selections: Sequence[Selection]) -> Steps:
         """All steps, each with its presence."""
@@ -92,8 +92,8 @@ class _Planner:
         needs = find_needs([(draft.reads, draft.writes) for draft in drafts], self.graph.outputs, selections)
         steps = tuple(map(_step, drafts, needs.steps))
         axes = {name: self.new_axes.get(name) or self.axes[name] for name in self.layouts}
-        kinds = {name: self.kinds.get(name, name) for name in self.layouts}
-        return Steps(steps=steps, layouts=self.layouts, axes=axes, kinds=kinds, groups=self.groups)
+        typed_like = {name: self.typed_like.get(name, name) for name in self.layouts}
+        return Steps(steps=steps, layouts=self.layouts, axes=axes, typed_like=typed_like, groups=self.groups)
 
     # -- what runs as one --------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class _Planner:
         return False
 
     def _residual(self, inputs: Sequence[str], name: str) -> str | None:
-        """What is added to `name`; None when it lies in another layout."""
+        """The value that is added to `name`; None when it has another layout or other axes."""
         (other,) = [i for i in inputs if i != name] or [name]
         alike = self.layouts[other] == "blocked" and self.axes[other] == self.axes[name]
         return other if other != name and alike else None
@@ -177,7 +177,7 @@ class _Planner:
             self._transpose_results(node, draft)
 
     def _move_channels(self, node: Node, draft: _Draft) -> None:
-        """Work on channels that come last, if all operands have them there; else those that have are transposed."""
+        """Keep the channels last if all operands have them last; else transpose the operands that have."""
         (name,) = node.outputs
         operands = [i for i in draft.reads if self.axes[i] == self.axes[name]]
         if operands and self.channels_last.issuperset(operands):
@@ -187,20 +187,20 @@ class _Planner:
         for operand in self.channels_last.intersection(operands):
             new = f"{operand}/first"
             if new not in self.layouts:
-                self.kinds[new], self.new_axes[new] = operand, self.axes[operand]
+                self.typed_like[new], self.new_axes[new] = operand, self.axes[operand]
                 self._enter(_Draft(draft.position - 0.5, None, [operand], (new,)), "plain")
             draft.reads[draft.reads.index(operand)] = new
 
     def _add_inner(self, node: Node, draft: _Draft, layout: Layout) -> None:
-        """A part of an operator that is run as several; what comes after reads its result, too."""
+        """One step of an operator that the runtime executes as several; the next step reads its result, too."""
         (name,) = node.outputs
         inner = f"{name}/inner {layout}"
-        self.kinds[inner], self.new_axes[inner] = name, self.axes[name]
+        self.typed_like[inner], self.new_axes[inner] = name, self.axes[name]
         self._enter(_Draft(draft.position - 0.5, draft.unit, draft.reads[-1:], (inner,)), layout)
         draft.reads.append(inner)
 
     def _copies_patches(self, node: Node) -> bool:
-        """Whether a convolution that works on no blocks is a matrix product of patches that are not just its input."""
+        """Whether the runtime copies patches for a convolution that works on no blocks (im2col). 1 × 1 kernels need no copy."""
         direct = (
             not any(node.ints("pads", (0,)))
             and set(node.ints("strides", (1,))) == {1}
@@ -210,7 +210,7 @@ class _Planner:
 
     def _add_patches(self, node: Node, draft: _Draft) -> None:
         name = f"{node.outputs[0]}/patches"
-        self.kinds[name], self.groups[name] = node.outputs[0], node.int("group", 1)
+        self.typed_like[name], self.groups[name] = node.outputs[0], node.int("group", 1)
         self.new_axes[name] = (*self.axes[node.inputs[1]], *self.axes[node.outputs[0]][2:])
         draft.writes = (*draft.writes, name)
 
@@ -221,7 +221,7 @@ class _Planner:
             self.layouts[name] = "im2col" if name in self.groups else layout
 
     def _settled(self, layout: Layout, channels: Axis) -> Layout:
-        """A layout that depends on the number of channels, as one that does not, where no SubNet makes a difference."""
+        """Replace a layout that depends on the number of channels by a fixed one, if all SubNets agree on it."""
         block = self.rules.channel_block
         whole = {size >= block if layout == "many" else size % block == 0 for size in self.sizes_of(channels)}
         if len(whole) > 1:
@@ -229,7 +229,10 @@ class _Planner:
         return "blocked" if whole.pop() else "plain"
 
     def _free(self, node: Node) -> bool:
-        """Whether a transpose costs nothing where it stands; notes those that are done after what follows."""
+        """Whether the runtime executes no step for this transpose.
+
+        A transpose that the runtime moves behind the following Split is entered in `transposed`.
+        """
         order, users = node.ints("perm"), self.consumers.get(node.outputs[0], ())
         if order == CHANNELS_FIRST:
             self.channels_last.add(node.outputs[0])
@@ -244,7 +247,7 @@ class _Planner:
         return order == (*rest, last, before) and all(user.op == "MatMul" for user in users)
 
     def _scales_product(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Whether a matrix product before or after does the multiplication by one number itself."""
+        """Whether the node multiplies by one number, and a matrix product before or after it takes that over."""
         if node.op not in ("Mul", "Div") or len(inputs) != 1:
             return False
         numbers = all(prod(self.graph.shapes[name]) == 1 for name in node.inputs if name not in self.data)
@@ -253,13 +256,13 @@ class _Planner:
         return numbers and (after or (bool(users) and all(user.op == "MatMul" for user in users)))
 
     def _transpose_results(self, node: Node, draft: _Draft) -> None:
-        """What was to be transposed before is now, each result by itself, unless its only reader transposes anyway."""
+        """Transpose each result of a Split or Squeeze by itself; a result whose only reader is a transpose is left to it."""
         order = self.transposed[node.inputs[0]]
         if node.op == "Split":
             draft.writes = tuple(f"{name}/split" for name in draft.writes)
             for name in filter(None, node.outputs):
                 part = f"{name}/split"
-                self.layouts[part], self.kinds[part], self.by_output[part] = "plain", name, draft
+                self.layouts[part], self.typed_like[part], self.by_output[part] = "plain", name, draft
                 self.new_axes[part] = tuple(self.axes[name][order.index(axis)] for axis in range(len(order)))
                 self._enter(_Draft(draft.position, draft.unit, [part], (name,), view=self._waits(name)), "plain")
                 if self._waits(name):
@@ -268,7 +271,7 @@ class _Planner:
             self.transposed[node.outputs[0]] = order
 
     def _waits(self, name: str) -> bool:
-        """Whether the only reader of a value, axes of one aside, is a transpose."""
+        """Whether the only reader of a value, also through a Squeeze, is a transpose."""
         users = self.consumers.get(name, ())
         if len(users) != 1 or name in self.graph.outputs:
             return False
@@ -297,7 +300,7 @@ class _Planner:
     # -- layouts -----------------------------------------------------------------------------------------------------
 
     def _relayouts(self) -> None:
-        """Add steps that lay a value out anew, one for all that read it so."""
+        """Add the steps that change layouts: one step for each value and layout, shared by all its readers."""
         for draft in tuple(self.drafts):
             renamed = {
                 name: self._relayout(name, draft.wanted) for name in draft.reads if self._may_differ(name, draft.wanted)
@@ -311,19 +314,19 @@ class _Planner:
             position = self.by_output[name].position if name in self.by_output else -1.0
             self._enter(_Draft(position + 0.5, None, [name], (new,), relayout=True), wanted)
             moved = [u.outputs[0] for u in self.consumers.get(name, ()) if u.op == "Transpose" and self._free(u)]
-            self.kinds[new] = name
+            self.typed_like[new] = name
             self.new_axes[new] = self.axes[moved[0] if moved and wanted == "plain" else name]
         return new
 
     def _may_differ(self, name: str, wanted: Layout) -> bool:
-        """Whether what readers of a value read lies in another layout in some SubNet."""
+        """Whether the producer of a value has another layout than its reader wants, in some SubNet."""
         layouts = {self.layouts[source] for source, _ in self.sources.all_of(name)}
         return any(own != wanted and {own, wanted} != {"plain", "rows"} for own in layouts)
 
     # -- order -------------------------------------------------------------------------------------------------------
 
     def _ordered(self) -> list[_Draft]:
-        """Depth first from the outputs; of several inputs the one with the last position comes first."""
+        """Steps depth first from the outputs. Of several inputs, the one with the last position comes first."""
         read = {source for draft in self.drafts for source in self._read_by(draft)}
         leaves = [draft for draft in self.drafts if read.isdisjoint(draft.writes)]
         stack = [(draft, False) for draft in sorted(leaves, key=lambda d: d.position)]
@@ -341,7 +344,7 @@ class _Planner:
         return ordered
 
     def _read_by(self, draft: _Draft) -> list[str]:
-        """What a step reads, and what it reads instead in some SubNet."""
+        """The values that a step reads, and those that it reads in their place in some SubNet."""
         return [source for name in draft.reads for source in (name, *(other for other, _ in self.sources.all_of(name)))]
 
 
@@ -357,7 +360,7 @@ def _step(draft: _Draft, present: Presence) -> RuntimeStep:
 
 
 def _computed(graph: Graph) -> frozenset[str]:
-    """Values that depend on what goes in; what only has one entry for each sample is folded into the weights."""
+    """Values that depend on the network's input. Other values are constants, which the runtime folds."""
     found = set(graph.inputs)
     for node in graph.nodes:
         if not found.isdisjoint(node.inputs):

@@ -1,4 +1,4 @@
-"""The steps of a network as a runtime executes it: what each reads and writes, and how values lie in memory."""
+"""The steps of a network as a runtime executes them: values that each reads and writes, and their layouts in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from tailor_ir.spaces.presence import Presence
 class RuntimeStep:
     """One step, and the SubNets that run it.
 
-    in_place: what it reads and may write over, most wanted first. view: what it writes is what it reads. relayout: a view
-    where what it reads lies in the layout of what it writes (another producer may change that).
+    in_place: operands whose memory the result may take, the preferred one first. view: the result shares the operand's memory.
+    relayout: the step changes the layout; it is a view in SubNets whose operand has that layout already.
     """
 
     reads: tuple[str, ...]
@@ -26,13 +26,13 @@ class RuntimeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """All steps of all SubNets in their order; layout, axes and element type of every value that they read or write.
+    """All steps of all SubNets in order; layout, axes and element type of every value that they read or write.
 
-    `kinds`: value -> the value of the network that has its element type. `groups`: patches of a convolution -> its groups.
+    typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
     """
 
     steps: tuple[RuntimeStep, ...]
     layouts: Mapping[str, Layout]
     axes: Mapping[str, tuple[Axis, ...]]
-    kinds: Mapping[str, str]
+    typed_like: Mapping[str, str]
     groups: Mapping[str, int]

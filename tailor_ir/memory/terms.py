@@ -1,4 +1,4 @@
-"""The steps of all SubNets as arrays over few variables: what the walk through lifetimes works with."""
+"""The steps of all SubNets as arrays over few variables, for the walk through lifetimes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ Key = tuple[int, ...]  # bytes of an element, then the shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTerm:
-    """A value over all choices of its `variables` (columns of choice indices), one axis of each array for each variable.
+    """A value as arrays over the choices of its `variables` (columns of choice indices), one axis for each variable.
 
-    bytes_: what it takes up. shapes: numbers that are equal for equal shapes, padding included. stored: the same of the
-    shapes in which it is stored. blocked: whether its channels lie in blocks. temporary: it is there for one step only
-    and shares its place with no other value.
+    bytes_: bytes in memory. shapes: a number for each shape, padding included; equal shapes have equal numbers. stored: a
+    number for each stored shape. blocked: whether channels are stored in blocks. temporary: the value exists during one step
+    alone and shares its memory with no other value.
     """
 
     variables: Variables
@@ -51,7 +51,7 @@ class StepTerm:
 class MemoryTerms:
     """The steps of all SubNets.
 
-    sources: value with several producers -> the values that its readers read, and in which SubNets.
+    sources: value with several producers -> its producers, each with the SubNets in which it is chosen.
     inputs, outputs: values of the network. same_shape: as `Rules.same_shape`.
     """
 
@@ -97,11 +97,11 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
 
 
 class _Values:
-    """The arrays of all values of some steps; values that are alike share theirs."""
+    """The arrays of all values of some steps. Values with equal layout, element type and axes share arrays."""
 
     def __init__(self, steps: Steps, grids: Grids, element_bytes: Mapping[str, int], rules: Rules) -> None:
         self._steps, self._grids, self._rules = steps, grids, rules
-        self._element_bytes = {name: element_bytes.get(kind, FLOAT_BYTES) for name, kind in steps.kinds.items()}
+        self._element_bytes = {name: element_bytes.get(like, FLOAT_BYTES) for name, like in steps.typed_like.items()}
         self._numbers: dict[Key, int] = {}
 
     def terms(self) -> tuple[ValueTerm, ...]:

@@ -1,6 +1,6 @@
-"""A module that was traced compared with what became of it, on inputs that are unlike each other.
+"""Compares a traced module with its compiled network on several different inputs.
 
-A trace keeps the decisions that Python took for one input. Where they depend on values, the compiled network is another one.
+A trace keeps each `if` as it was decided for one input. Where decisions depend on values, the two networks answer differently.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ BATCH = 2  # networks may drop an axis of 1
 TOLERANCE = 1e-3
 """Of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
 ROUNDING = 8  # times the type's precision
-NUDGE = 1e-6  # of an input, to see what an ill-conditioned network makes of it
-NUDGES = 10  # what a nudge changes, so many times, may be rounding
+NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifies it
+NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding
 MOST_LINES = 3
 
 Answer = list[torch.Tensor]
@@ -27,8 +27,8 @@ Answer = list[torch.Tensor]
 def compare(module: nn.Module, compiled: nn.Module, example: torch.Tensor) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
-    example: (1, C, H, W). One batch is tried, and others of other signs and sizes where Python reads values. Inputs that the
-    module itself refuses are left out. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
+    example: (1, C, H, W). One batch is tried; where Python reads values, more batches with other signs and sizes. Inputs that
+    the module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
     places: dict[str, None] = {}
@@ -59,7 +59,7 @@ def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> s
 
 
 def _inputs(example: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Inputs whose sums, means and extremes are on both sides of zero, and the example."""
+    """Inputs whose sums, means and extremes are above zero, below zero, and as the example's."""
     shape = (BATCH, *example.shape[1:])
     if example.is_floating_point():
         shifted = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example) + 0.5
@@ -69,7 +69,7 @@ def _inputs(example: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _answer(module: nn.Module, x_BCHW: torch.Tensor, places: dict[str, None]) -> Answer | None:
-    """The module's answer; None for an input that the module refuses. Adds to `places`."""
+    """The module's answer; None for an input that the module refuses. Enters in `places` where it reads values."""
     given = x_BCHW.clone()
     reads = ValueReads({"input": given})
     try:
@@ -86,7 +86,7 @@ def _tensors(answer: object) -> Answer:
 
 
 def _excess(module: nn.Module, x_BCHW: torch.Tensor, expected: Answer, found: Answer) -> float:
-    """The difference relative to the answer; 0 where the module itself is as uncertain about this input."""
+    """The difference relative to the answer; 0 where rounding of the input alone changes the module's answer as much."""
     difference = _difference(expected, found)
     if difference <= TOLERANCE:
         return difference
@@ -119,7 +119,7 @@ def _difference_of(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 @contextmanager
 def _evaluated(module: nn.Module) -> Iterator[None]:
-    """While inside, the module is in eval mode."""
+    """Puts a module in eval mode inside the block, and restores its modes after it."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

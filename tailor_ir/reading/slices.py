@@ -1,4 +1,4 @@
-"""Slices that belong together: all pieces of an axis, and the gates of recurrent layers, which exporters reorder so."""
+"""Slices that together cover an axis become one node. Exporters write such slices to reorder gates of recurrent layers."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -12,9 +12,9 @@ MOST_BLOCKS = 8
 
 
 def reorder_blocks(graph: gs.Graph) -> None:
-    """Slices of a weight's first axis that are joined in another order become equal blocks in another order.
+    """Write slices of a weight's first axis that are joined in another order as a permutation of equal blocks.
 
-    Blocks are an axis of their own then, so that what is inside each can be cut alike.
+    The blocks become an axis of their own, so that all of them can be cut alike.
     """
     for node in [n for n in graph.nodes if n.op == "Concat" and n.attrs["axis"] == 0]:
         pieces = [_piece(operand) for operand in node.inputs]
@@ -34,9 +34,9 @@ def reorder_blocks(graph: gs.Graph) -> None:
 
 
 def split_slices(graph: gs.Graph) -> None:
-    """Slices that take one axis of a value apart, without a gap, become one Split, so that each piece can be cut alike.
+    """Write slices that cover one axis of a value without a gap as one Split, so that all pieces can be cut alike.
 
-    Not those that are joined again, in another order: that is a roll, whose places do not depend on the axis's size.
+    Slices that are only joined again in another order stay: they are a roll, which `tailor_ir/rewriting/rolls.py` reads.
     """
     for value in list(graph.tensors().values()):
         found: dict[int, dict[tuple[int, int], list[gs.Node]]] = {}
@@ -55,7 +55,7 @@ def split_slices(graph: gs.Graph) -> None:
 
 
 def _is_roll(axis: int, pieces: Sequence[gs.Node]) -> bool:
-    """Whether the pieces of an axis do nothing but come together again."""
+    """Whether one Concat along the same axis is the only reader of all pieces."""
     readers = [reader for piece in pieces for reader in piece.outputs[0].outputs]
     rank = len(pieces[0].outputs[0].shape)
     return bool(readers) and all(

@@ -1,4 +1,4 @@
-"""Sizes of axes over all choices of the few variables that they depend on, as arrays with one axis for each variable."""
+"""Sizes of axes as arrays over the choices of few variables: each array has one axis for each variable."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -12,7 +12,7 @@ from tailor_ir.spaces.space import Space
 
 
 class Grids:
-    """What the variables of one space do to axes and blocks, for one batch size."""
+    """Sizes of axes as arrays over the choices of the variables that they depend on, for one batch size."""
 
     def __init__(self, space: Space, batch: int = 1) -> None:
         self.space = space

@@ -106,7 +106,7 @@ def _aligned(one: Presence, other: Presence) -> tuple[Variables, np.ndarray, np.
 
 
 class Roster:
-    """The presence of many things, of which most are alike: each different mask is looked up once for a SubNet."""
+    """The presences of many things, most of them equal: each different mask is looked up once for a SubNet."""
 
     def __init__(self, presences: Sequence[Presence]) -> None:
         number: dict[Presence, int] = {}
@@ -120,7 +120,7 @@ class Roster:
 
 
 def any_of(presences: Iterable[Presence]) -> Presence:
-    """Where at least one of them is."""
+    """The SubNets that have at least one of several things."""
     return reduce(Presence.__or__, presences, NEVER)
 
 
@@ -157,7 +157,7 @@ class Selection:
 
 
 def merged(first: Selection, second: Selection) -> Selection:
-    """Two selections of one value as one: the first one's producer, where it names another than the value itself."""
+    """Two selections of one value as one. The second decides where the first chooses the value itself."""
     assert first.value == second.value
     producers = tuple(dict.fromkeys((*first.producers, *second.producers)))
     variables = tuple(sorted({*first.variables, *second.variables}))
@@ -176,7 +176,7 @@ Step = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Who needs what: `steps`, the presence of each step, and `reads`, where each value has a reader."""
+    """The presence of steps. `steps`: of each step. `reads`: value -> the SubNets in which the value has a reader."""
 
     steps: tuple[Presence, ...]
     reads: Mapping[str, Presence]
@@ -216,14 +216,14 @@ def find_needs(steps: Sequence[Step], outputs: Sequence[str], selections: Sequen
 
 
 class Producers:
-    """The producers of values, followed through selections of selections."""
+    """The producers of values, also where a chosen producer has several producers itself."""
 
     def __init__(self, selections: Sequence[Selection]) -> None:
         self._selections = {selection.value: selection for selection in selections}
         self._all: dict[str, tuple[tuple[str, Presence], ...]] = {}
 
     def of(self, name: str, codes: np.ndarray) -> str:
-        """The value that readers of `name` read in one SubNet."""
+        """The chosen producer of a value in one SubNet; the value itself where its own node is chosen."""
         while (selection := self._selections.get(name)) is not None:
             producer = selection.producer(codes)
             if producer == name:
@@ -232,12 +232,15 @@ class Producers:
         return name
 
     def under(self, codes: np.ndarray) -> dict[str, str]:
-        """Selected value -> the value that its readers read instead in one SubNet, where it is another one."""
+        """For one SubNet: each value with several producers -> the chosen producer.
+
+        Values whose own node is chosen are left out.
+        """
         found = {name: self.of(name, codes) for name in self._selections}
         return {name: source for name, source in found.items() if source != name}
 
     def all_of(self, name: str) -> tuple[tuple[str, Presence], ...]:
-        """The values that readers of `name` read in some SubNet, and where they do."""
+        """All producers of a value, each with the SubNets in which it is chosen."""
         if name not in self._selections:
             return ((name, ALWAYS),)
         if name not in self._all:

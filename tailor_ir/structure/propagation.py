@@ -15,9 +15,11 @@ MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # wei
 
 @dataclass(frozen=True, slots=True)
 class AxisMap:
-    """Axes by value name; full sizes by channel group; why the resolution cannot change ("" when it can).
+    """`axes` by value name; `groups`: the full size of each channel group; `equal_sizes`: axes that a legal
+    resolution makes equal.
 
-    `frozen`: by value name, why each dimension cannot change ("" where it can, or never could).
+    resolution_frozen: why the resolution cannot change; "" where it can. frozen: by value name, why each dimension cannot
+    change; "" where it can, or has nothing that could.
     """
 
     axes: Mapping[str, tuple[ax.Axis, ...]]
@@ -43,8 +45,8 @@ def propagate(
 ) -> AxisMap:
     """Axes of every value and initializer.
 
-    windows: what follows the resolution where positions are split into windows. joins: values that are to have the same
-    axes, so that what lies between can be left out; those that cannot are passed over.
+    windows: whether the number or the size of windows grows with the resolution. joins: pairs of values that get equal axes,
+    so that the nodes between them can be skipped; a pair whose axes cannot be equal is ignored.
     """
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
     shape = graph.shapes[graph.inputs[0]]
@@ -106,7 +108,7 @@ def _freeze_channels(p: Propagation, dim: object) -> None:
 
 
 def _freeze_unmovable(p: Propagation) -> None:
-    """Stored tensors whose size would follow the resolution but that cannot be resampled keep the resolution fixed."""
+    """Freeze the resolution for stored tensors that have an entry for each position and cannot be resampled."""
     for node in p.graph.nodes:
         if node.op == "Gather" and node.outputs[0] not in p.data:
             for dim in p.dims[node.outputs[0]]:
@@ -130,9 +132,9 @@ def _freeze_unmovable(p: Propagation) -> None:
 
 
 def _sums_over_positions(node: Node, name: str, axes: Sequence[ax.Axis]) -> bool:
-    """Whether an operator has a number of its own for each position of a stored tensor.
+    """Whether an operator sums over the positions of a stored tensor.
 
-    Values that a convolution or a linear map over channels is applied to are not such a tensor.
+    A convolution or linear map that is applied to the tensor sums over its channels, not over its positions.
     """
     channels = {"Conv": 1, "ConvTranspose": 1, "Linear": -1}.get(node.op)
     applied = channels is not None and node.inputs[0] == name and not axes[channels].spatial

@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 class Call(NamedTuple):
-    """A node: operands and results by name, and the values that nothing needs afterwards."""
+    """A node with its operands and results by name. released: values that no later call reads."""
 
     node: Node
     operands: tuple[str, ...]
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """A call, the stored tensors among its operands, and its values that depend on the network's input."""
+    """A call. stored: stored tensors among its operands. data: operands and results that depend on the input."""
 
     call: Call
     stored: dict[str, None]
@@ -36,9 +36,9 @@ class Wiring(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What all SubNets with the same producers have in common.
+    """The calls that all SubNets with the same chosen producers share.
 
-    `stored`: tensors that are needed. `weight_calls`: what follows from these alone.
+    stored: tensors that the calls read. weight_calls: calls that depend on stored tensors alone. calls: the remaining ones.
     """
 
     stored: tuple[str, ...]
@@ -48,7 +48,7 @@ class Outline(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of one SubNet: the outline's calls with a module for each, on tensors with these cuts."""
+    """The plan of one SubNet: a module for each call of the outline, and a cut for each stored tensor."""
 
     outline: Outline
     cuts: tuple[Cut | None, ...]

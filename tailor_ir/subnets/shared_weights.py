@@ -1,8 +1,8 @@
 """Several SubNets as ONNX files whose common weights are stored once.
 
-Of every weight, the part that any of the SubNets needs is stored. A file takes its own part of that by Slice and Gather, whose
-inputs are all constants, so that a runtime does it when it loads the file. The numbers are in one safetensors file, to which
-the ONNX files refer by offset (external data). BatchNorm is not folded: SubNets have statistics of their own.
+The stored part of a weight is the union of the SubNets' parts. Each ONNX file cuts its own part with Slice and Gather. All
+inputs of these are constants, so a runtime computes them when it loads the file. The numbers are in one safetensors file, to
+which the ONNX files refer by offset (external data). BatchNorm is not folded: SubNets have statistics of their own.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from tailor_ir.subnets.onnx_export import write_onnx
 
 WEIGHTS_FILE = "weights.safetensors"
 SMALL_BYTES = 256
-"""What is smaller stays in the ONNX files."""
+"""Smaller constants stay in the ONNX files."""
 
 Positions = tuple[np.ndarray, ...]
 
 
 class CommonWeights:
-    """The weights of some SubNets of one SuperNet, and each one's part of them."""
+    """The weights that some SubNets of one SuperNet share, and the part of each SubNet."""
 
     def __init__(self, elastic: Elastic, subnets: Sequence[Subnet]) -> None:
         self._elastic = elastic
@@ -48,7 +48,7 @@ class CommonWeights:
         return kept_positions(self._elastic.axis_map.axes[name], subnet.sizes)
 
     def take(self, name: str, subnet: Subnet) -> tuple[gs.Tensor, list[gs.Node]] | None:
-        """A SubNet's part of a weight, and the nodes that take it from what is stored. None for what is no part of one."""
+        """A SubNet's part of a weight, and the nodes that cut it from the stored weight. None: it is not shared."""
         positions = self._positions(name, subnet) if name in self._common else None
         if not positions:
             return None
@@ -74,13 +74,13 @@ class CommonWeights:
         for dim in chosen:
             follow("Gather", [wanted[dim].astype(np.int64)], axis=dim)
         if not nodes:
-            follow("Identity", [])  # a constant, in whatever form the file's other operators would like it
+            follow("Identity", [])  # a constant could be transposed in this file alone, and would be stored twice
         result.name, result.shape = name, tuple(len(at) for at in wanted)
         return result, nodes
 
 
 def write_together(models: Iterable[tuple[str, onnx.ModelProto]], folder: Path) -> None:
-    """Write models by name as `NAME.onnx`, and their constants, equal ones once, as `weights.safetensors`."""
+    """Write models by name as `NAME.onnx`, and their constants as `weights.safetensors`; equal constants are stored once."""
     tensors: dict[str, np.ndarray] = {}
     names: dict[bytes, str] = {}
     kept: list[tuple[str, onnx.ModelProto]] = []

@@ -1,8 +1,8 @@
-"""What winners gain over baselines: the arithmetic, on measured points.
+"""The gain of winners over baselines, computed from measured points.
 
-A point is a network with its latency, the accuracy that it is chosen by, and the accuracy that it is judged by: of other
-images, so that what looks best by luck gains nothing. Of several points one takes, within a budget, the one with the best
-accuracy to choose by; the *picks* are those that are taken for some budget.
+A point is a network with its latency and two accuracies. Networks are chosen by the first (validation images) and judged by
+the second (test images), so that luck in choosing gains nothing. A budget takes the point with the best first accuracy
+within it; the *picks* are the points that some budget takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ class Point(NamedTuple):
 
     ms: float
     known: float
-    """That it is chosen by: of the validation images."""
+    """Accuracy by which networks are chosen: of the validation images."""
     true: float
-    """That it is judged by: of the test images."""
+    """Accuracy by which networks are judged: of the test images."""
 
 
 def picks(points: Sequence[Point]) -> list[Point]:
-    """Those that some budget takes, by rising latency; each is chosen over all faster ones.
+    """The points that some budget takes, by rising latency. Each is chosen over all faster points.
 
-    Of equally good ones the fastest; where that is equal, too, the one that turns out worst.
+    Of equally accurate points the fastest is taken; of equally fast ones that with the worst test accuracy.
     """
     found: list[Point] = []
     for point in sorted(points, key=lambda one: (one.ms, -one.known, one.true)):
@@ -37,16 +37,16 @@ def picks(points: Sequence[Point]) -> list[Point]:
 
 
 def taken(chosen: Sequence[Point], budget_ms: float) -> Point | None:
-    """Which of the picks a budget takes; None where all are slower."""
+    """The pick that a budget takes; None where all are slower."""
     return next((point for point in reversed(chosen) if point.ms <= budget_ms), None)
 
 
 def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], budgets_ms: Sequence[float]) -> Gains:
-    """How the winners do at each budget, and over all, against every baseline. There is at least one winner and one budget.
+    """The winners against every baseline: at each budget, and over all. There is at least one winner and one budget.
 
-    above_every: share of the budgets at which what the winners give is more accurate than what any baseline gives;
-    not_below_any: at least as accurate. Hypervolumes are below the latency of the largest budget and above the lowest
-    accuracy of any pick, `reference_ms` and `reference_accuracy`.
+    above_every: share of the budgets at which the winners are more accurate than every baseline. not_below_any: at which they
+    are at least as accurate. Hypervolumes are below `reference_ms`, the latency of the largest budget, and above
+    `reference_accuracy`, the lowest accuracy of any pick.
     """
     ours = picks(winners)
     others = {name: picks(points) for name, points in baselines.items()}
@@ -85,7 +85,7 @@ def _against(
     rows: Sequence[AtBudget],
     ratio: float | None,
 ) -> Against:
-    """What the winners' picks gain over those of one baseline, which has so many points."""
+    """The gain of the winners' picks over those of one baseline. points: how many networks the baseline has."""
     accuracy_gain, both = _accuracy_gain(rows, name)
     latency_gain, not_reached = _latency_gain(ours, chosen)
     return Against(
@@ -102,7 +102,7 @@ def _against(
 
 
 def _above(row: AtBudget, name: str) -> bool:
-    """A baseline without a network within the budget is below."""
+    """Whether the winners are more accurate than a baseline at a budget; also where only they have a network within it."""
     own, other = row.winners, row.baselines[name]
     return own is not None and (other is None or own > other)
 
@@ -113,16 +113,16 @@ def _not_below(row: AtBudget, name: str) -> bool:
 
 
 def _accuracy_gain(rows: Sequence[AtBudget], name: str) -> tuple[float | None, int]:
-    """Mean difference [points] over the budgets within which both have a network, and how many these are."""
+    """Mean difference [percentage points] over the budgets for which both have a network; the number of these budgets."""
     pairs = [(row.winners, row.baselines[name]) for row in rows]
     gains = [100 * (own - other) for own, other in pairs if own is not None and other is not None]
     return float(np.mean(gains)) if gains else None, len(gains)
 
 
 def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> tuple[float | None, int]:
-    """For the picks of a baseline: their latency over that of the fastest winner at least as accurate; geometric mean.
+    """Geometric mean of ratios: latency of a baseline's pick over that of the fastest winner at least as accurate.
 
-    Picks that a faster one of the baseline equals are left out. With how many of the others no winner equals.
+    Picks that a faster pick of the baseline equals are left out. Also the number of remaining picks that no winner equals.
     """
     ratios, best, asked = [], -np.inf, 0
     for point in chosen:

@@ -1,7 +1,7 @@
-"""Another SubNet in the place of a winner that misses its budget as measured.
+"""Replacements for winners whose measured latency misses their budget.
 
-A winner of a refinement gives way to the next best of all that were measured there. Without a refinement the search is asked
-again, for the budget over what the measured latency was above the predicted one.
+After a refinement, the next best of its measured candidates takes the winner's place. Without a refinement the search is
+asked again, for a smaller budget: divided by the ratio of measured to predicted latency.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,22 +25,22 @@ from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import Target, costs_of, method_of
 
 MARGIN = 0.01
-"""Of a budget, left free: what one measurement differs by from the next."""
+"""Share of a budget that is left free: measurements of one SubNet differ by so much."""
 
 Tried = Mapping[str, float]
-"""SubNets that were measured for a budget, by digest: their latencies [ms]."""
+"""Latencies [ms] of SubNets that were measured for a budget, by digest."""
 
 
 class Alternatives(Protocol):
-    """Where other SubNets for a budget come from."""
+    """A source of other SubNets for a budget."""
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
-        """One that likely keeps the budget that none of `rows` keeps, the last of them the latest; None: there is none."""
+        """A SubNet that likely keeps the budget, which none of `rows`, the latest last, keeps; None: there is none."""
         ...
 
 
 class SearchedAlternatives:
-    """The best SubNets by prediction within what is left of a budget; they keep the limits of the search."""
+    """The best SubNets by prediction within a smaller budget and the limits of the search."""
 
     def __init__(self, supernet: Path, target: Target, accuracy: AccuracyPredictor, front: Front) -> None:
         self._net, self._settings = tailor_ir.load(supernet), SearchSettings.model_validate(front.settings)
@@ -50,7 +50,7 @@ class SearchedAlternatives:
         self._limits = np.array([cost.limit for cost in self._costs])
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
-        """What the search finds for the budget over what measurements were above predictions."""
+        """The winner of the search for the budget divided by the largest ratio of measured to predicted latency."""
         factor = max(tried[row.digest] / row.predicted_ms for row in rows)
         budgets = np.array([_reduced_ms(rows[0], factor), *self._limits[1:]])
         if not self._problem.evaluate(self._method.quickest()[None]).within(budgets)[0]:
@@ -65,7 +65,7 @@ class SearchedAlternatives:
 
 
 class MeasuredAlternatives:
-    """The most accurate of the candidates of a refinement, by what was measured of them."""
+    """The most accurate candidates of a refinement, as measured there."""
 
     def __init__(self, candidates: Candidates) -> None:
         self._known = {
@@ -75,7 +75,7 @@ class MeasuredAlternatives:
         }
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
-        """The best within the budget over what measurements are above those of the refinement."""
+        """The best within the budget divided by the largest ratio of the latencies measured now and in the refinement."""
         factor = max(1.0, *(tried[row.digest] / self._known[row.digest][1] for row in rows))
         most_ms = _reduced_ms(rows[0], factor)
         left = [row for row, ms in self._known.values() if ms <= most_ms and row.digest not in tried]
@@ -86,7 +86,7 @@ class MeasuredAlternatives:
 
 
 def _sure_ms(row: Candidate) -> float | None:
-    """The larger of what was measured, and of what SubNets like it tell."""
+    """The larger of the measured latency and the latency smoothed over similar SubNets; None without a measured one."""
     known = [ms for ms in (row.latency.p50_ms, row.smoothed_ms) if ms is not None]
     return None if row.latency.p50_ms is None else max(known)
 
@@ -102,7 +102,7 @@ def _in_place_of(row: Winner, found: Predicted) -> Winner:
 
 
 def as_predicted(found: Predicted) -> Predicted:
-    """The SubNet without what else is known of it."""
+    """The SubNet with its predictions alone."""
     own = found.to_json()
     return Predicted.model_validate({name: own[name] for name in Predicted.model_fields if name in own})
 
@@ -113,10 +113,10 @@ def replaced(
     times: int,
     measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
 ) -> tuple[list[Winner], dict[str, Measurement]]:
-    """The winners, those that miss their budgets replaced by SubNets that keep them, after at most so many were tried.
+    """The winners, with replacements for those that miss their budgets; and all measurements, by digest.
 
-    alternatives: asked at the first miss; None: nothing is replaced. measure: SubNets by digest. Also returns what was
-    measured. A budget that no SubNet keeps stays with its winner.
+    alternatives: called at the first miss; None: nothing is replaced. times: SubNets that are tried for a budget at most.
+    measure: measures SubNets by digest. Where no SubNet keeps a budget, its winner stays.
     """
     rows, source = [[winner] for winner in winners], None
     while True:
@@ -138,7 +138,7 @@ def replaced(
 
 
 def _is_missed(own: Sequence[Winner], known_ms: Mapping[str, float]) -> bool:
-    """Whether all were measured, and none keeps the budget."""
+    """Whether all SubNets of a budget were measured, and none keeps it."""
     return all(row.digest in known_ms and not _keeps(row, known_ms) for row in own)
 
 
@@ -147,7 +147,7 @@ def _keeps(row: Winner, known_ms: Mapping[str, float]) -> bool:
 
 
 def _chosen(own: Sequence[Winner], every: Sequence[Winner], known_ms: Mapping[str, float]) -> Winner:
-    """The winner of one budget: what was found for it, else the best that was measured for another and keeps this one."""
+    """The winner of one budget: a SubNet of its own that keeps it; else the best SubNet of another budget that keeps it."""
     kept = [row for row in own if _keeps(row, known_ms)]
     if kept or own[0].digest not in known_ms:
         return next(iter(kept), own[0])

@@ -1,7 +1,7 @@
-"""Mixed precision, without a fault that convolutions have on CPUs.
+"""Mixed precision that avoids a fault of bfloat16 convolutions on CPUs.
 
-In bfloat16, oneDNN (torch 2.15) leaves those gradients of a kernel unset that belong to taps which see padding alone, as all
-but the middle ones do where the input is one pixel wide. They are 0. Such convolutions are computed in float32.
+oneDNN (torch 2.15) leaves a kernel's gradient unset at taps that only ever meet padding; the right gradient is 0. With an
+input one pixel wide, all taps but the middle one are such taps. These convolutions are computed in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 CONVOLUTIONS: dict[Callable[..., Any], int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-"""Functions, and their numbers of spatial dimensions."""
+"""Function -> its number of spatial dimensions."""
 
 
 @contextmanager
 def mixed_precision(device: torch.device, *, enabled: bool) -> Iterator[None]:
-    """Forward passes in bfloat16 where that is exact enough; backward passes follow them."""
+    """Computes forward passes in bfloat16, except the convolutions above; backward passes have the types of the forward."""
     mode = _FullWhereUnseen() if enabled and device.type == "cpu" else nullcontext()
     with torch.autocast(device.type, torch.bfloat16, enabled=enabled), mode:
         yield
@@ -67,7 +67,7 @@ def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
 
 @cache
 def has_unseen_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
-    """Whether some tap of a kernel meets none of `size` pixels, wherever the kernel stands along this axis."""
+    """Whether some tap of a kernel meets padding alone at every position of the kernel along this axis."""
     places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     return not all(
         any(0 <= place * stride + tap * dilation - padding < size for place in range(places)) for tap in range(kernel)

@@ -1,4 +1,4 @@
-"""Several identical devices as one: each takes the next jobs as it gets free; what a dying one had goes to the others."""
+"""Several identical devices as one. A free device takes the next jobs; jobs of a failed device go to the others."""
 
 import queue
 import threading
@@ -14,10 +14,10 @@ from profiling_agents.messages import AgentError, Capabilities, Measurement, Mea
 from tasks.errors import UserError
 
 BATCH_JOBS = 8
-"""Jobs that one device takes at a time: so many are measured again at most when it dies."""
+"""Jobs that one device takes at a time: at most so many are measured again when the device fails."""
 RESULTS_AHEAD = 64
 LEASE_TTL_S = 10.0
-"""Short: a device that is lost shows, and is free again, after this time."""
+"""Short, since a lost device is noticed, and free again, only after this time."""
 ATTEMPTS = 4
 FIRST_PAUSE_S = 2.0
 
@@ -36,7 +36,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A device's thread has ended: all done, or its last failure."""
+    """The end of a device's thread: with its last failure, or None when all jobs are done."""
 
     error: BaseException | None = None
 
@@ -64,8 +64,8 @@ class _Member:
 class Fleet:
     """Clients of devices with equal fingerprints. Use as a context, which holds their leases until it ends.
 
-    It takes all of them or none, so that two runs never share the work without knowing. One that is away when it begins
-    is asked again while there is work.
+    A fleet leases all its devices or none, so that two runs never share a device unknowingly. A device that is away at first
+    is tried again while there is work.
     """
 
     def __init__(self, clients: Sequence[AgentClient], *, first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -74,7 +74,7 @@ class Fleet:
         self._first_pause_s = first_pause_s
 
     def __enter__(self) -> Self:
-        """AgentBusyError when one is leased by another client, AgentError when none can be reached."""
+        """AgentBusyError when a device is leased by another client, AgentError when no device can be reached."""
         lost: list[AgentError] = []
         for member in sorted(self._members, key=lambda one: one.client.url):  # of two runs one has them all
             try:
@@ -161,7 +161,7 @@ class Fleet:
         work: "_Work",
         results: "queue.Queue[Measurement | _End]",
     ) -> None:
-        """One device's thread. Whatever ends it is told, so that nobody waits for it."""
+        """One device's thread. It always reports its end, so that nobody waits for it."""
         failures, pause_s = 0, self._first_pause_s
         while True:
             before = work.done
@@ -187,11 +187,11 @@ class Fleet:
 
 
 class _Work:
-    """Jobs that nobody has, those that devices have, and whether it goes on. Thread-safe."""
+    """The queue of a fleet: jobs not yet taken, jobs returned by failed devices, the number of jobs at work. Thread-safe."""
 
     def __init__(self, jobs: Iterator[ModelJob]) -> None:
         self._jobs = jobs
-        self._drawing = threading.Lock()  # making a job may take seconds, in which others are done with theirs
+        self._drawing = threading.Lock()  # making a job may take seconds, in which other devices finish theirs
         self._returned: deque[ModelJob] = deque()
         self._changed = threading.Condition()
         self._out = 0
@@ -207,7 +207,7 @@ class _Work:
             return self._drained and not self._broken and not self._returned and not self._out
 
     def take(self) -> list[ModelJob]:
-        """The next jobs; waits while others may still fail. Empty: it is over."""
+        """The next jobs; waits while other devices may still return theirs. Empty: no job is left."""
         while True:
             with self._changed:
                 if self._over():
@@ -222,7 +222,7 @@ class _Work:
                 return batch
 
     def _draw(self) -> list[ModelJob]:
-        """The next jobs that were never out."""
+        """The next jobs that no device has taken yet."""
         with self._drawing:
             if self._drained or self._stopped:
                 return []
@@ -239,27 +239,27 @@ class _Work:
             return batch
 
     def finish(self) -> None:
-        """One result has come."""
+        """Count one result."""
         with self._changed:
             self._out -= 1
             self.done += 1
             self._changed.notify_all()
 
     def give_back(self, jobs: Sequence[ModelJob]) -> None:
-        """Jobs that a failed device did not measure."""
+        """Put back the jobs that a failed device did not measure."""
         with self._changed:
             self._out -= len(jobs)
             self._returned.extend(jobs)
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Nothing more is taken."""
+        """Let no device take further jobs."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was over within this time."""
+        """Whether no job was left within this time."""
         with self._changed:
             return self._changed.wait_for(self._over, timeout=seconds)
 
@@ -275,7 +275,7 @@ class _Work:
 def _work_off(
     client: AgentClient, settings: MeasureSettings | None, work: _Work, report: Callable[[Measurement], None]
 ) -> None:
-    """Take and measure until it is over; on any failure the rest of the batch goes back."""
+    """Take and measure jobs until none is left. On any failure the rest of the batch is put back."""
     while batch := work.take():
         waiting = deque(batch)
         try:
@@ -291,7 +291,7 @@ def _work_off(
 
 
 def _join(threads: Sequence[threading.Thread], results: "queue.Queue[Measurement | _End]") -> None:
-    """Wait for the threads; results that nobody wants any more are dropped so that none blocks on them."""
+    """Wait for the threads, and drop their remaining results, so that no thread blocks on a full queue."""
     for thread in threads:
         while thread.is_alive():
             while not results.empty():

@@ -1,10 +1,10 @@
-"""Many operators' ONNX models in one graph of unconnected parts, and the converted NCNN files back in parts.
+"""Many operators' ONNX models as unconnected parts of one graph, and the converted NCNN model as one model for each part.
 
-ncnn has no batch axis. pnnx learns which axis it is from operators such as convolutions and
-carries that on; a Softmax or a Reshape alone would keep it and be another operator than inside a network.
-Here every input first passes a BatchNorm, the mark of the batch axis, which is cut away after conversion.
+ncnn has no batch axis. pnnx infers which axis is the batch from operators such as convolutions, and removes it. A Softmax or
+Reshape alone tells nothing of the batch axis, so pnnx would keep it, and the operator would differ from that in a network.
+Therefore every input first passes a BatchNorm, the mark of the batch axis. The mark is cut away after the conversion.
 
-An NCNN model is a text of layers and the weights of those layers one after another (`tasks.ncnn.files`).
+An NCNN model is a text of layers, and the weights of these layers one after another (`tasks.ncnn.files`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class SplitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JoinedModel:
-    """The joined model, the numbers of each part's inputs and outputs in it, the inputs that are marked."""
+    """The joined model. inputs, outputs: for each part, their numbers in the joined model. marked: inputs with a mark."""
 
     model: bytes
     inputs: tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ class JoinedModel:
 
 
 def groups(models: Sequence[bytes]) -> Iterator[list[int]]:
-    """Indices of models that are joined: not too many, not too large."""
+    """Indices of the models of each joined model: at most MAX_MODELS models and MAX_BYTES bytes."""
     part: list[int] = []
     size = 0
     for index, model in enumerate(models):
@@ -49,7 +49,7 @@ def groups(models: Sequence[bytes]) -> Iterator[list[int]]:
 
 
 def join(models: Sequence[bytes]) -> JoinedModel:
-    """One model that holds all of them side by side. SplitError when their operator sets differ."""
+    """One model with all models side by side. SplitError when their operator sets differ."""
     joined = onnx.ModelProto()
     inputs: list[tuple[int, ...]] = []
     outputs: list[tuple[int, ...]] = []
@@ -72,7 +72,7 @@ def join(models: Sequence[bytes]) -> JoinedModel:
 
 
 def split(converted: NcnnFiles, joined: JoinedModel) -> list[NcnnFiles | None]:
-    """The NCNN models of the parts in order, blobs in0…, out0… in each; None for a part that is not whole.
+    """The NCNN models of the parts in order, each with blobs in0…, out0…; None for a part that is incomplete.
 
     SplitError when the weights cannot be divided among the layers.
     """
@@ -116,7 +116,7 @@ def _part(
 
 
 def _mark_batch_axis(graph: onnx.GraphProto) -> Iterator[int]:
-    """Puts a BatchNorm behind inputs whose first axis is a batch of 1; their numbers."""
+    """Put a BatchNorm behind each input whose first axis is a batch of 1; the numbers of these inputs."""
     normalised = {node.input[0] for node in graph.node if node.op_type == "BatchNormalization"}  # would fuse
     for number, value in enumerate(graph.input):
         shape = [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
@@ -133,7 +133,7 @@ def _mark_batch_axis(graph: onnx.GraphProto) -> Iterator[int]:
 
 
 def _components(layers: Sequence[Layer]) -> dict[str, str]:
-    """For every blob, one blob that stands for all that are connected with it (union-find)."""
+    """For every blob, the representative of all blobs that are connected with it (union-find)."""
     parent: dict[str, str] = {}
 
     def find(blob: str) -> str:

@@ -1,7 +1,7 @@
-"""What a device's power sensors say of energy: the analytic model and the predicted latency, weighted to fit it.
+"""Energy of SubNets, fitted to measurements by a device's power sensors.
 
-The model knows arithmetic and bytes, of some process; the time knows what the device takes for as long as it runs. Both
-are scaled, and a constant is added, so that they come close to what whole SubNets were measured to need.
+The analytic model gives the energy of arithmetic and of moving bytes. The predicted latency stands for power that the device
+draws all the time. Both are scaled and a constant is added, so that the sum fits the measured energies of whole SubNets.
 """
 
 from typing import Self
@@ -12,14 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Values = NDArray[np.float64]
 FEWEST_SUBNETS = 3
-"""As many as there are coefficients."""
+"""One for each coefficient."""
 
 
 class Calibration(BaseModel):
     """Energy of one sample [mJ]: `offset_mj` + `factor` × the analytic model's [mJ] + `mj_per_ms` × predicted latency [ms].
 
-    `subnets`: how many were measured for it. `spread`: relative error that is left in them, root mean square, where a
-    coefficient above 0 takes one SubNet each; None when no SubNet is left.
+    subnets: how many SubNets were measured. spread: root mean square of the remaining relative errors, with one degree of
+    freedom less for each coefficient above 0; None when no degree of freedom is left.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,5 +53,5 @@ class Calibration(BaseModel):
         )
 
     def energy_mj(self, model_mj: Values, latency_ms: Values) -> Values:
-        """Energies (n,) [mJ] from those of the model and from latencies [ms]."""
+        """Energies (n,) [mJ] from energies of the analytic model [mJ] and predicted latencies [ms]."""
         return self.offset_mj + self.factor * model_mj + self.mj_per_ms * latency_ms

@@ -1,7 +1,7 @@
-"""What two modifications do together beyond the sum of what each does alone, for all choices of their two variables.
+"""Interactions of two modifications: their effect together, less the sum of their effects alone.
 
-One pair of choices is measured. Other choices of the same variables get the share of it that their own effects have of the
-measured ones: half of an effect meets half of another in a quarter of the interaction.
+One pair of choices of two variables is measured. Other choices of these variables get a share of its interaction, in
+proportion to their own effects: two choices with half the measured effects each get a quarter of it.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 Effects = Sequence[Values]
-"""For each variable the change that each choice makes on its own, 0 for the last, which is the largest SubNet's."""
+"""For each variable, the effect of each choice alone. The last choice is the largest SubNet's; its effect is 0."""
 
 
 class Pair(NamedTuple):
-    """Two variables (columns of codes), and the choice of each that was measured with the other's."""
+    """Two variables (columns of codes), and the choice of each in the measured pair."""
 
     columns: tuple[int, int]
     choices: tuple[int, int]
 
     def residual(self, effects: Effects, together: float) -> float:
-        """What is left of the change `together` when both effects are taken off."""
+        """The interaction: the effect `together`, less the effects of both choices alone."""
         return together - sum(float(effects[v][k]) for v, k in zip(self.columns, self.choices, strict=True))
 
     def shares(self, effects: Effects) -> Values:
-        """Share of the residual at each two choices, in [0, 1]: 1 where it was measured, 0 where either is the largest's."""
+        """Share of the residual for each pair of choices, in [0, 1]: 1 for the measured pair, 0 with a largest choice."""
         first, second = (_shares(effects[v], k) for v, k in zip(self.columns, self.choices, strict=True))
         return np.outer(first, second)
 
@@ -39,7 +39,7 @@ def _shares(effect: Values, choice: int) -> Values:
 
 
 def kept(residual: float, standard_error: float) -> float:
-    """How much of a residual to count, in [0, 1]: none that is within its standard error, nearly all of a large one.
+    """The share of a residual that counts, in [0, 1]: 0 within its standard error, nearly 1 for a large residual.
 
     Source: Breiman, *Better subset regression using the nonnegative garrote*, Technometrics 37, 1995.
     """

@@ -70,11 +70,16 @@ def test_neighbours_are_joined_when_they_are_freed() -> None:
     assert in_use(events)[-1] == MIB + MIB // 4
 
 
-def test_regions_grow_by_powers_of_two_and_are_not_joined() -> None:
+def test_extensions_grow_by_powers_of_two_and_are_not_joined() -> None:
     arena = Arena()
     for number, bytes_ in enumerate((MIB, MIB, 3 * MIB, 5 * MIB)):
         arena.request(number, bytes_)
-    assert [sum(chunk.bytes_ for chunk in region) for region in arena.regions] == [MIB, 2 * MIB, 4 * MIB, 8 * MIB]
+    assert [sum(chunk.bytes_ for chunk in extension) for extension in arena.extensions] == [
+        MIB,
+        2 * MIB,
+        4 * MIB,
+        8 * MIB,
+    ]
 
 
 def test_nothing_is_nothing() -> None:
