@@ -171,9 +171,9 @@ class MeasuredBaseline(Record):
 class Exports(Stored):
     """The winners of one device. `subnets`: a card for each that is different."""
 
-    VERSION: ClassVar[int] = 2
     STAGE: ClassVar[str] = "export"
 
+    version: int = 2
     device: Capabilities
     winners: tuple[ExportedWinner, ...]
     subnets: tuple[Card, ...]

@@ -28,9 +28,11 @@ class Record(BaseModel):
 
 
 class Stored(Record):
-    """A file. Its version counts the changes of its form; a file of another version is refused."""
+    """A file. Its version counts the changes of its form; a file of another version is refused.
 
-    VERSION: ClassVar[int] = 1
+    A schema whose form has changed says its own default of `version`.
+    """
+
     STAGE: ClassVar[str]
     """The stage that makes the file."""
     COMMAND: ClassVar[str] = ""
@@ -42,7 +44,7 @@ class Stored(Record):
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored, with the version first."""
-        return {"version": self.VERSION, **self.model_dump(mode="json", exclude_unset=True, exclude={"version"})}
+        return {"version": self.version, **self.model_dump(mode="json", exclude_unset=True, exclude={"version"})}
 
     def write(self, file: Path) -> dict[str, Any]:
         """Write the file whole or not at all; its content."""
@@ -64,19 +66,25 @@ class Stored(Record):
     @classmethod
     def of_json(cls, content: Any, where: str) -> Self:
         """The content of a file. UserError: it is of another version, or something else."""
-        version = content.get("version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > cls.VERSION:
+        version, present = content.get("version") if isinstance(content, dict) else None, cls.present_version()
+        if isinstance(version, int) and version > present:
             got = f"has version {version}, of a later autotailor"
-            raise UserError(where, got, allowed=str(cls.VERSION), next_step="update autotailor")
-        if version != cls.VERSION:
+            raise UserError(where, got, allowed=str(present), next_step="update autotailor")
+        if version != present:
             got = f"has {'no version' if version is None else f'version {version}'}"
-            raise UserError(where, got, allowed=str(cls.VERSION), next_step=cls._again())
+            raise UserError(where, got, allowed=str(present), next_step=cls._again())
         try:
             return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
             got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
             raise UserError(where, got, next_step=cls._again()) from error
+
+    @classmethod
+    def present_version(cls) -> int:
+        """The version of files that are written now."""
+        version: int = cls.model_fields["version"].default
+        return version
 
     @classmethod
     def _again(cls) -> str:

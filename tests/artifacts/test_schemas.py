@@ -57,6 +57,22 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [type(choice) for choice in winner.config.values()] == [int, float]
 
 
+def test_a_schema_of_another_form_has_its_version_from_the_beginning(tmp_path: Path) -> None:
+    class Changed(Stored):
+        STAGE = "search"
+
+        version: int = 2
+        name: str
+
+    made = Changed(name="board")
+    assert made.version == Changed.present_version() == 2
+    assert made.write(tmp_path / "changed.json") == {"version": 2, "name": "board"}
+    assert Changed.read(tmp_path / "changed.json") == made
+    with pytest.raises(UserError, match=r"has version 1; allowed: 2; run the search stage again"):
+        Changed.of_json({"version": 1, "name": "board"}, "file")
+    assert Exports.present_version() == 2
+
+
 def test_what_the_writer_leaves_out_is_not_in_the_file() -> None:
     (row,) = front().to_json()["winners"]
     assert row == {**SUBNET, "budget_ms": 2.0, "stopped": "optimal"}
