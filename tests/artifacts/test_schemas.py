@@ -1,30 +1,36 @@
 """Files that cross stages are read as they were written, or refused in one line."""
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.errors import UserError
-from tasks.schemas.accuracy import AccuracyValidation, Sensitivities
-from tasks.schemas.baselines import Baselines, Compared
-from tasks.schemas.bundle import Index
-from tasks.schemas.candidates import Candidates
 from tasks.schemas.exports import Exports
 from tasks.schemas.front import Front, Hypervolume, Winner
-from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.operators import Operators, UniqueOperator
-from tasks.schemas.resources import Resources
-from tasks.schemas.results import BaseResult, EnumerateResult, FinetuneResult, GivenFile, GivenSuperNet
 from tasks.schemas.stored import Stored
 from tasks.schemas.subnets import Predicted
 from tests.damage import empty, flip, replace, truncate
+from tests.docs.documents import ROOT
 
-FILES: tuple[type[Stored], ...] = (
-    AccuracyValidation, BaseResult, Baselines, Candidates, Compared, EnumerateResult, Exports, FinetuneResult, Front,
-    GivenFile, GivenSuperNet, Index, LatencyValidation, Operators, Resources, Sensitivities,
-)  # fmt: skip
+
+def schemas() -> list[type[Stored]]:
+    """All schemas of files, in all of `tasks`."""
+    for source in (ROOT / "tasks").rglob("*.py"):
+        if re.search(r"\bStored\b", source.read_text(encoding="utf-8")):
+            import_module(".".join(source.relative_to(ROOT).with_suffix("").parts))
+    found = [schema for schema in _below(Stored) if hasattr(schema, "STAGE") and schema.__module__.startswith("tasks.")]
+    return sorted(found, key=lambda schema: schema.__name__)
+
+
+def _below(base: type[Stored]) -> set[type[Stored]]:
+    return {each for child in base.__subclasses__() for each in {child, *_below(child)}}
+
+
 SUBNET = {"digest": "0" * 16, "config": {"resolution": 24, "stage.1.width_mult": 0.5}, "predicted_ms": 1.5,
           "predicted_accuracy": 0.5, "predicted_score": 0.25, "macs": 3, "parameters": 2}  # fmt: skip
 
@@ -110,15 +116,21 @@ def test_another_content_is_refused_by_its_field(change: dict[str, Any], line: s
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, replace])
-@pytest.mark.parametrize("schema", FILES)
+@pytest.mark.parametrize("schema", schemas())
 def test_no_file_is_a_traceback(schema: type[Stored], damage: Any, tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text(json.dumps({"version": 1, "of": [1, 2, 3]}))
     damage(file)
-    with pytest.raises(UserError, match=rf"^\w+ '{file}': .*; run the \w+ stage again: autotailor \w+ …$"):
+    with pytest.raises(UserError, match=rf"^[\w ]+ '{file}': .*; run the \w+ stage again: autotailor \w.* …$"):
         schema.read(file)
     with pytest.raises(UserError, match=r"cannot be read \(No such file or directory\); run the"):
         schema.read(tmp_path / "none.json")
+
+
+def test_every_schema_is_found() -> None:
+    names = {schema.__name__ for schema in schemas()}
+    assert {"Front", "Exports", "ExportIndex", "ChosenSubNet", "LatencyFile", "EnergyFile", "GivenSuperNet"} <= names
+    assert "Result" not in names
 
 
 def test_an_operator_has_a_witness(tmp_path: Path) -> None:
