@@ -245,10 +245,17 @@ def _provenance(at: Context) -> tasks.export.Provenance:
         "accuracy predictor": _accuracy(at),
     }
     return tasks.export.Provenance(
-        network=weights_source(config.model) if isinstance(config, RunConfig) else origin_of(config.supernet).to_json(),
+        network=_source(config),
         data=config.data.title,
         digests={name: digest_of(path) for name, path in sources.items()},
     )
+
+
+def _source(config: FlowConfig) -> dict[str, str]:
+    """The network, and its first weights."""
+    if isinstance(config, RunConfig):
+        return weights_source(config.model)
+    return origin_of(config.supernet).model_dump(exclude={"version"})
 
 
 def _export_inputs(at: Context) -> tuple[Any, ...]:

@@ -1,27 +1,25 @@
 """The data that a SuperNet was made for, beside it: whether other data are of the same classes, size and scale."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from tasks.artifacts import write_bytes
 from tasks.data.dataset import Dataset
 from tasks.data.source import first_of
 from tasks.errors import UserError
+from tasks.schemas.stored import Stored
 
 DATA_FILE = "data.json"
 
 
-class DataDescription(BaseModel):
+class DataDescription(Stored):
     """Everything about images and labels that a trained network depends on. `mean` and `deviation`: by channel.
 
-    crop, interpolation: how images come to `resolution` (`tasks.data.source.Scaling`); None where an earlier version wrote it.
+    crop, interpolation: how images come to `resolution` (`tasks.data.source.Scaling`); None where version 1 wrote it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    STAGE: ClassVar[str] = "compile"
 
-    version: Literal[1] = 1
+    version: int = 2
     title: str
     class_names: tuple[str, ...]
     channels: int
@@ -30,6 +28,11 @@ class DataDescription(BaseModel):
     deviation: tuple[float, ...]
     crop: str | None = None
     interpolation: str | None = None
+
+    @classmethod
+    def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Version 1 did not yet say how images come to `resolution`."""
+        return {**content, "version": 2} if content.get("version") == 1 else content
 
     def told(self) -> dict[str, str]:
         """What has to be equal, each in words."""
@@ -70,20 +73,13 @@ def describe(dataset: Dataset) -> DataDescription:
 
 def remember(dataset: Dataset, supernet: Path) -> None:
     """Write the description into a SuperNet's folder."""
-    write_bytes(supernet / DATA_FILE, (describe(dataset).model_dump_json(indent=1) + "\n").encode())
+    describe(dataset).write(supernet / DATA_FILE)
 
 
 def remembered(supernet: Path) -> DataDescription | None:
     """The data that the SuperNet of a folder was made for; None where nobody wrote it. UserError for a damaged file."""
     file = supernet / DATA_FILE
-    if not file.exists():
-        return None
-    try:
-        return DataDescription.model_validate_json(file.read_bytes())
-    except (ValidationError, OSError) as error:
-        raise UserError(
-            f"supernet '{supernet}'", f"its {DATA_FILE} cannot be read", next_step="copy the SuperNet anew"
-        ) from error
+    return DataDescription.read(file) if file.exists() else None
 
 
 def check_same(dataset: Dataset, supernet: Path) -> None:

@@ -2,29 +2,34 @@
 
 import shutil
 from pathlib import Path
+from typing import Any, ClassVar
 
-from pydantic import ValidationError
-
-from tasks.artifacts import write_bytes
+from tasks.errors import UserError
 from tasks.models.settings import ModelSettings
 from tasks.models.weights import weights_source
-from tasks.schemas.stored import Record
+from tasks.schemas.stored import Stored
 
 NETWORK_FILE = "network.json"
 
 
-class NetworkOrigin(Record):
+class NetworkOrigin(Stored):
     """`weights`: where its first weights came from."""
+
+    STAGE: ClassVar[str] = "compile"
 
     name: str
     weights: str
     licence: str
 
+    @classmethod
+    def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """The first files said no version."""
+        return {"version": 1, **content}
+
 
 def remember_origin(settings: ModelSettings, supernet: Path) -> None:
     """Write into a SuperNet's folder which network it was made of."""
-    origin = NetworkOrigin(**weights_source(settings))
-    write_bytes(supernet / NETWORK_FILE, (origin.model_dump_json(indent=1) + "\n").encode())
+    NetworkOrigin(**weights_source(settings)).write(supernet / NETWORK_FILE)
 
 
 def carry_origin(supernet: Path, trained: Path) -> None:
@@ -39,6 +44,6 @@ def origin_of(supernet: Path) -> NetworkOrigin:
     It is called by its folder where nobody wrote it, or what was written cannot be read: nothing is computed from it.
     """
     try:
-        return NetworkOrigin.model_validate_json((supernet / NETWORK_FILE).read_bytes())
-    except (OSError, ValidationError):
+        return NetworkOrigin.read(supernet / NETWORK_FILE)
+    except UserError:
         return NetworkOrigin(name=supernet.resolve().name, weights="those of the SuperNet", licence="unknown")

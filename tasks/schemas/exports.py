@@ -94,11 +94,13 @@ class Preparation(Record):
     size_interpolation: str
 
 
-class Card(Named):
+class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
     predicted_ms: what the search chose it by.
     """
+
+    STAGE: ClassVar[str] = "export"
 
     batch: int
     input_shape: tuple[int, ...]

@@ -66,6 +66,7 @@ class Stored(Record):
     @classmethod
     def of_json(cls, content: Any, where: str) -> Self:
         """The content of a file. UserError: it is of another version, or something else."""
+        content = cls.renewed(content) if isinstance(content, dict) else content
         version, present = content.get("version") if isinstance(content, dict) else None, cls.present_version()
         if isinstance(version, int) and version > present:
             got = f"has version {version}, of a later autotailor"
@@ -79,6 +80,11 @@ class Stored(Record):
             first = error.errors()[0]
             got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
             raise UserError(where, got, next_step=cls._again()) from error
+
+    @classmethod
+    def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """The content of an older file in the present form, in schemas that read older files."""
+        return content
 
     @classmethod
     def present_version(cls) -> int:

@@ -1,5 +1,6 @@
 """Networks that a run is given: their accuracy, and whether the data are those that they were made for."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,16 @@ def test_of_a_supernet_that_no_run_made_the_shapes_are_compared(network: nn.Modu
 def test_a_damaged_description_is_one_line(tmp_path: Path) -> None:
     remember(load(DIGITS, "train"), tmp_path)
     (tmp_path / DATA_FILE).write_text('{"version": 1, "classes"')
-    with pytest.raises(UserError, match=r"supernet '.*': its data.json cannot be read; copy the SuperNet anew"):
+    with pytest.raises(UserError, match=r"^file '.*data\.json': is no JSON .*; run the compile stage again"):
         remembered(tmp_path)
+
+
+def test_a_description_of_the_first_version_is_read(tmp_path: Path) -> None:
+    remember(load(DIGITS, "train"), tmp_path)
+    known = remembered(tmp_path)
+    assert known is not None
+    content = known.to_json()
+    assert content["version"] == 2
+    first = {name: value for name, value in content.items() if name not in ("crop", "interpolation")}
+    (tmp_path / DATA_FILE).write_text(json.dumps({**first, "version": 1}))
+    assert remembered(tmp_path) == known.model_copy(update={"crop": None, "interpolation": None})

@@ -1,5 +1,6 @@
 """The shipped configs: complete, equal to the defaults in code, and every option valid."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,10 @@ def test_runs_that_adapt_are_called_by_the_network_of_the_supernet(tmp_path: Pat
     assert config.name == "own.nets-make-digits"
     carry_origin(tmp_path / "net", tmp_path / "trained")
     assert origin_of(tmp_path / "trained") == origin_of(tmp_path / "net")
+    content = json.loads((tmp_path / "net" / "network.json").read_text())
+    assert content.pop("version") == 1
+    (tmp_path / "net" / "network.json").write_text(json.dumps(content))  # the first files said no version
+    assert config.name == "own.nets-make-digits"
     (tmp_path / "net" / "network.json").write_text("{")
     assert config.name == "net-digits"
 

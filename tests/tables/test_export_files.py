@@ -236,7 +236,7 @@ def test_exported_files_lie_under_readable_names_with_their_cards(
         named = {name for file in own["files"].values() for name in file["sha256"]}
         assert named | {f"{stem}.json", f"{stem}.md"} == set(row["files"])
         assert f"{stem}.fp16.ncnn.bin" in (folder / f"{stem}.md").read_text()
-        assert {**own, "files": None} == {**card, "files": None}
+        assert {**own, "files": None} == {"version": 1, **card, "files": None}
     assert set(files_in(folder)) == {"index.json", *index["sha256"]}
     assert {name for row in index["winners"] for name in row["files"]} < set(index["sha256"])
     assert files_in(folder / "bundle") == files_in(out / "bundle")
