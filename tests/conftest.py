@@ -1,14 +1,29 @@
 """What tests of all rooms share."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Golden files are changed by this option alone."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/files anew instead of comparing")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checked_passes() -> Iterator[None]:
+    """Every pass of every network that tests compile is checked; where no test can compile, nothing is imported."""
+    if COMPILING_ROOMS.isdisjoint(sys.modules):
+        yield
+        return
+    from tests.ir import spec
+
+    with spec.installed():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

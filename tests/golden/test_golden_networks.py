@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from tailor_ir.rewriting import passes
 from tests.golden import records
 from tests.golden.conftest import Golden
 from tests.golden.networks import NETWORKS, SMALL, network
+from tests.ir import spec
 
 EXACT = 0.0
 """Whatever is counted."""
+
+
+def test_passes_over_these_networks_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(spec, "check_ir", lambda pass_name, *rest: checked.append(pass_name))
+    SMALL["smallest"]()
+    assert {one.__name__ for one in passes.PASSES} < set(checked)
 
 
 def test_each_operator_of_the_smallest_network_is_what_it_was(golden: Golden) -> None:
