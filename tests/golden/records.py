@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from solvers.tables import Table
 from tailor_ir import OperatorFeature, SuperNet
 from tailor_ir.spaces.space import Config
 
@@ -68,6 +69,43 @@ def unique_operators(net: SuperNet) -> dict[str, Any]:
         "parameters": sum(feature.parameters for feature in features),
         "sha256": digest(operators_of(features)),
     }
+
+
+def operator_terms(net: SuperNet, milliseconds: Callable[[OperatorFeature], float]) -> list[list[Any]]:
+    """Each term: the variables it depends on, choices that have the operator, their MACs and milliseconds, a digest of all."""
+    found = []
+    for term in net.operator_terms():
+        features = [feature for feature in term.features.values() if feature]
+        names = [feature.digest if feature else "" for feature in term.features.values()]
+        variables, table = _reduced(term.variables, np.array(names).reshape(term.features.numbers.shape))
+        by_name = {feature.digest: feature for feature in features}
+        present = [by_name[name] for name in table.ravel().tolist() if name]
+        (sum_ms,) = rounded([sum(map(milliseconds, present))])
+        macs = sum(feature.macs for feature in present)
+        found.append([list(variables), len(present), macs, sum_ms, digest([table.shape, table.tolist()])[:16]])
+    return found
+
+
+def _reduced(columns: Sequence[int], table: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """A table without the columns on which it does not depend."""
+    kept = []
+    for axis in reversed(range(table.ndim)):
+        first = table.take([0], axis)
+        if (table == first).all():
+            table = first.squeeze(axis)
+        else:
+            kept.append(columns[axis])
+    return tuple(reversed(kept)), table
+
+
+def choice_means(tables: Iterable[Table], cardinalities: Sequence[int]) -> list[list[float]]:
+    """For each variable and choice, the mean of the tables' sum over all codes with that choice."""
+    means = [np.zeros(count) for count in cardinalities]
+    for columns, values in tables:
+        for column, mean in enumerate(means):
+            others = tuple(axis for axis, own in enumerate(columns) if own != column)
+            mean += np.mean(values, axis=others)
+    return [rounded(mean) for mean in means]
 
 
 def space(net: SuperNet) -> dict[str, Any]:
