@@ -1,6 +1,7 @@
 """The bars that keep the house easy to walk through: small packages, small files, short functions."""
 
 import ast
+import tomllib
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -8,6 +9,8 @@ from statistics import median
 from tests.docs.documents import ROOT
 
 ROOMS = ("flows", "profiling_agents", "solvers", "tailor_ir", "tasks")
+OPEN_IR_MODULES = {"axes", "graph", "memory", "subnets", "summary"}
+"""Submodules of `tailor_ir` that other rooms import."""
 MOST_IR_MODULES = 8
 MOST_MODULES = 14
 MOST_FUNCTION_LINES = 50
@@ -32,6 +35,14 @@ def test_few_modules_lie_directly_in_the_ir() -> None:
     assert len(direct) <= MOST_IR_MODULES, (
         f"tailor_ir: {len(direct)} modules ({', '.join(direct)}); move some to a package"
     )
+
+
+def test_each_module_of_the_ir_is_open_or_closed_to_other_rooms() -> None:
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (face,) = (each for each in rules["contracts"] if each["name"] == "the IR has one public face")
+    closed = {name.removeprefix("tailor_ir.") for name in face["forbidden_modules"]}
+    there = {path.stem for path in (ROOT / "tailor_ir").iterdir() if not path.stem.startswith("__")}
+    assert closed == there - OPEN_IR_MODULES
 
 
 def test_no_package_has_too_many_modules() -> None:
