@@ -1,5 +1,8 @@
 """Forms of the deployments: what they compose is what the command line composes of the same words."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -150,3 +153,14 @@ def test_options_are_those_of_the_groups() -> None:
     assert shown == ["none", *config_groups()["preset"]]
     with pytest.raises(ValidationError, match=r"got 'nigtly'; allowed: .*did you mean 'nightly'"):
         TypeAdapter(form.Preset).validate_python("nigtly")
+
+
+def test_a_worker_computes_with_the_threads_of_the_command_line() -> None:
+    """Digests depend on the last bits, and these on the number of threads."""
+    words = (
+        "import os, flows.deployments.deployed, torch; print(os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    shown = subprocess.check_output([sys.executable, "-c", words], env=bare, text=True)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert shown.split() == [str(threads)] * 2

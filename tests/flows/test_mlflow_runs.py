@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.tracking.metrics import numbers, run_metrics
+from flows.tracking.metrics import numbers, run_metrics, speed_ups
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -88,3 +88,23 @@ def test_winners_that_were_not_measured_are_not_in_the_series() -> None:
         "ncnn/best_test_accuracy": [0.7],
         "ncnn/winners_within_budget": [1.0],
     }
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ((0.79, 0.7), {"ncnn/speed_up": [2.0]}),
+        ((0.79, 0.795), {"ncnn/speed_up": [4.0]}),
+        ((0.75, None), {}),
+    ],
+)
+def test_the_speed_up_is_that_of_the_fastest_winner_that_is_accurate_enough(
+    accuracies: tuple[float, float | None], expected: dict[str, list[float]]
+) -> None:
+    winners = [
+        {"measured_ms": measured_ms, "accuracy": accuracy}
+        for measured_ms, accuracy in zip((2.0, 1.0), accuracies, strict=True)
+    ]
+    device = {"name": "ncnn", "base": {"measured_ms": 4.0}, "winners": winners}
+    report = {"accuracies": {"base model, test": 0.8}, "devices": [device]}
+    assert speed_ups(report, points=1.0) == expected
