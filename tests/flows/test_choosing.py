@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
+from tasks.pages.text import milliseconds
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import Front, Winner
 from tests.flows.conftest import Command
@@ -27,6 +28,20 @@ def refused(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -
     assert main([name, *TINY, f"output_dir={command.output}", *rest]) == 2
     (line,) = (text for text in capsys.readouterr().err.splitlines() if text.startswith("autotailor: "))
     return line
+
+
+def test_a_search_shows_a_table_of_its_winners(
+    command: Command, device: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    winners = command("search")["stages"][0]["result"]["winners"]
+    shown = capsys.readouterr().out
+    cells = [{cell.strip() for cell in line.split("│")} for line in shown.splitlines()]
+    assert {"budget", "digest"} <= set(shown.replace("┃", " ").split())
+    assert [row["budget_ms"] for row in winners] == [row["budget_ms"] for row in device["winners"]]
+    for row in winners:
+        assert any({milliseconds(row["budget_ms"]), row["digest"]} <= line for line in cells), row["digest"]
+    assert not set("{…") & set(shown), "no JSON, whole or cut"
 
 
 def test_a_budgets_winner_is_that_of_the_search(

@@ -19,7 +19,7 @@ from tests.flows.tiny import TINY
 def test_a_run_that_is_ended_does_not_stay_running(error: BaseException, status: str, tmp_path: Path) -> None:
     words = [*TINY, f"output_dir={tmp_path / 'out'}", f"tracking.uri={database_in(tmp_path)}"]
     config = validate(RunConfig, compose_config("config", words))
-    with pytest.raises(type(error)), open_run(config, "enumerate") as run:
+    with pytest.raises(type(error)), open_run(config, "enumerate") as run:  # noqa: PT012
         tracker = run.tracker
         stage = tracker.start_stage("compile", "abc")
         raise error

@@ -1,23 +1,28 @@
 """The table of stages: its order, what a row may read, and how its tasks are called in Prefect."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import timm
 import torch
 
 import tailor_ir
+import tasks.export
+import tasks.refine
 from flows.compose import compose_config
 from flows.config import RunConfig
-from flows.run import Output
+from flows.run import Output, Run
 from flows.session import open_run
 from flows.stages import supernets, winners
 from flows.stages.predictors import LATENCY, PROFILE
 from flows.stages.spec import ALONE, Context, StageSpec
 from flows.stages.table import ADAPTATION, PIPELINE
 from flows.validate import validate
+from tasks.errors import UserError
 from tasks.progress import Silent
+from tasks.schemas.candidates import Candidates
 from tests.flows.conftest import Command
 from tests.flows.prefect_server import own_rows
 from tests.flows.tiny import TINY
@@ -67,6 +72,43 @@ def test_winners_of_several_devices_together_are_refined_once(tmp_path: Path) ->
     assert {name: (one.stage, one.folder, one.result) for name, one in found.items()} == {
         name: (f"refine/{name}", tmp_path / name, front) for name, front in fronts.items()
     }
+
+
+def test_the_candidates_of_a_refinement_stand_in_for_winners_that_miss(tmp_path: Path) -> None:
+    Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.refine.MEASURED_FILE)
+    make = alternatives_of(tmp_path, "refine.candidates=2")
+    assert make is not None
+    assert isinstance(make(), tasks.export.MeasuredAlternatives)
+
+
+def test_winners_of_several_devices_together_are_never_replaced(tmp_path: Path) -> None:
+    words = ("device=[ncnn,onnxruntime]", "search.together=true")
+    assert alternatives_of(tmp_path, *words) is None
+    assert alternatives_of(tmp_path, *words, "refine.candidates=2") is None
+    assert alternatives_of(tmp_path, words[0]) is not None
+
+
+def alternatives_of(folder: Path, *words: str) -> Callable[[], tasks.export.Alternatives] | None:
+    """What the export on onnxruntime is given, after stages with one folder."""
+    config = validate(RunConfig, compose_config("config", [*TINY, *words, f"output_dir={folder / 'out'}"]))
+    output = Output(stage="x", key="k", folder=folder, result={}, seconds=0.0, cached=False)
+    rows = [spec.name for spec in PIPELINE if spec.wanted(config, "export")]
+    outputs = {name: dict.fromkeys(config.device, output) for name in rows}
+    no_run = cast("Run", None)  # nothing is measured
+    return winners._alternatives(Context(no_run, config, winners.EXPORT, "onnxruntime", outputs))
+
+
+@pytest.mark.slow
+def test_what_a_search_leaves_stands_in_for_winners_that_miss(
+    finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*given: Any) -> None:
+        raise UserError("export", f"is given {type(given[-1]()).__name__}")
+
+    monkeypatch.setattr(tasks.export, "run", run)
+    with pytest.raises(AssertionError):
+        command("export", "export.replacements=1")
+    assert "autotailor: export: is given SearchedAlternatives" in capsys.readouterr().err
 
 
 def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> None:
