@@ -9,13 +9,15 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 import onnx
 import torch
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
@@ -158,8 +160,9 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent.resolve()
-    functions = (found for function in model.functions for found in _tensors_of_nodes(function.node))
-    for where, tensor in chain(_tensors_of(model.graph), functions):
+    for where, tensor in chain(
+        _tensors_in(model.graph, "the graph", but="initializer"), _tensors_in(model, "the model", but="graph")
+    ):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ImportFailed(
                 f"{where}: its tensor is stored in another file; "
@@ -181,22 +184,18 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def _tensors_of(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """All tensors of a graph and of those inside its nodes but for the graph's own initializers, each with who holds it."""
-    yield from (("the graph", part) for one in graph.sparse_initializer for part in (one.values, one.indices))
-    yield from _tensors_of_nodes(graph.node)
-
-
-def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for node in nodes:
-        where = f"operator '{node.op_type}' at '{node.name or node.output[0]}'"
-        for attribute in node.attribute:
-            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
-            parts = (part for one in sparse for part in (one.values, one.indices))
-            inside = (attribute.g, *attribute.graphs)
-            own = (tensor for graph in inside for tensor in graph.initializer)
-            yield from ((where, tensor) for tensor in (attribute.t, *attribute.tensors, *parts, *own))
-            yield from ((where, tensor) for graph in inside for _, tensor in _tensors_of(graph))
+def _tensors_in(message: Message, where: str, *, but: str = "") -> Iterator[tuple[str, onnx.TensorProto]]:
+    """All tensors inside a message, each with who holds it; `but`: the message's field that is left out."""
+    if isinstance(message, onnx.NodeProto):
+        where = f"operator '{message.op_type}' at '{message.name or next(iter(message.output), '')}'"
+    for field, value in message.ListFields():
+        if field.type != FieldDescriptor.TYPE_MESSAGE or field.name == but:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            if isinstance(part, onnx.TensorProto):
+                yield where, part
+            else:
+                yield from _tensors_in(part, where)
 
 
 def _stored_bytes(tensor: onnx.TensorProto) -> int:

@@ -86,7 +86,18 @@ def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None
         tailor_ir.compile(path)
 
 
-@pytest.mark.parametrize("place", ["constant", "branch", "constant in a branch", "function", "sparse"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "constant",
+        "branch",
+        "constant in a branch",
+        "function",
+        "default attribute of a function",
+        "training_info",
+        "sparse",
+    ],
+)
 def test_external_data_is_for_initializers_of_the_network_alone(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +124,17 @@ def test_external_data_is_for_initializers_of_the_network_alone(
         model = model_of([helper.make_node("own", ["x"], ["y"], domain="here")])
         opset = [helper.make_opsetid("", 17)]
         model.functions.append(helper.make_function("here", "own", ["x"], ["b"], [constant, conv], opset))
+    elif place == "default attribute of a function":
+        model = model_of([helper.make_node("own", ["x"], ["y"], domain="here")])
+        nodes = [helper.make_node("Relu", ["x"], ["b"])]
+        default = [helper.make_attribute("value", tensor)]
+        opset = [helper.make_opsetid("", 17)]
+        model.functions.append(
+            helper.make_function("here", "own", ["x"], ["b"], nodes, opset, attribute_protos=default)
+        )
+    elif place == "training_info":
+        model = model_of([helper.make_node("Relu", ["x"], ["y"])])
+        model.training_info.add().initialization.initializer.append(tensor)
     else:
         model = model_of([helper.make_node("Relu", ["x"], ["y"])])
         indices = helper.make_tensor("indices", TensorProto.INT64, [1], [0])
