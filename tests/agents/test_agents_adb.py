@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from profiling_agents.backends import adb
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from tests.agents import agent_models as models
+from tests.agents import hostile_names
 
 RECORDED = Path(__file__).parent / "recorded"
 SERIAL = "R58M12ABCDE"
@@ -22,9 +24,11 @@ BIG = adb.Phone(SERIAL, "big")
 SETTINGS = MeasureSettings(warmup_ms=0.0, min_blocks=1, samples_per_block=5, time_cap_ms=1000.0)
 REPLAY = """\
 #!{python}
-import json, sys
+import json, shutil, sys
 from pathlib import Path
 here = Path(__file__).parent
+if "push" in sys.argv:
+    shutil.copy(sys.argv[-2], here / "pushed.param")
 with (here / "commands.jsonl").open("a") as log:
     log.write(json.dumps(sys.argv[1:]) + chr(10))
 words = " ".join(sys.argv[1:])
@@ -53,6 +57,10 @@ class Replay:
             ("rm -f", "", 0),
         ]
         (self.folder / "answers.json").write_text(json.dumps(answers))
+
+    def pushed(self) -> list[list[str]]:
+        """Words of the lines of the file that was pushed last."""
+        return [line.split(" ") for line in (self.folder / "pushed.param").read_text().splitlines()]
 
     def commands(self) -> list[list[str]]:
         return [json.loads(line) for line in (self.folder / "commands.jsonl").read_text().splitlines()]
@@ -144,6 +152,22 @@ def test_an_agent_beside_a_phone_describes_it_and_measures_by_the_phones_clock(
     assert Path(pushed[0][3]).is_absolute()
     assert pushed[0][4] == f"/data/local/tmp/autotailor/{Path(pushed[0][3]).name}.param"
     assert ["-s", SERIAL, "shell", f"rm -f {pushed[0][4]}"] in replay.commands()
+
+
+def test_names_of_a_foreign_file_do_not_reach_the_phone(phone: AgentClient, replay: Replay, tmp_path: Path) -> None:
+    """A file of lines can hold only names without spaces."""
+    layers = ["".join(name.split()) for name in hostile_names.running(tmp_path / "ran")]
+    blobs = [f"{name};blob" for name in layers]
+    lines = [f"Input {layers[0]} 0 1 {blobs[0]}"]
+    lines += [f"ReLU {layers[i]} 1 1 {blobs[i - 1]} {blobs[i]}" for i in range(1, len(layers))]
+    job = models.ncnn_job("hostile", lines, len(blobs), b"", (1, 3, 8, 8))
+    (result,) = phone.measure([replace(job, input_names=(blobs[0],), output_names=(blobs[-1],))], SETTINGS)
+    assert result.state == "ok", result.reason
+    _, _, first, *rest = replay.pushed()
+    assert (first[0], first[2:4], len(rest)) == ("Input", ["0", "1"], len(layers) - 1)
+    assert all((kind, counts) == ("ReLU", ["1", "1"]) for kind, _, *counts in (line[:4] for line in rest))
+    assert all(re.fullmatch(r"layer\d+_", line[1]) for line in (first, *rest))
+    assert all(re.fullmatch(r"blob\d+_", blob) for line in (first, *rest) for blob in line[4:])
 
 
 def test_what_is_too_short_for_two_decimals_fails_and_is_never_zero(phone: AgentClient, replay: Replay) -> None:

@@ -1,7 +1,8 @@
 """Names of a foreign ONNX file on their way through the pipeline: torch.fx, onnx2torch and pnnx do not read them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx2torch.node_converters.registry import get_converter
+from onnx2torch.onnx_graph import OnnxGraph
+from onnx2torch.onnx_node import OnnxNode
+from onnx2torch.utils.common import OperationConverterResult
 
 import tailor_ir
+from tailor_ir.subnets import static_operators
 from tasks.ncnn.conversion import convert
 from tests.agents import hostile_names
 from tests.tables.test_convert import run_ncnn
 
 SHAPE = (1, 3, 8, 8)
 OUTPUT = (1, 4, 4, 4)
-COUNT = 12
+VALUES = 9
+COUNT = 14
 TOLERANCE = 1e-4
 
 
@@ -36,9 +43,9 @@ def _nothing_ran(marker: Path) -> Iterator[None]:
 
 
 def network(values: list[str], nodes: list[str]) -> onnx.ModelProto:
-    """Convolution, ReLU, a table that is added, maximum pool: weights, constants and an operator through onnx2torch."""
+    """Convolution, ReLU, a table that is added, transposition, pool: weights, constants, an operator through onnx2torch."""
     rng = np.random.default_rng(0)
-    x, weight, bias, conv, relu, table, added, y = values
+    x, weight, bias, conv, relu, table, added, turned, y = values
     weights = [
         numpy_helper.from_array(rng.standard_normal((4, 3, 3, 3), dtype=np.float32), weight),
         numpy_helper.from_array(rng.standard_normal(4, dtype=np.float32), bias),
@@ -48,13 +55,34 @@ def network(values: list[str], nodes: list[str]) -> onnx.ModelProto:
         helper.make_node("Conv", [x, weight, bias], [conv], nodes[0], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", [conv], [relu], nodes[1]),
         helper.make_node("Add", [relu, table], [added], nodes[2]),
-        helper.make_node("MaxPool", [added], [y], nodes[3], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Transpose", [added], [turned], nodes[3], perm=[0, 1, 3, 2]),
+        helper.make_node("MaxPool", [turned], [y], nodes[4], kernel_shape=[2, 2], strides=[2, 2]),
     ]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         operators, nodes[1], [value(x, TensorProto.FLOAT, SHAPE)], [value(y, TensorProto.FLOAT, OUTPUT)], weights
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@contextmanager
+def names_in_onnx2torch() -> Iterator[set[str]]:
+    """Names of nodes and values that its converters are given."""
+    seen: set[str] = set()
+
+    def spied(op: str, version: int) -> Callable[[OnnxNode, OnnxGraph], OperationConverterResult]:
+        converter = get_converter(op, version)
+
+        def convert(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
+            seen.update(node.input_values, node.output_values, (node.name, node.unique_name))
+            seen.update(graph.nodes, graph.initializers, graph.value_info)
+            return converter(node, graph)
+
+        return convert
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_operators, "get_converter", spied)
+        yield seen
 
 
 @settings(
@@ -66,17 +94,18 @@ def test_a_network_is_the_same_whatever_its_names_are(
 ) -> None:
     names = data.draw(st.lists(hostile_names.names(marker), min_size=COUNT, max_size=COUNT, unique=True))
     folder = tmp_path_factory.mktemp("network")
-    model = network(names[:8], names[8:])
+    model = network(names[:VALUES], names[VALUES:])
     onnx.save(model, folder / "network.onnx")
     x = np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {names[0]: x})
 
     net = tailor_ir.compile(folder / "network.onnx", torch.zeros(SHAPE))
-    with torch.no_grad():
+    with torch.no_grad(), names_in_onnx2torch() as seen:
         net.elastic.activate(net.max_config)
         for output in (net.elastic(torch.from_numpy(x)), net.build(net.max_config)(torch.from_numpy(x))):
             np.testing.assert_allclose(output.numpy(), expected, atol=TOLERANCE, rtol=0)
+    assert {"node", "value0", "value1"} == seen
     assert all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in net.build(net.max_config).state_dict())
 
     net.export(net.max_config, folder / "subnet.onnx")
@@ -84,3 +113,24 @@ def test_a_network_is_the_same_whatever_its_names_are(
     (got,) = run_ncnn(files, [x], 1, folder)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
     assert all(re.fullmatch(r"[A-Za-z0-9_]+", layer.name) for layer in files.layers())
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_an_open_batch_may_have_any_name(kind: int, marker: Path, tmp_path: Path) -> None:
+    model = network([f"v{number}" for number in range(VALUES)], list("abcde"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = hostile_names.running(marker)[kind]
+    onnx.save(model, tmp_path / "network.onnx")
+    net = tailor_ir.compile(tmp_path / "network.onnx", torch.zeros(SHAPE))
+    assert net.build(net.max_config)(torch.zeros(2, *SHAPE[1:])).shape == (2, *OUTPUT[1:])
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_an_attribute_of_any_name_is_refused_in_one_line(kind: int, marker: Path, tmp_path: Path) -> None:
+    model = network([f"v{number}" for number in range(VALUES)], list("abcde"))
+    name = hostile_names.running(marker)[kind]
+    model.graph.node[1].attribute.append(helper.make_attribute(name, 1))
+    onnx.save(model, tmp_path / "network.onnx")
+    with pytest.raises(tailor_ir.ImportFailed, match="not valid ONNX") as raised:
+        tailor_ir.compile(tmp_path / "network.onnx", torch.zeros(SHAPE))
+    assert "\n" not in str(raised.value)
