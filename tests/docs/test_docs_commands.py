@@ -1,6 +1,7 @@
 """Every `autotailor` command line that the documents show is one that the command line accepts."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,10 @@ def test_the_readme_names_the_network_of_the_demo() -> None:
     shown = name.replace("resnet", "ResNet-")
     assert f"trains a {shown} " in (ROOT / "README.md").read_text()
     assert f"bundled digits, {shown}," in (ROOT / "docs" / "getting-started.md").read_text()
+
+
+def test_the_first_words_of_the_readme_name_the_task_that_commands_are_for() -> None:
+    _, first, *_ = (ROOT / "README.md").read_text().split("\n\n")
+    words = " ".join(first.split())
+    assert "the commands, are for image classification" in words
+    assert not re.search(r"\b(any|every) (dnn|(neural )?network|model)\b", words, re.IGNORECASE)

@@ -1,6 +1,7 @@
 """The bars that keep the house easy to walk through: small packages, small files, short functions."""
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -89,3 +90,11 @@ def test_no_public_class_has_the_name_of_another() -> None:
                     classes.add(name)
     shared = {name for name in classes if len(homes[name]) > 1}
     assert shared == set(SHARED_NAMES), {name: homes[name] for name in shared ^ set(SHARED_NAMES) if name in homes}
+
+
+def test_all_rooms_tests_and_benchmarks_are_type_checked() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
+    assert set(packages) == {*ROOMS, "benchmarks", "tests"}
+    targets = (ROOT / "Makefile").read_text()
+    assert re.search(r"^test:.* types( |$)", targets, re.MULTILINE)
+    assert re.search(r"^types:.*\n\t\$\(BIN\)/mypy$", targets, re.MULTILINE), "without words: what pyproject.toml names"

@@ -150,7 +150,9 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
         assert min(told.totals) > 0  # a round without work has no bar
         lines = read_lines(file)
         meter.measure(configs, file, Silent())
-        assert meter.measure([], tmp_path / "none.jsonl", Silent()) == []
+        nothing = Told()
+        assert meter.measure([], tmp_path / "none.jsonl", nothing) == []
+        assert nothing.totals == []
     counts = Counter(one["key"] for one in lines)
     assert set(counts) == {net.space.digest(config) for config in configs}
     most = {1: MOST_ROUNDS, 4: 8}[rounds]
