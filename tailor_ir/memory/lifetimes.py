@@ -53,6 +53,13 @@ def _either(a: Mask, b: Mask) -> Mask:
     return a if b is False else a | b
 
 
+def _uniform(a: NDArray[np.bool_]) -> Mask:
+    """The mask, as True or False where it is equal for all SubNets."""
+    if a.all():
+        return True
+    return a if a.any() else False
+
+
 def _no(a: Mask) -> Mask:
     return not a if isinstance(a, bool) else ~a
 
@@ -68,7 +75,7 @@ class Walk:
     candidates: ReuseCandidates
     codes: Codes
     gathered: dict[tuple[int, str], NDArray[np.int64]] = field(default_factory=dict)
-    masks: dict[Presence, Mask] = field(default_factory=dict)
+    masks: dict[int, Mask] = field(default_factory=dict)  # by the identity of a presence of `terms`
     owners: dict[int, Holders] = field(default_factory=dict)  # value -> the tensors in which it is stored
     made: dict[int, Mask] = field(default_factory=dict)  # tensor -> the SubNets that have it
     first: list[int] = field(default_factory=list)  # earliest last read of each tensor
@@ -133,9 +140,9 @@ class Walk:
             return True
         if presence.never:
             return False
-        if presence not in self.masks:
-            self.masks[presence] = presence.among(self.codes)
-        return self.masks[presence]
+        if id(presence) not in self.masks:
+            self.masks[id(presence)] = _uniform(presence.among(self.codes))
+        return self.masks[id(presence)]
 
     def _sources(self, value: int) -> Holders:
         """The producers of a value, each with the SubNets in which it is chosen."""
@@ -186,14 +193,14 @@ class Walk:
         view: Mask = False
         for source, mask in self._sources(step.reads[0]):
             same = self._value(source, "blocked") == self._value(written, "blocked")
-            view = _either(view, _both(mask, bool(same) if same.ndim == 0 else same))
+            view = _either(view, _both(mask, _uniform(same)))
         return view
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _allocate(self, step: StepTerm, at: int, position: int, value: int, here: Mask) -> NDArray[np.bool_]:
         """Let a tensor take the memory of an earlier one where it can; the SubNets (n,) in which it takes memory of its own."""
-        new = np.broadcast_to(np.asarray(here), len(self.codes)).copy()
+        new = np.full(len(self.codes), here)
         self.stored[value] = self._value(value, "stored")
         if position == 0:
             for read in step.in_place:
