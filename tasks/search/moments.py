@@ -11,10 +11,11 @@ peak of the walk.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
-from solvers.tables import Table, Values, spread
+from solvers.tables import Table, Values, spread, total
 from tailor_ir.memory import MemoryTerms, StepTerm
 
 INPUT = -1  # stands for the network's input, which is not counted
@@ -43,13 +44,9 @@ def _peak(row: Sequence[Table]) -> float:
 def _dense(columns: frozenset[int], row: Sequence[Table], cardinalities: Sequence[int]) -> Values | None:
     """A row as one table over its columns, ascending; None when it would be large."""
     scope = tuple(sorted(columns))
-    shape = [cardinalities[column] for column in scope]
-    if np.prod(shape) > MOST_ENTRIES:
+    if prod(cardinalities[column] for column in scope) > MOST_ENTRIES:
         return None
-    total = np.zeros(shape)
-    for own, values in row:
-        total += spread(own, values, scope)
-    return total
+    return total(row, scope, cardinalities)
 
 
 def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: frozenset[int], values: Values) -> bool:
@@ -116,9 +113,7 @@ class _Moments:
 
     def _bytes(self, value: int) -> Table:
         term = self.terms.values[value]
-        order = sorted(range(len(term.variables)), key=term.variables.__getitem__)
-        columns = tuple(term.variables[axis] for axis in order)
-        return Table(columns, np.asarray(term.bytes_, np.float64).transpose(order))
+        return Table(term.variables, np.asarray(term.bytes_, np.float64)).ascending()
 
     def _least(self, tensors: frozenset[int]) -> Table:
         """The smallest of some tensors."""
