@@ -12,6 +12,7 @@ outputs to 1e-6. Without names, the seven presets of AutoTailor's Table 3.
 
 import argparse
 import gc
+import importlib
 import json
 import math
 import os
@@ -20,84 +21,129 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+T = TypeVar("T")
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
+MODULES = ("tasks.predict.memory", "tasks.search.stage", "benchmarks.search")
 MOST = 1.05
 """Times above this ratio are marked."""
 
 
-def child(preset: str) -> dict[str, Any]:
-    """Times [s] and results of the checkout whose modules are imported; public names and modules that both have."""
-    import numpy as np
-    import torch
+class Stopwatch:
+    """Processor time [s] of calls by their names."""
 
-    from benchmarks.elastic import compiled
-    from benchmarks.search import predictors
-    from tailor_ir import supernet
-    from tasks.predict.memory import MemoryPredictor
-    from tasks.search.problem import Problem
-    from tasks.search.settings import Settings
-    from tasks.search.stage import method_of
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
-    torch.set_num_threads(1)
-    compiled("mobilenetv2" if preset == "resnet50" else "resnet50")  # imports libraries, where each checkout does
-    gc.collect()
-    gc.freeze()  # the collector leaves the libraries alone
-    seconds: dict[str, float] = {}
-
-    def timed(name: str, call: Callable[[], Any], repeats: int = 1) -> Any:
+    def timed(self, name: str, call: Callable[[], T], repeats: int = 1) -> T:
+        """What a call returns; its time is the least of several."""
         taken = []
         for _ in range(repeats):
             start = time.process_time()
             found = call()
             taken.append(time.process_time() - start)
-        seconds[name] = min(taken)
+        self.seconds[name] = min(taken)
         return found
 
-    seconds["comparison"] = 0.0
-    if (compare := getattr(supernet, "compare", None)) is not None:
-        supernet.compare = lambda *words: timed("comparison", lambda: compare(*words))
-    net = timed("compile", lambda: compiled(preset))
-    seconds["compile"] -= seconds["comparison"]
-    unique = timed("enumerate", lambda: dict(net.unique_operators()))
-    rng = np.random.default_rng(0)
-    codes = timed("codes", lambda: net.space.random_codes(POPULATION, np.random.default_rng(1)), REPEATS)
-    configs = [net.space.sample(rng) for _ in range(SUBNETS)]
-    operators = timed("operators", lambda: [net.operators(config) for config in configs])
-    timed("activate", lambda: [net.elastic.activate(config) for config in configs])
-    latency, accuracy = predictors(net, 0)
-    predicted = timed("latency", lambda: latency.predict(codes), REPEATS)
-    memory = timed("memory: compile", lambda: MemoryPredictor.compile(net))
-    bytes_ = timed("memory: predict", lambda: memory.peak_bytes(codes[:1000]), REPEATS)
 
-    def winners() -> list[float]:
-        problem = Problem(net.space, latency, accuracy)
-        method = method_of(problem, net.space, Settings(method="exact"))
-        ends = problem.evaluate(np.stack([method.quickest(), method.best()]))
-        quickest_ms, best_ms = ends.latency_ms.tolist()
-        budgets = np.geomspace(quickest_ms, best_ms, BUDGETS)
-        found = np.stack([method.winner(np.array([budget])).code for budget in budgets.tolist()])
-        return [float(value) for value in problem.evaluate(found).latency_ms]
-
-    found_ms = timed("exact search", winners)
-    net.elastic.activate(net.max_config)
-    x = torch.randn(net.input_shape(net.max_config), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        output = net.elastic.eval()(x)
+def child(preset: str) -> dict[str, Any]:
+    """Times [s] and results of the checkout whose modules are imported; public names and modules that both have."""
+    import_libraries(preset)
+    watch = Stopwatch()
+    net = compiled_net(watch, preset)
+    unique = watch.timed("enumerate", lambda: dict(net.unique_operators()))
+    codes = watch.timed("codes", lambda: net.space.random_codes(POPULATION, np.random.default_rng(1)), REPEATS)
     results = {
         "variables": len(net.space.variables),
         "distinct": net.space.distinct,
         "unique operators": len(unique),
-        "MACs of SubNets": sum(feature.macs for each in operators for feature in each),
+        "MACs of SubNets": macs_of_subnets(watch, net),
         "codes": int((codes * np.arange(1, codes.shape[1] + 1)).sum()),
+        **predictions(watch, net, codes),
+        "output": largest_output(net),
+    }
+    return {"seconds": watch.seconds, "results": results}
+
+
+def import_libraries(preset: str) -> None:
+    """Import all modules and compile another network: libraries are imported where a checkout first needs them."""
+    for name in MODULES:
+        importlib.import_module(name)
+    import torch
+
+    from benchmarks.elastic import compiled
+
+    torch.set_num_threads(1)
+    compiled("mobilenetv2" if preset == "resnet50" else "resnet50")
+    gc.collect()
+    gc.freeze()  # the collector leaves the libraries alone
+
+
+def compiled_net(watch: Stopwatch, preset: str) -> Any:
+    """The SuperNet of a preset; the comparison with the original network has a time of its own."""
+    from benchmarks.elastic import compiled
+    from tailor_ir import supernet
+
+    watch.seconds["comparison"] = 0.0
+    if (compare := getattr(supernet, "compare", None)) is not None:
+        supernet.compare = lambda *words: watch.timed("comparison", lambda: compare(*words))
+    net = watch.timed("compile", lambda: compiled(preset))
+    watch.seconds["compile"] -= watch.seconds["comparison"]
+    return net
+
+
+def macs_of_subnets(watch: Stopwatch, net: Any) -> int:
+    """The MACs of random SubNets, whose operators are listed, and which are activated."""
+    rng = np.random.default_rng(0)
+    configs = [net.space.sample(rng) for _ in range(SUBNETS)]
+    operators = watch.timed("operators", lambda: [net.operators(config) for config in configs])
+    watch.timed("activate", lambda: [net.elastic.activate(config) for config in configs])
+    return sum(feature.macs for each in operators for feature in each)
+
+
+def predictions(watch: Stopwatch, net: Any, codes: np.ndarray) -> dict[str, float]:
+    """Latencies and memory of codes, and the latencies of the winners of an exact search."""
+    from benchmarks.search import predictors
+    from tasks.predict.memory import MemoryPredictor
+    from tasks.search.problem import Problem
+
+    latency, accuracy = predictors(net, 0)
+    predicted = watch.timed("latency", lambda: latency.predict(codes), REPEATS)
+    memory = watch.timed("memory: compile", lambda: MemoryPredictor.compile(net))
+    bytes_ = watch.timed("memory: predict", lambda: memory.peak_bytes(codes[:1000]), REPEATS)
+    found_ms = watch.timed("exact search", lambda: winners_ms(net, Problem(net.space, latency, accuracy)))
+    return {
         "latencies, ms": float(predicted.sum()),
         "peak bytes": int(bytes_.sum()),
         "winners, ms": math.fsum(found_ms),
-        "output": float(output.double().abs().sum()),
     }
-    return {"seconds": seconds, "results": results}
+
+
+def winners_ms(net: Any, problem: Any) -> list[float]:
+    """Latencies of the winners within budgets from the quickest SubNet's latency to that of the best one."""
+    from tasks.search.settings import Settings
+    from tasks.search.stage import method_of
+
+    method = method_of(problem, net.space, Settings(method="exact"))
+    quickest_ms, best_ms = problem.evaluate(np.stack([method.quickest(), method.best()])).latency_ms.tolist()
+    budgets = np.geomspace(quickest_ms, best_ms, BUDGETS)
+    found = np.stack([method.winner(np.array([budget])).code for budget in budgets.tolist()])
+    return [float(value) for value in problem.evaluate(found).latency_ms]
+
+
+def largest_output(net: Any) -> float:
+    """The sum of the largest SubNet's outputs, without their signs, for a random input."""
+    import torch
+
+    net.elastic.activate(net.max_config)
+    x = torch.randn(net.input_shape(net.max_config), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output = net.elastic.eval()(x)
+    return float(output.double().abs().sum())
 
 
 def run(checkout: Path, preset: str) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from tests.docs.documents import ROOT
 
 ROOMS = ("flows", "profiling_agents", "solvers", "tailor_ir", "tasks")
+FOLDERS = (*ROOMS, "benchmarks", "conf", "tests")
 OPEN_IR_MODULES = {"axes", "graph", "memory", "subnets", "summary"}
 """Submodules of `tailor_ir` that other rooms import."""
 MOST_IR_MODULES = 8
@@ -22,13 +25,14 @@ SHARED_NAMES = {
 """Public class names with several definitions, and why."""
 
 
-def sources() -> list[Path]:
-    """All source files of all rooms."""
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) if "__pycache__" not in path.parts]
+def sources(*folders: str) -> list[Path]:
+    """All source files of some folders; without names, of all rooms."""
+    paths = (path for folder in folders or ROOMS for path in sorted((ROOT / folder).rglob("*.py")))
+    return [path for path in paths if "__pycache__" not in path.parts]
 
 
-def test_the_rooms_have_sources() -> None:
-    assert {path.relative_to(ROOT).parts[0] for path in sources()} == set(ROOMS)
+def test_all_folders_have_sources() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in sources(*FOLDERS)} == set(FOLDERS)
 
 
 def test_few_modules_lie_directly_in_the_ir() -> None:
@@ -55,7 +59,7 @@ def test_no_package_has_too_many_modules() -> None:
 def test_no_function_is_long() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.name}": lines
-        for path in sources()
+        for path in sources(*FOLDERS)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_FUNCTION_LINES
@@ -63,8 +67,10 @@ def test_no_function_is_long() -> None:
     assert not long, f"more than {MOST_FUNCTION_LINES} lines: {long}; divide the function"
 
 
-def test_the_median_file_is_short() -> None:
-    lines = [path.read_text(encoding="utf-8").count("\n") for path in sources() if path.name != "__init__.py"]
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_median_file_of_a_folder_is_short(folder: str) -> None:
+    files = [path for path in sources(folder) if path.name != "__init__.py"]
+    lines = [path.read_text(encoding="utf-8").count("\n") for path in files]
     assert median(lines) < MEDIAN_FILE_LINES
 
 
