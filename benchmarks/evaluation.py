@@ -38,6 +38,7 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.elastic import compiled
+from solvers.tables import Codes
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, Config, EvaluationData, accuracies, accuracy
@@ -50,7 +51,6 @@ from tasks.search.problem import Problem, row_keys
 
 SETS = ("sweep", "resolution left out", "genetic", "asked last")
 MIB = 2**20
-Codes = NDArray[np.int64]
 
 
 class Resident:

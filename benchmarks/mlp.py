@@ -4,19 +4,16 @@ Source: Once-for-All (ICLR 2020), Appendix A: one-hot codes of the choices, thre
 accuracies of random SubNets, here standardised.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+
+from solvers.tables import Codes, Values
 
 HIDDEN = 400
 STEPS = 500
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-4
-
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 
 def one_hot(codes: Codes, cardinalities: Codes) -> torch.Tensor:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import kendalltau
@@ -35,6 +34,7 @@ import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.mlp import Mlp
 from benchmarks.trained import Trained, train
+from solvers.tables import Codes, Values
 from tasks.artifacts import read_json, write_json
 from tasks.data import Split, load_splits
 from tasks.evaluation.subnets import Accuracy, Config, EvaluationData, accuracies
@@ -77,9 +77,6 @@ TOP = 5
 SEEDS = 5
 HELD_OUT = 20
 TRUTH_SEED, GROUP_SEED = 1, 2
-
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

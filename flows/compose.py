@@ -34,7 +34,7 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
     parsed = parse_overrides(overrides)
     for override, text in zip(parsed, overrides, strict=True):
         _check_override(override, text)
-    wishes = {m[1]: o.value() for o, text in zip(parsed, overrides, strict=True) if (m := SELECTOR.fullmatch(text))}
+    selectors = {m[1]: o.value() for o, text in zip(parsed, overrides, strict=True) if (m := SELECTOR.fullmatch(text))}
     others = [f"++{text}" if FREE_MAPPINGS.match(text) else text for text in overrides if not SELECTOR.fullmatch(text)]
     search = [f"hydra.searchpath=[file://{config_folder.resolve()}]"] if config_folder else []
     GlobalHydra.instance().clear()
@@ -43,15 +43,15 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
             config = _compose(root, others, search, config_groups(config_folder))
     finally:
         GlobalHydra.instance().clear()
-    return _with_wishes(config, wishes) if wishes else config
+    return _with_selectors(config, selectors) if selectors else config
 
 
-def _with_wishes(config: dict[str, Any], wishes: dict[str, Any]) -> dict[str, Any]:
+def _with_selectors(config: dict[str, Any], selectors: dict[str, Any]) -> dict[str, Any]:
     """`space` with the command line's selectors, which come last and take the place of a file's."""
     if "space" not in config:
-        raise _unknown_key(f"space.{next(iter(wishes))}", (), config)
-    files = {name: choices for name, choices in (config["space"] or {}).items() if name not in wishes}
-    return {**config, "space": files | wishes}
+        raise _unknown_key(f"space.{next(iter(selectors))}", (), config)
+    files = {name: choices for name, choices in (config["space"] or {}).items() if name not in selectors}
+    return {**config, "space": files | selectors}
 
 
 def _compose(root: str, overrides: Sequence[str], search: list[str], groups: Groups) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from flows.tracking.metrics import numbers
 from tasks.pages.text import amount, count, milliseconds, percent
 
 Row = Mapping[str, Any]
+"""A result of a stage, or a part of one, as JSON."""
 Facts = dict[str, str]
 """Name -> text, in the order of reading."""
 

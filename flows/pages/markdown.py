@@ -1,14 +1,11 @@
 """Markdown of Prefect's UI: the summary of a stage, and the report in short."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from flows.pages.facts import Facts
+from flows.pages.facts import Facts, Row
 from flows.pages.tables import report_rows
-
-Row = Mapping[str, Any]
 
 
 def summary(title: str, state: str, folder: Path, facts: Facts) -> str:

@@ -1,12 +1,10 @@
 """Rows of the tables in Prefect's UI: the winners of a device, as far as they are known, and a dry run."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from flows.pages.facts import NONE, Facts
+from flows.pages.facts import NONE, Facts, Row
 from tasks.pages.text import count, millions, milliseconds, percent
 
-Row = Mapping[str, Any]
 WITHIN = {True: "yes", False: "misses"}
 
 

@@ -22,7 +22,7 @@ class StoreFullError(Exception):
 
 
 @dataclass(slots=True)
-class _Stored:
+class _StoredModel:
     size: int
     holders: int = 0
 
@@ -35,7 +35,7 @@ class ModelFiles:
         self._folder = folder
         self._user = user
         self._max_bytes = max_bytes
-        self._files: dict[str, _Stored] = {}
+        self._files: dict[str, _StoredModel] = {}
         self._bytes = 0
 
     async def receive(self, chunks: AsyncIterator[bytes]) -> ModelStored:
@@ -66,7 +66,7 @@ class ModelFiles:
         name = digest.hexdigest()
         temporary.replace(self._folder / name)
         if name not in self._files:
-            self._files[name] = _Stored(size)
+            self._files[name] = _StoredModel(size)
             self._bytes += size
         return ModelStored(sha256=name, size=size)
 

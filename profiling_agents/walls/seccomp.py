@@ -86,12 +86,12 @@ FilterInstruction = tuple[int, int, int, int]
 """Code, instructions to skip when true, and when false, operand."""
 
 
-class _Instruction(ctypes.Structure):
+class _FilterStruct(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint16), ("true", ctypes.c_uint8), ("false", ctypes.c_uint8), ("k", ctypes.c_uint32))
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
+class _FilterList(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_FilterStruct)))
 
 
 def restrict() -> None:
@@ -102,9 +102,9 @@ def restrict() -> None:
     column = COLUMNS.get(platform.machine())
     if column is None:
         raise OSError(ENOSYS, f"no filter of system calls is known for {platform.machine()}")
-    instructions = [_Instruction(*one) for one in _program(column, os.getpid())]
-    array = (_Instruction * len(instructions))(*instructions)
-    program = _Program(len(instructions), array)
+    instructions = [_FilterStruct(*one) for one in _program(column, os.getpid())]
+    array = (_FilterStruct * len(instructions))(*instructions)
+    program = _FilterList(len(instructions), array)
     flags = ctypes.c_uint(LEAVE_SPECULATION)
     kernel.system_call(SECCOMP[column], ctypes.c_uint(SET_MODE_FILTER), flags, ctypes.byref(program))
 

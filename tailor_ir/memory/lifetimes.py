@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.tables import Codes
 from tailor_ir.memory.arena import Event, Release, Request
 from tailor_ir.memory.terms import MemoryTerms, StepTerm, ValueTerm
 from tailor_ir.spaces.presence import Presence
 
-Codes = NDArray[np.int64]
 Bytes = NDArray[np.int64]
 Mask = bool | NDArray[np.bool_]  # SubNets; True: all, False: none
 Holders = list[tuple[int, Mask]]  # values or tensors that hold a value, each in some SubNets

@@ -38,7 +38,7 @@ FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two, where they are no pa
 
 
 @dataclass(slots=True)
-class _Draft:
+class _OpenStep:
     """A step that may still take up nodes."""
 
     position: float  # of its last node
@@ -65,8 +65,8 @@ class _Planner:
     data: frozenset[str] = frozenset()
     makers: Mapping[str, Node] = field(default_factory=dict)
     consumers: Mapping[str, Sequence[Node]] = field(default_factory=dict)
-    drafts: list[_Draft] = field(default_factory=list)
-    by_output: dict[str, _Draft] = field(default_factory=dict)
+    drafts: list[_OpenStep] = field(default_factory=list)
+    by_output: dict[str, _OpenStep] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     new_axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     typed_like: dict[str, str] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class _Planner:
         alike = self.layouts[other] == "blocked" and self.axes[other] == self.axes[name]
         return other if other != name and alike else None
 
-    def _merge(self, before: _Draft, node: Node, inputs: Sequence[str], name: str, position: int) -> None:
+    def _merge(self, before: _OpenStep, node: Node, inputs: Sequence[str], name: str, position: int) -> None:
         if node.op == "Add":
             other = self._residual(inputs, name)
             assert other is not None
@@ -143,7 +143,7 @@ class _Planner:
         self.layouts[before.writes[0]] = layout
 
     def _add(self, node: Node, inputs: tuple[str, ...], position: int) -> None:
-        draft = _Draft(
+        draft = _OpenStep(
             position, self.unit_of[node.name], list(dict.fromkeys(inputs)), tuple(filter(None, node.outputs))
         )
         layout: Layout = "plain"
@@ -176,7 +176,7 @@ class _Planner:
         if node.op in ("Split", "Squeeze") and inputs[0] in self.transposed:
             self._transpose_results(node, draft)
 
-    def _move_channels(self, node: Node, draft: _Draft) -> None:
+    def _move_channels(self, node: Node, draft: _OpenStep) -> None:
         """Keep the channels last if all operands have them last; else transpose the operands that have."""
         (name,) = node.outputs
         operands = [i for i in draft.reads if self.axes[i] == self.axes[name]]
@@ -188,15 +188,15 @@ class _Planner:
             new = f"{operand}/first"
             if new not in self.layouts:
                 self.typed_like[new], self.new_axes[new] = operand, self.axes[operand]
-                self._enter(_Draft(draft.position - 0.5, None, [operand], (new,)), "plain")
+                self._enter(_OpenStep(draft.position - 0.5, None, [operand], (new,)), "plain")
             draft.reads[draft.reads.index(operand)] = new
 
-    def _add_inner(self, node: Node, draft: _Draft, layout: Layout) -> None:
+    def _add_inner(self, node: Node, draft: _OpenStep, layout: Layout) -> None:
         """One step of an operator that the runtime executes as several; the next step reads its result, too."""
         (name,) = node.outputs
         inner = f"{name}/inner {layout}"
         self.typed_like[inner], self.new_axes[inner] = name, self.axes[name]
-        self._enter(_Draft(draft.position - 0.5, draft.unit, draft.reads[-1:], (inner,)), layout)
+        self._enter(_OpenStep(draft.position - 0.5, draft.unit, draft.reads[-1:], (inner,)), layout)
         draft.reads.append(inner)
 
     def _copies_patches(self, node: Node) -> bool:
@@ -208,13 +208,13 @@ class _Planner:
         )
         return not direct
 
-    def _add_patches(self, node: Node, draft: _Draft) -> None:
+    def _add_patches(self, node: Node, draft: _OpenStep) -> None:
         name = f"{node.outputs[0]}/patches"
         self.typed_like[name], self.groups[name] = node.outputs[0], node.int("group", 1)
         self.new_axes[name] = (*self.axes[node.inputs[1]], *self.axes[node.outputs[0]][2:])
         draft.writes = (*draft.writes, name)
 
-    def _enter(self, draft: _Draft, layout: Layout) -> None:
+    def _enter(self, draft: _OpenStep, layout: Layout) -> None:
         self.drafts.append(draft)
         for name in draft.writes:
             self.by_output[name] = draft
@@ -255,7 +255,7 @@ class _Planner:
         after = maker is not None and maker.op == "MatMul" and len(self.consumers[inputs[0]]) == 1
         return numbers and (after or (bool(users) and all(user.op == "MatMul" for user in users)))
 
-    def _transpose_results(self, node: Node, draft: _Draft) -> None:
+    def _transpose_results(self, node: Node, draft: _OpenStep) -> None:
         """Transpose each result of a Split or Squeeze by itself; a result whose only reader is a transpose is left to it."""
         order = self.transposed[node.inputs[0]]
         if node.op == "Split":
@@ -264,7 +264,7 @@ class _Planner:
                 part = f"{name}/split"
                 self.layouts[part], self.typed_like[part], self.by_output[part] = "plain", name, draft
                 self.new_axes[part] = tuple(self.axes[name][order.index(axis)] for axis in range(len(order)))
-                self._enter(_Draft(draft.position, draft.unit, [part], (name,), view=self._waits(name)), "plain")
+                self._enter(_OpenStep(draft.position, draft.unit, [part], (name,), view=self._waits(name)), "plain")
                 if self._waits(name):
                     self.transposed[name] = order
         elif self._waits(node.outputs[0]):
@@ -312,7 +312,7 @@ class _Planner:
         new = f"{name}/{wanted}"
         if new not in self.layouts:
             position = self.by_output[name].position if name in self.by_output else -1.0
-            self._enter(_Draft(position + 0.5, None, [name], (new,), relayout=True), wanted)
+            self._enter(_OpenStep(position + 0.5, None, [name], (new,), relayout=True), wanted)
             moved = [u.outputs[0] for u in self.consumers.get(name, ()) if u.op == "Transpose" and self._free(u)]
             self.typed_like[new] = name
             self.new_axes[new] = self.axes[moved[0] if moved and wanted == "plain" else name]
@@ -325,13 +325,13 @@ class _Planner:
 
     # -- order -------------------------------------------------------------------------------------------------------
 
-    def _ordered(self) -> list[_Draft]:
+    def _ordered(self) -> list[_OpenStep]:
         """Steps depth first from the outputs. Of several inputs, the one with the last position comes first."""
         read = {source for draft in self.drafts for source in self._read_by(draft)}
         leaves = [draft for draft in self.drafts if read.isdisjoint(draft.writes)]
         stack = [(draft, False) for draft in sorted(leaves, key=lambda d: d.position)]
         seen: set[int] = set()
-        ordered: list[_Draft] = []
+        ordered: list[_OpenStep] = []
         while stack:
             draft, done = stack.pop()
             if done:
@@ -343,12 +343,12 @@ class _Planner:
                 stack += [(maker, False) for maker in sorted(makers.values(), key=lambda d: d.position)]
         return ordered
 
-    def _read_by(self, draft: _Draft) -> list[str]:
+    def _read_by(self, draft: _OpenStep) -> list[str]:
         """The values that a step reads, and those that it reads in their place in some SubNet."""
         return [source for name in draft.reads for source in (name, *(other for other, _ in self.sources.all_of(name)))]
 
 
-def _step(draft: _Draft, present: Presence) -> RuntimeStep:
+def _step(draft: _OpenStep, present: Presence) -> RuntimeStep:
     return RuntimeStep(
         reads=tuple(draft.reads),
         writes=draft.writes,

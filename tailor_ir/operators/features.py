@@ -213,7 +213,7 @@ MACS: dict[str, Callable[[FeatureStep, ShapesByValue], int]] = {
 }
 
 
-class _Model:
+class _ModelBuilder:
     """Builds the ONNX model of one operator."""
 
     def __init__(self, feature: OperatorFeature, seed: int) -> None:
@@ -258,5 +258,5 @@ class _Model:
 
 def operator_model(feature: OperatorFeature, seed: int = 0) -> bytes:
     """ONNX model of one operator with random weights; inputs in0, in1 …, output out0, out1 …"""
-    model: bytes = _Model(feature, seed).build().SerializeToString()
+    model: bytes = _ModelBuilder(feature, seed).build().SerializeToString()
     return model

@@ -17,7 +17,7 @@ from tailor_ir.axes import Axis
 from tailor_ir.graph import Tensors
 from tailor_ir.operators.clusters import find_clusters
 from tailor_ir.operators.features import OperatorFeature
-from tailor_ir.operators.templates import Row, Template, TemplateInputs
+from tailor_ir.operators.templates import SizeRow, Template, TemplateInputs
 from tailor_ir.spaces.grids import Grids
 from tailor_ir.spaces.presence import Presence, Roster, Variables
 from tailor_ir.spaces.space import Space
@@ -217,7 +217,7 @@ class OperatorTable:
             key = id(template), rows.tobytes(), there.tobytes()
             if key not in filled:
                 numbers = np.full(len(rows), ABSENT, np.int32)
-                seen: dict[Row, int] = {}
+                seen: dict[SizeRow, int] = {}
                 # the largest choices first: a witness has the largest of choices that give the same sizes, as canonical
                 # configs have
                 listed = rows.tolist()

@@ -16,7 +16,7 @@ from tailor_ir.subnets.standard_operators import set_element_types
 
 SMALL_CONSTANT = 64  # elements; larger constants are operands with random values when measured
 
-Row = tuple[int, ...]
+SizeRow = tuple[int, ...]
 
 
 class TemplateInputs:
@@ -87,7 +87,7 @@ class Template:
         read = dict.fromkeys(n for node in cluster for n in node.inputs if n in context.data and n not in inside)
         self.operands = tuple(read)
         self.key = self._key(names)
-        self._known: dict[Row, OperatorFeature] = {}
+        self._known: dict[SizeRow, OperatorFeature] = {}
 
     def _key(self, names: Mapping[str, None]) -> tuple[object, ...]:
         number = {name: i for i, name in enumerate(names)}
@@ -102,17 +102,17 @@ class Template:
         )
         return nodes, tuple(roles), self.full, self.batched, tuple(number[name] for name in self.results)
 
-    def feature(self, row: Row) -> OperatorFeature:
+    def feature(self, row: SizeRow) -> OperatorFeature:
         """The operator that the cluster is under a row of sizes."""
         feature = self._known.get(row)
         if feature is None:
-            feature = self._known[row] = _Describer(self, row).describe()
+            feature = self._known[row] = _FeatureBuilder(self, row).describe()
         return feature
 
-    def shape(self, name: str, row: Row) -> Shape:
+    def shape(self, name: str, row: SizeRow) -> Shape:
         return tuple([row[i] for i in self.columns[name]])
 
-    def node_shapes(self, node: Node, row: Row) -> NodeShapes:
+    def node_shapes(self, node: Node, row: SizeRow) -> NodeShapes:
         """Shapes of a node's operands and results."""
         return NodeShapes(
             full_inputs=tuple(self.shape(name, self.full) for name in node.inputs),
@@ -124,10 +124,10 @@ class Template:
         )
 
 
-class _Describer:
+class _FeatureBuilder:
     """Turns one template and one row of sizes into a feature with local names."""
 
-    def __init__(self, template: Template, row: Row) -> None:
+    def __init__(self, template: Template, row: SizeRow) -> None:
         self.template, self.context, self.row = template, template.context, row
         self.local: dict[str, str] = {"": ""}
         self.inputs: list[Shape] = []

@@ -203,10 +203,10 @@ def _rms_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.T
     layer.weight.data.copy_(parameters[0])
     if axis in (-1, rank - 1):
         return layer
-    return _Channels(layer, axis)
+    return _OnAxis(layer, axis)
 
 
-class _Channels(nn.Module):
+class _OnAxis(nn.Module):
     """A layer for the last axis, applied to another one."""
 
     def __init__(self, layer: nn.Module, axis: int) -> None:

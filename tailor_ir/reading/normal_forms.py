@@ -1,4 +1,4 @@
-"""ONNX nodes in the forms that the IR's rules are written for: what does nothing is taken out, later opsets are rewritten."""
+"""ONNX nodes in the forms that the IR's rules expect: nodes without effect are removed, later opsets are rewritten."""
 
 import numpy as np
 import onnx_graphsurgeon as gs

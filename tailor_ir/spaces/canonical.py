@@ -103,7 +103,7 @@ def _rule(variable: int, effects: Sequence[Effect], cardinalities: Sequence[int]
     return CanonicalChoices(variable, scope, largest)
 
 
-class _LookUp(NamedTuple):
+class _RuleArrays(NamedTuple):
     """m rules as one array: `choices` at `starts` (m, 1) + own choice + what each variable of their scopes adds.
 
     hubs: for the k-th variable of every scope its columns (m,) and what each choice adds (m, 1), 0 where a scope has none.
@@ -143,7 +143,7 @@ class Canonical:
     """All rules of a space, applied to many codes at once."""
 
     def __init__(self, rules: Sequence[CanonicalChoices]) -> None:
-        self._steps = [_LookUp.of(group) for group in _in_groups(rules)]
+        self._steps = [_RuleArrays.of(group) for group in _in_groups(rules)]
 
     def __call__(self, codes: np.ndarray) -> np.ndarray:
         """Codes (n, V) in which equal SubNets are equal, as a new array."""

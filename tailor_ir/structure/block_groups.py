@@ -11,13 +11,13 @@ from tailor_ir.structure.propagation import AxisMap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerGroups:
-    """Groups of one block, by what they mean there. `units`: channels for each element of a hidden group (grouped ones)."""
+    """Groups of one block, by their meaning. element_channels: hidden group -> channels for each of its elements."""
 
     hidden: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
-    units: Mapping[int, int]
+    element_channels: Mapping[int, int]
     key_size: int = 1  # channels that a query and a key of one head are compared in
 
 
@@ -30,8 +30,14 @@ def inner_groups(
     own = {group for group in inside if carriers.get(group, frozenset()) <= computed and carriers.get(group)}
     heads, contracted, last, key_size = _attention(nodes, axis_map, own)
     values = last - contracted - heads
-    units = {group: _unit(group, carriers[group], axis_map) for group in own - heads - values - contracted}
-    hidden = {group for group, unit in units.items() if unit and _over_positions(group, carriers[group], axis_map)}
+    element_channels = {
+        group: _element_channels(group, carriers[group], axis_map) for group in own - heads - values - contracted
+    }
+    hidden = {
+        group
+        for group, count in element_channels.items()
+        if count and _over_positions(group, carriers[group], axis_map)
+    }
     kernels = dict.fromkeys(
         axis.group
         for node in nodes
@@ -44,7 +50,7 @@ def inner_groups(
         heads=tuple(sorted(heads)),
         values=tuple(sorted(values)),
         kernels=tuple(kernels),
-        units={group: units[group] for group in hidden},
+        element_channels={group: element_channels[group] for group in hidden},
         key_size=key_size,
     )
 
@@ -68,13 +74,13 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
     return heads & own, contracted & own, last & own, key_size or 1
 
 
-def _unit(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
+def _element_channels(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
     """Channels for each element of a group that is always cut as a whole; 0 where it is not."""
     axes = {axis for name in names for axis in axis_map.axes[name] if group in axis.groups}
-    units = {_factor(axis, group) for axis in axes}
-    if len(units) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
-        units = {_factor(axis, group, copies=True) for axis in axes}
-    return units.pop() if len(units) == 1 else 0
+    counts = {_factor(axis, group) for axis in axes}
+    if len(counts) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
+        counts = {_factor(axis, group, copies=True) for axis in axes}
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def _factor(axis: Axis, group: int, copies: bool = False) -> int:

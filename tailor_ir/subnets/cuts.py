@@ -24,13 +24,13 @@ def is_labels(tensor: torch.Tensor) -> bool:
 def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
     """How a stored tensor is cut under a config; None when it is used whole. `labels`: from the nearest position."""
     cutter = _Cutter(sizes, labels, channels=True)
-    return _chained([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
+    return _in_steps([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
 
 
 def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]) -> Cut | None:
     """How entries for positions along `dims` follow the resolution, all else being cut already; None when they stay."""
     cutter = _Cutter(sizes, labels=False, channels=False)
-    return _chained([cutter.cut(dim, axes[dim]) for dim in dims])
+    return _in_steps([cutter.cut(dim, axes[dim]) for dim in dims])
 
 
 def kept_positions(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> tuple[np.ndarray, ...] | None:
@@ -69,7 +69,7 @@ class _Cutter:
         """Interpolation of positions, for each factor and each piece by itself."""
         match axis:
             case ax.Product():
-                inner = _chained([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
+                inner = _in_steps([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
                 return None if inner is None else _Factors(dim, self._stored(axis.factors), inner)
             case ax.Concat():
                 return _Pieces(dim, self._stored(axis.pieces), tuple(self.cut(dim, piece) for piece in axis.pieces))
@@ -97,15 +97,17 @@ class _Cutter:
                 return _Range(dim, first, len(positions)) if together else _Positions(dim, positions)
 
 
-def _chained(found: Sequence[Cut | None]) -> Cut | None:
+def _in_steps(found: Sequence[Cut | None]) -> Cut | None:
     steps = tuple(step for step in found if step is not None)
     if not steps:
         return None
-    return steps[0] if len(steps) == 1 else _Chain(steps)
+    return steps[0] if len(steps) == 1 else _CutSteps(steps)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _CutSteps:
+    """Several cuts of one tensor, one after the other."""
+
     steps: tuple[Cut, ...]
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -73,10 +73,10 @@ class Elastic(nn.Module):
             (graph.parameters, self.weights._parameters),
             ((*graph.statistics, *graph.constants), self.stored._buffers),
         )
-        self._places = {name: (table, keys[name]) for names, table in tables for name in names}
+        self._storage = {name: (table, keys[name]) for names, table in tables for name in names}
         cuts: dict[tuple[tuple[Axis, ...], bool], Cuts] = {}
         self._cuts: dict[str, Cuts] = {}
-        for name in self._places:
+        for name in self._storage:
             axes, labels = axis_map.axes[name], name in self.labels
             self._cuts[name] = cuts.setdefault((axes, labels), Cuts(axes, labels=labels))
         self._outlines: OrderedDict[bytes, Outline] = OrderedDict()
@@ -114,7 +114,7 @@ class Elastic(nn.Module):
 
     def tensor(self, name: str) -> torch.Tensor:
         """A parameter, statistic or constant by its name in the network."""
-        table, key = self._places[name]
+        table, key = self._storage[name]
         tensor = table[key]
         assert tensor is not None
         return tensor
@@ -163,7 +163,7 @@ class Elastic(nn.Module):
     def _wire(self, node: Node) -> Wiring:
         data, operands = self._lowering.data, self._lowering.operands(node)
         values = tuple(name for name in dict.fromkeys((*operands, *node.outputs)) if name in data)
-        stored = {name: None for name in operands if name in self._places}
+        stored = {name: None for name in operands if name in self._storage}
         return Wiring(Call(node, operands, node.outputs, ()), stored, values, node.outputs[0] in data)
 
     def _make_outline(self, codes: np.ndarray) -> Outline:

@@ -117,8 +117,8 @@ class Lowering:
         self.axis_map = axis_map
         self.constants = {name: tensors[name].cpu() for name in graph.constants}
         self.data = graph.data_values()
-        placed = [(t.device, t.dtype) for t in tensors.values() if t.is_floating_point()]
-        self._place = placed[0] if placed else HOME
+        targets = [(t.device, t.dtype) for t in tensors.values() if t.is_floating_point()]
+        self._target = targets[0] if targets else HOME
         self._modules: dict[str, _NodeModules] = {}
         self._kinds: dict[Hashable, dict[tuple[int, ...], tuple[nn.Module, frozenset[str]]]] = {}
 
@@ -168,8 +168,8 @@ class Lowering:
             module = convert_static(node, self.graph, self.constants).module
         else:
             module = record.lower(node, cast(NodeShapes, shapes), self.constants)
-        if self._place != HOME:
-            device, dtype = self._place
+        if self._target != HOME:
+            device, dtype = self._target
             module = module.to(device=device, dtype=dtype)
         return module, shapes.read
 

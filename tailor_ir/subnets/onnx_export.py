@@ -74,7 +74,7 @@ def _share_constants(nodes: Sequence[gs.Node]) -> None:
             node.inputs = inputs
 
 
-class _Exporter:
+class _OnnxGraph:
     """Collects the ONNX nodes and tensors of one SubNet."""
 
     def __init__(
@@ -224,7 +224,7 @@ def subnet_onnx(
     Without `weights` the model takes a few kilobytes: the same operators, with equal numbers in large weights, for timing.
     """
     subnet = elastic.structure.subnet(codes, batch)
-    exporter = _Exporter(elastic, subnet, statistics, weights=weights, take=take)
+    exporter = _OnnxGraph(elastic, subnet, statistics, weights=weights, take=take)
     with torch.no_grad():
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:

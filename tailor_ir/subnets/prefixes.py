@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tailor_ir.graph import Tensors
 from tailor_ir.spaces.variables import Config
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Statistics, statistics_of
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction
 
-Values = dict[str, torch.Tensor]
-Unit = tuple[Instruction, "_Given | None"]
+Applied = tuple[Instruction, "_Given | None"]
+"""An instruction; for a norm with statistics of the SubNet's own, also these."""
 
 
 class _Given:
-    """Statistics of one norm; where they are equal, it is the same object."""
+    """Statistics of one norm. Equal statistics are one object."""
 
     __slots__ = ("tensors",)
 
@@ -32,17 +33,17 @@ class _Given:
         self.tensors = tensors
 
 
-class _Subnet(NamedTuple):
-    """Instructions of one SubNet that are to be run, and the values that are asked for in the end."""
+class _Member(NamedTuple):
+    """A SubNet of the tree: its instructions, and the outputs that are wanted of it."""
 
     position: int
-    units: tuple[Unit, ...]
+    instructions: tuple[Applied, ...]
     outputs: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class _SharedInstruction:
-    """An instruction that SubNets share; `released`: values that no SubNet here needs afterwards."""
+    """An instruction that SubNets share. released: values that none of these SubNets needs afterwards."""
 
     instruction: Instruction
     given: _Given | None
@@ -50,39 +51,39 @@ class _SharedInstruction:
     moments: Moments | None = None
 
 
-class _Run(NamedTuple):
-    """Instructions that the same SubNets share, and the runs that follow; the run with most SubNets comes last.
+class _Branch(NamedTuple):
+    """Instructions that the same SubNets share, and the branches that follow; the branch with most SubNets comes last.
 
-    `needed`: values before the first instruction. `ends`: SubNets that have no further one, with their outputs.
+    `needed`: values before the first instruction. `ends`: SubNets without a further instruction, with their outputs.
     """
 
     instructions: tuple[_SharedInstruction, ...]
-    runs: tuple["_Run", ...]
+    branches: tuple["_Branch", ...]
     ends: tuple[tuple[int, tuple[str, ...]], ...]
     needed: frozenset[str]
     size: int
 
 
-def _grow(subnets: Sequence[_Subnet], start: int = 0) -> _Run:
-    """The tree of SubNets whose first `start` units are equal."""
-    units = subnets[0].units
-    stop = min(_common(units, other.units, start) for other in subnets)
-    following: dict[Unit, list[_Subnet]] = {}
+def _grow(subnets: Sequence[_Member], start: int = 0) -> _Branch:
+    """The tree of SubNets whose first `start` instructions are equal."""
+    first = subnets[0].instructions
+    stop = min(_common(first, other.instructions, start) for other in subnets)
+    following: dict[Applied, list[_Member]] = {}
     for subnet in subnets:
-        if len(subnet.units) > stop:
-            following.setdefault(subnet.units[stop], []).append(subnet)
-    runs = tuple(sorted((_grow(some, stop) for some in following.values()), key=lambda run: run.size))
-    ends = tuple((subnet.position, subnet.outputs) for subnet in subnets if len(subnet.units) == stop)
-    needed = {name for run in runs for name in run.needed}.union(*(outputs for _, outputs in ends))
+        if len(subnet.instructions) > stop:
+            following.setdefault(subnet.instructions[stop], []).append(subnet)
+    branches = tuple(sorted((_grow(some, stop) for some in following.values()), key=lambda branch: branch.size))
+    ends = tuple((subnet.position, subnet.outputs) for subnet in subnets if len(subnet.instructions) == stop)
+    needed = {name for branch in branches for name in branch.needed}.union(*(outputs for _, outputs in ends))
     instructions = []
-    for instruction, given in reversed(units[start:stop]):
+    for instruction, given in reversed(first[start:stop]):
         stored = {name for name, _ in instruction.cuts}
         values = [name for name in dict.fromkeys((*instruction.operands, *instruction.outputs)) if name not in stored]
         instructions.append(
             _SharedInstruction(instruction, given, tuple([name for name in values if name not in needed]))
         )
         needed = needed.union(values).difference(instruction.outputs)
-    return _Run(tuple(reversed(instructions)), runs, ends, frozenset(needed), len(subnets))
+    return _Branch(tuple(reversed(instructions)), branches, ends, frozenset(needed), len(subnets))
 
 
 def _common(a: Sequence[Any], b: Sequence[Any], start: int = 0) -> int:
@@ -93,22 +94,22 @@ def _common(a: Sequence[Any], b: Sequence[Any], start: int = 0) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    """Values where SubNets part, and how many of these are still to come."""
+    """Values where branches part. users: branches from here that are still to be run."""
 
-    values: Values
+    values: Tensors
     users: int
 
 
 class _Todo(NamedTuple):
-    """Runs to be done one after the other from values that are kept; or the last of them from `values` at hand."""
+    """Branches to run one after the other from kept values; or only the last of them, from `values`."""
 
     base: _Kept
-    path: tuple[_Run, ...]
-    values: Values | None
+    path: tuple[_Branch, ...]
+    values: Tensors | None
 
 
 class _Ledger:
-    """The bytes of all values that are kept; storage that several have counts once, the network's own never."""
+    """The bytes of all kept values. Shared storage counts once, the network's own storage never."""
 
     def __init__(self, limit: float, others: Iterable[torch.Tensor]) -> None:
         self.limit = limit
@@ -117,7 +118,7 @@ class _Ledger:
         self._users: dict[int, int] = {}
 
     def exchange(self, old: _Kept, new: _Kept) -> bool:
-        """Keep `new`, instead of `old` if that has no other user; whether this is within the limit."""
+        """Keep `new`, in place of `old` if that has no other user. False, and no change, beyond the limit."""
         last = old.users == 1
         if last:
             self._change(old.values, -1)
@@ -137,7 +138,7 @@ class _Ledger:
         if not kept.users:
             self._change(kept.values, -1)
 
-    def _change(self, values: Values, users: int) -> None:
+    def _change(self, values: Tensors, users: int) -> None:
         for storage in {id(s): s for s in (value.untyped_storage() for value in values.values())}.values():
             place = storage.data_ptr()
             if place in self._others:
@@ -153,17 +154,17 @@ class _Ledger:
 class Prefixes:
     """Several SubNets of one resolution, run together.
 
-    kept_mib: what values for SubNets that come later may take up, beside what a single SubNet needs to run; in each of
-    several threads that run different ones at a time. Nothing of the network is written, nor its active SubNet changed.
+    kept_mib: limit of the values that are kept for later SubNets, beside the memory that one SubNet needs to run; several
+    threads have this limit each. The network is not changed, nor its active SubNet.
     """
 
     def __init__(self, elastic: Elastic, configs: Sequence[Config], kept_mib: float = 1024) -> None:
         self._elastic = elastic
         self._programs = [elastic.program(config) for config in configs]
         self._limit = kept_mib * 2**20
-        self._tree: _Run | None = None
+        self._tree: _Branch | None = None
         self.peak_bytes = 0
-        """What was kept at most at once so far."""
+        """Most bytes that were kept at once so far."""
 
     @torch.no_grad()
     def observe(self, batches: Iterable[torch.Tensor]) -> list[Statistics]:
@@ -176,9 +177,9 @@ class Prefixes:
             norms = [
                 index for index, each in enumerate(program.instructions) if isinstance(each.module, ElasticBatchNorm)
             ]
-            units = tuple([(each, None) for each in program.instructions[: norms[-1] + 1 if norms else 0]])
-            subnets.append(_Subnet(position, units, ()))
-        if not any(subnet.units for subnet in subnets):
+            instructions = tuple([(each, None) for each in program.instructions[: norms[-1] + 1 if norms else 0]])
+            subnets.append(_Member(position, instructions, ()))
+        if not any(subnet.instructions for subnet in subnets):
             return [{} for _ in subnets]
         tree = _grow(subnets)
         for number, x in enumerate(batches, start=1):
@@ -196,13 +197,13 @@ class Prefixes:
         for position, (program, own) in enumerate(
             zip(self._programs, statistics or [{}] * len(self._programs), strict=True)
         ):
-            units = tuple([(each, _given(each, own, known)) for each in program.instructions])
-            subnets.append(_Subnet(position, units, program.outputs))
+            instructions = tuple([(each, _given(each, own, known)) for each in program.instructions])
+            subnets.append(_Member(position, instructions, program.outputs))
         self._tree = _grow(subnets)
 
     @torch.no_grad()
     def __call__(self, x: torch.Tensor) -> Iterator[tuple[int, Any]]:
-        """Position and output of each SubNet for one batch, in the order in which they come."""
+        """Position and output of each SubNet for one batch, in the order of the tree."""
         if self._tree is None:
             self.activate()
         assert self._tree is not None
@@ -211,16 +212,16 @@ class Prefixes:
             yield position, outputs[0] if len(outputs) == 1 else outputs
 
     def _walk(
-        self, tree: _Run, x: torch.Tensor, compute: Callable[[_SharedInstruction, Values], Any]
-    ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Values]]:
-        """Run the tree depth-first; each SubNet's end with the values there."""
+        self, tree: _Branch, x: torch.Tensor, compute: Callable[[_SharedInstruction, Tensors], Any]
+    ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Tensors]]:
+        """Run the tree depth-first; yields each SubNet's end with the values there."""
         ledger = _Ledger(self._limit, (x, *self._elastic.parameters(), *self._elastic.buffers()))
         todo: list[_Todo] = [_Todo(_Kept({self._elastic.graph.inputs[0]: x}, 1), (tree,), None)]
         while todo:
             base, path, values = todo.pop()
-            for run in path if values is None else path[-1:]:
-                values = _only(run.needed, base.values if values is None else values)
-                for shared in run.instructions:
+            for branch in path if values is None else path[-1:]:
+                values = _only(branch.needed, base.values if values is None else values)
+                for shared in branch.instructions:
                     _store(values, shared, compute(shared, values))
             assert values is not None
             for end in path[-1].ends:
@@ -228,7 +229,7 @@ class Prefixes:
             todo += _after(path, base, values, ledger)
             self.peak_bytes = max(self.peak_bytes, ledger.peak_bytes)
 
-    def _operands(self, instruction: Instruction, values: Values, given: Statistics) -> list[torch.Tensor]:
+    def _operands(self, instruction: Instruction, values: Tensors, given: Statistics) -> list[torch.Tensor]:
         stored = {name: given[name] if name in given else self._cut(name, cut) for name, cut in instruction.cuts}
         return [stored[name] if name in stored else values[name] for name in instruction.operands]
 
@@ -236,13 +237,13 @@ class Prefixes:
         tensor = self._elastic.tensor(name)
         return tensor if cut is None else cut(tensor)
 
-    def _evaluated(self, shared: _SharedInstruction, values: Values) -> Any:
+    def _evaluated(self, shared: _SharedInstruction, values: Tensors) -> Any:
         instruction, given = shared.instruction, shared.given
         operands = self._operands(instruction, values, given.tensors if given is not None else {})
         module = instruction.module
         return module.by_statistics(*operands) if isinstance(module, ElasticBatchNorm) else module(*operands)
 
-    def _observed(self, shared: _SharedInstruction, values: Values, batch: int) -> Any:
+    def _observed(self, shared: _SharedInstruction, values: Tensors, batch: int) -> Any:
         operands = self._operands(shared.instruction, values, {})
         module = shared.instruction.module
         if not isinstance(module, ElasticBatchNorm):
@@ -255,25 +256,25 @@ class Prefixes:
         return module.observe(x, scale, bias, shared.moments)
 
 
-def _after(path: tuple[_Run, ...], base: _Kept, values: Values, ledger: _Ledger) -> list[_Todo]:
-    """Tasks after some runs from `base` that gave `values`. The last task is done first."""
-    runs = path[-1].runs
-    if not runs:
+def _after(path: tuple[_Branch, ...], base: _Kept, values: Tensors, ledger: _Ledger) -> list[_Todo]:
+    """Tasks after a path of branches from `base` that gave `values`. The last task is done first."""
+    branches = path[-1].branches
+    if not branches:
         ledger.leave(base)
         return []
-    kept = _Kept(_only({name for run in runs for name in run.needed}, values), len(runs))
+    kept = _Kept(_only({name for branch in branches for name in branch.needed}, values), len(branches))
     if ledger.exchange(base, kept):
-        return [_Todo(kept, (run,), None) for run in reversed(runs)]
-    base.users += len(runs) - 1
-    again = [_Todo(base, (*path, run), None) for run in reversed(runs[1:])]
-    return [*again, _Todo(base, (*path, runs[0]), values)]
+        return [_Todo(kept, (branch,), None) for branch in reversed(branches)]
+    base.users += len(branches) - 1
+    again = [_Todo(base, (*path, branch), None) for branch in reversed(branches[1:])]
+    return [*again, _Todo(base, (*path, branches[0]), values)]
 
 
-def _only(names: Iterable[str], values: Values) -> Values:
+def _only(names: Iterable[str], values: Tensors) -> Tensors:
     return {name: values[name] for name in names}
 
 
-def _store(values: Values, shared: _SharedInstruction, result: Any) -> None:
+def _store(values: Tensors, shared: _SharedInstruction, result: Any) -> None:
     outputs = shared.instruction.outputs
     if len(outputs) == 1:
         values[outputs[0]] = result
@@ -284,7 +285,7 @@ def _store(values: Values, shared: _SharedInstruction, result: Any) -> None:
 
 
 def _given(instruction: Instruction, statistics: Statistics, known: dict[Any, _Given]) -> _Given | None:
-    """The statistics of a norm among those of a SubNet."""
+    """The statistics of a norm, found among those of a SubNet; None for other instructions."""
     module = instruction.module
     if not isinstance(module, ElasticBatchNorm) or module.mean_name not in statistics:
         return None
@@ -296,19 +297,19 @@ def _given(instruction: Instruction, statistics: Statistics, known: dict[Any, _G
     return known[same]
 
 
-def _paths(tree: _Run) -> Iterator[tuple[int, list[tuple[ElasticBatchNorm, Moments]]]]:
-    """Position of each SubNet, with what its norms have observed, in order."""
-    todo: list[tuple[_Run, list[tuple[ElasticBatchNorm, Moments]]]] = [(tree, [])]
+def _paths(tree: _Branch) -> Iterator[tuple[int, list[tuple[ElasticBatchNorm, Moments]]]]:
+    """Position of each SubNet, with the observations of its norms in order."""
+    todo: list[tuple[_Branch, list[tuple[ElasticBatchNorm, Moments]]]] = [(tree, [])]
     while todo:
-        run, before = todo.pop()
+        branch, before = todo.pop()
         own = [
             (shared.instruction.module, shared.moments)
-            for shared in run.instructions
+            for shared in branch.instructions
             if isinstance(shared.instruction.module, ElasticBatchNorm) and shared.moments is not None
         ]
         found = before + own
-        yield from ((position, found) for position, _ in run.ends)
-        todo.extend((each, found) for each in run.runs)
+        yield from ((position, found) for position, _ in branch.ends)
+        todo.extend((each, found) for each in branch.branches)
 
 
 def groups(elastic: Elastic, configs: Sequence[Config], most: int) -> list[list[int]]:

@@ -56,7 +56,7 @@ class _FileDigest(BaseModel):
         return cls(size=file.stat().st_size, sha256=_sha256(file).hex())
 
 
-class _Record(BaseModel):
+class _FolderRecord(BaseModel):
     """All files of a folder by their relative path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -71,7 +71,7 @@ def record(folder: Path) -> None:
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock
         found = list(pool.map(_FileDigest.of, files))
     names = [file.relative_to(folder).as_posix() for file in files]
-    content = _Record(version=FORMAT, files=dict(zip(names, found, strict=True)))
+    content = _FolderRecord(version=FORMAT, files=dict(zip(names, found, strict=True)))
     write_bytes(folder / DIGESTS_FILE, (content.model_dump_json(indent=1) + "\n").encode())
 
 
@@ -81,7 +81,7 @@ def damage(folder: Path) -> str | None:
     Every byte is read. Files that are not in the record are not looked at.
     """
     try:
-        known = _Record.model_validate_json((folder / DIGESTS_FILE).read_bytes())
+        known = _FolderRecord.model_validate_json((folder / DIGESTS_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return f"no {DIGESTS_FILE}"
     except (OSError, ValidationError):

@@ -105,7 +105,7 @@ class Pulse:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastSeen:
     """When a rank's thread and its main thread were last seen to go on [s]."""
 
     sign: Sign
@@ -117,7 +117,7 @@ class Silences:
     """How long ranks have given no sign, on the launcher's clock while the launcher ran."""
 
     def __init__(self, signs: list[Sign], now_s: float, *, is_alone: bool) -> None:
-        self._seen = [_Seen(sign, now_s, now_s) for sign in signs]
+        self._seen = [_LastSeen(sign, now_s, now_s) for sign in signs]
         self._looked_s = now_s
         self._is_alone = is_alone
         """Whether no other machine has ranks, which these would wait for."""

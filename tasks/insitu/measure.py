@@ -87,7 +87,7 @@ def measure_subnets(
     by_key = {net.space.digest(config): config for config in configs}
     known = {line["key"]: line for line in read_lines(file) if line["key"] in by_key}
     capabilities = meter.capabilities()
-    maker = _Maker(net, "ncnn" in capabilities.formats, limits)
+    maker = _SubNetMaker(net, "ncnn" in capabilities.formats, limits)
     todo = [(key, config) for key, config in by_key.items() if key not in known]
     made: dict[str, WholeSubNet] = {}
     failed: deque[Measurement] = deque()
@@ -137,7 +137,7 @@ def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) 
     }
 
 
-class _Maker:
+class _SubNetMaker:
     """Makes SubNets for the device; for ncnn it converts each operator once."""
 
     def __init__(self, net: SuperNet, ncnn: bool, limits: ConversionLimits) -> None:

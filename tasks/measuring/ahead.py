@@ -1,4 +1,4 @@
-"""Work in pieces; preparing the next piece while the last is with the device."""
+"""Items in batches, and preparing the next batch while the device works with the last."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

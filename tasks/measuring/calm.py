@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from solvers.tables import Values
 
 Line = Mapping[str, Any]
 """`key`, `p50_ms` and `reference_ms`, either of which may be None."""
-Values = NDArray[np.float64]
 
 BEST_QUANTILE = 0.2
 PRIOR = 8

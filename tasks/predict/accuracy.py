@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from solvers.tables import Table
+from solvers.tables import Codes, Table, Values
 from tailor_ir import Config
 from tasks.artifacts import SubNetLines
 from tasks.evaluation.agreement import errors_in_points, kendall_tau
@@ -32,9 +31,6 @@ from tasks.schemas.accuracy import (
     Sensitivities,
     Sensitivity,
 )
-
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 
 class Checked(NamedTuple):

@@ -7,10 +7,10 @@ draws all the time. Both are scaled and a constant is added, so that the sum fit
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-Values = NDArray[np.float64]
+from solvers.tables import Values
+
 FEWEST_SUBNETS = 3
 """One for each coefficient."""
 

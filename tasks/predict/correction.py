@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from solvers.tables import Values
 from tailor_ir import OperatorFeature
 
-Values = NDArray[np.float64]
 NOISE = 0.03  # relative standard deviation of a network's measured latency
 FAMILY_SD = 0.15  # how far the factor of one family of operators may be from that of all, relative
 OFFSET_SD = 0.1  # standard deviation of the offset, relative to the fastest network

@@ -10,8 +10,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from solvers.tables import Codes
 from tailor_ir import SuperNet
 from tasks.artifacts import SubNetLines
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
@@ -19,8 +19,6 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.progress import Progress
 from tasks.schemas.accuracy import Interaction, Interactions, MeasuredAccuracy, UsedInteraction
 from tasks.schemas.agreement import PointErrors
-
-Codes = NDArray[np.int64]
 
 
 def strongest_pairs(net: SuperNet, plain: AccuracyPredictor, most: int) -> Codes:

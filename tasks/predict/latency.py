@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.tables import Codes, Values
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.errors import UserError
 from tasks.lut import Lut
@@ -20,8 +21,6 @@ from tasks.predict.correction import UNCORRECTED, Correction, OperatorSums, fami
 from tasks.predict.sums import Sums, SumsRecord
 from tasks.schemas.stored import Record, Stored
 
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
 NAMED_IN_ERRORS = 3
 NEXT_STEP = "leave out the choices that lead to it, or measure again: autotailor profile … profile.remeasure=[failed]"
 

@@ -3,13 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory import ONNXRUNTIME, ActivationMemory, Rules
 from tasks.predict.counts import parameter_sums
 from tasks.predict.sums import Sums
-
-Codes = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 MIB = 2**20
 FLOAT_BYTES = 4

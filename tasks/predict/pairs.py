@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+from solvers.tables import Values
+
 Effects = Sequence[Values]
 """For each variable, the effect of each choice alone. The last choice is the largest SubNet's; its effect is 0."""
 

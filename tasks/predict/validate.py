@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 import tailor_ir
 from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
+from solvers.tables import Values
 from tasks.errors import UserError
 from tasks.evaluation.agreement import kendall_tau
 from tasks.lut import Lut
@@ -25,8 +25,6 @@ from tasks.schemas.stored import StageResult
 LATENCY_FILE = "latency.json"
 MEASURED_FILE = "measured_subnets.jsonl"
 FIXED_SUBNETS = 2  # the largest and the smallest are always part of the fit
-
-Values = NDArray[np.float64]
 
 
 def run(

@@ -1,10 +1,8 @@
 """The winners of one device beside the baselines: as data, as points of the front's chart, as a card, in the terminal."""
 
 import math
-from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 from rich.markup import escape as escape_markup
@@ -12,10 +10,9 @@ from rich.table import Table
 
 from tasks.layers import Layers
 from tasks.pages.text import amount, milliseconds, percent
-from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, point_label
+from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
 from tasks.schemas.baselines import COMPARED_FILE, Compared
 
-Row = Mapping[str, Any]
 TITLES = {"uniform": "uniformly shrunk", "random": "random SubNets", "macs": "searched by MACs", "siblings": "siblings"}
 STYLES = ((GOLD, "square-open"), (GREY, "x-thin-open"), (PURPLE, "triangle-up"), (RED, "diamond"))
 OTHERS = (TURQUOISE, "star-triangle-up")

@@ -1,15 +1,14 @@
 """The figures of the report. Every text of the user's is escaped: plotly reads a subset of HTML in labels."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
 
 import plotly.graph_objects as go
 
 from tasks.pages.text import milliseconds, percent
 from tasks.report import baselines
-from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, point_label
+from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row, point_label
 
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, TURQUOISE, GOLD, PINK)
 CHOSEN = "chosen"
@@ -19,7 +18,6 @@ LOG_TICKS = [float(f"{digit}e{exponent}") for exponent in range(-4, 6) for digit
 MAX_POINTS = 1000
 SQUARES = ("square", "square-open", "diamond-open")
 
-Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 

@@ -1,12 +1,8 @@
 """The few numbers that answer: was it worth it?"""
 
-from collections.abc import Mapping
-from typing import Any
-
 from tasks.pages.text import count, milliseconds, percent
 from tasks.report import baselines
-
-Row = Mapping[str, Any]
+from tasks.report.looks import Row
 
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:

@@ -1,7 +1,11 @@
-"""How points look in charts: colours, and labels. Plotly reads a subset of HTML in labels, so all of the user's is escaped."""
+"""Colours and labels of points in charts. Plotly reads a subset of HTML in labels, so all text of the user is escaped."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
+
+Row = Mapping[str, Any]
+"""A part of `report.json`."""
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
 TURQUOISE, GOLD, PINK = "#2aa5b8", "#b8860b", "#c2578f"

@@ -1,7 +1,6 @@
 """report.html: one file that works offline; it carries its plotly.js and forbids every network request."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -12,8 +11,8 @@ from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.report import baselines, charts
 from tasks.report.headline import fastest_within, reference
+from tasks.report.looks import Row
 
-Row = Mapping[str, Any]
 PLOTLY_CONFIG = {
     "displaylogo": False,
     "responsive": True,

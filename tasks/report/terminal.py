@@ -1,15 +1,11 @@
 """The end of a run in the terminal."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.markup import escape
 from rich.table import Table
 
 from tasks.pages.text import millions, milliseconds, percent
 from tasks.report import baselines
-
-Row = Mapping[str, Any]
+from tasks.report.looks import Row
 
 
 def terminal_table(report: Row) -> list[Table]:

@@ -37,7 +37,7 @@ class EvolvedFront:
             sampling=_first(problem, starts, limits, settings),
             crossover=UX(prob=1 - settings.mutation_share),
             mutation=_Redraw(problem.space, settings),
-            repair=_Canonical(problem.space),
+            repair=_CanonicalRepair(problem.space),
             eliminate_duplicates=True,
         )
         algorithm.setup(objectives, termination=get_termination("n_gen", settings.generations), seed=settings.seed)
@@ -101,7 +101,7 @@ class _Redraw(Mutation):
         return np.where(random_state.random(x.shape) < self._probability, drawn, x)
 
 
-class _Canonical(Repair):
+class _CanonicalRepair(Repair):
     """Canonical codes (n, V), so that no SubNet is in the population twice."""
 
     def __init__(self, space: SearchSpace) -> None:

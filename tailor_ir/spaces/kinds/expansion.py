@@ -12,11 +12,11 @@ RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own
 
 
 def _propose(draft: Draft, named: NamedBlock) -> None:
-    units = named.inner.units
+    element_channels = named.inner.element_channels
     groups = tuple(group for group in named.inner.hidden if group not in draft.widths)
     if not groups:
         return
-    full = max(draft.axis_map.groups[g] * units[g] for g in groups)
+    full = max(draft.axis_map.groups[g] * element_channels[g] for g in groups)
     reference = draft.reference(named.block, named.block.entry)
     if reference is None or full <= reference.sizes[-1]:  # a bottleneck's ratio is of its output
         reference = draft.reference(named.block, named.block.exit) or reference
@@ -27,7 +27,7 @@ def _propose(draft: Draft, named: NamedBlock) -> None:
     if asked is None:
         return
     choices = _choices(draft, name, asked, own, full)
-    tables = [_sizes(choices, own, draft.axis_map.groups[g], units[g], reference) for g in groups]
+    tables = [_sizes(choices, own, draft.axis_map.groups[g], element_channels[g], reference) for g in groups]
     add_to_block(draft, EXPANSION, name, choices, dict(zip(groups, tables, strict=True)), reference)
 
 

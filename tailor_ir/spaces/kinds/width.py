@@ -44,17 +44,17 @@ def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
         name = f"{label}.{kind.name}"
         if name in taken:
             kind, name = WIDTH, f"{label}.branch_width_mult"
-        _propose(draft, kind, name, groups, everything.units)
+        _propose(draft, kind, name, groups, everything.element_channels)
 
 
 def _propose(
-    draft: Draft, kind: Kind, name: str, groups: Sequence[int], units: Mapping[int, int] | None = None
+    draft: Draft, kind: Kind, name: str, groups: Sequence[int], element_channels: Mapping[int, int] | None = None
 ) -> None:
     """One multiplier for channel groups that have none yet."""
     groups = [group for group in groups if group not in draft.widths]
     if not groups:
         return
-    choices, sizes = _choices(draft, name, groups, units or {})
+    choices, sizes = _choices(draft, name, groups, element_channels or {})
     variable = draft.add(name, kind.name, kind.scope, choices) if len(choices) > 1 else None
     for index, group in enumerate(groups):
         own = tuple(kept[index] for kept in sizes)
@@ -64,7 +64,7 @@ def _propose(
 
 
 def _choices(
-    draft: Draft, name: str, groups: Sequence[int], units: Mapping[int, int]
+    draft: Draft, name: str, groups: Sequence[int], element_channels: Mapping[int, int]
 ) -> tuple[list[Choice], list[WidthSizes]]:
     """The multipliers, and the sizes of all groups under each."""
     full = [draft.axis_map.groups[group] for group in groups]
@@ -75,7 +75,7 @@ def _choices(
         if not 0 < mult <= 1:
             raise SpaceError(f"space: {name}={mult}; allowed: above 0, up to 1")
         kept = tuple(
-            size if mult == 1 else kept_elements(mult * size, size, units.get(group, 1))
+            size if mult == 1 else kept_elements(mult * size, size, element_channels.get(group, 1))
             for group, size in zip(groups, full, strict=True)
         )
         if kept in sizes:
