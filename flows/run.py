@@ -1,4 +1,4 @@
-"""What all stages of one run share, and the one way a stage is executed: found complete in the store, or worked."""
+"""State that all stages of one run share, and the one way a stage is executed: found complete in the store, or worked."""
 
 import threading
 import time

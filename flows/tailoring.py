@@ -1,4 +1,4 @@
-"""What both flows share: a walk through their table of stages, and what the command asks for at its end."""
+"""The common part of both flows: a walk through their table of stages, and the result that the command asks for."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a solver cannot do. Callers turn each error into a line for their user."""
+"""Errors for problems that a solver cannot solve. Callers turn each into a line for their user."""
 
 
 class SolverError(Exception):

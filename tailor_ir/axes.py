@@ -1,4 +1,4 @@
-"""Symbolic axes: what a dimension of a tensor means, and so what it is under any config.
+"""Symbolic axes: the meaning of a tensor's dimension, and so its size under any config.
 
 While a network is read, dimensions are `Dim`s, joined by union-find as operators demand that they agree. Afterwards
 they are frozen into `Axis` expressions: a constant, the batch, a channel group that is cut in one piece, a spatial size

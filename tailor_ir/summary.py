@@ -1,4 +1,4 @@
-"""A SuperNet in numbers for people: what each node costs in one SubNet, and what each variable touches and saves."""
+"""A SuperNet in numbers for people: the cost of each node in one SubNet, and the nodes and savings of each variable."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

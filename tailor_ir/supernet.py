@@ -1,4 +1,4 @@
-"""The SuperNet: what `compile` gives back, and everything that can be asked of it."""
+"""The SuperNet: the result of `compile`, and everything that can be asked of it."""
 
 import logging
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a run is given and does not train: its accuracy, beside which that of SubNets is seen."""
+"""Accuracy of a network that a run is given and does not train, for comparison with SubNets."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where the blocks of a network are, named for people: by stage and number, and what is before, between and behind these."""
+"""Places of the blocks of a network, by names for people: stage and number, or before, between and after stages."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

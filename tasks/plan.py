@@ -1,4 +1,4 @@
-"""A dry run of stage "profile": what one device knows already, what it would measure, and how long that takes it."""
+"""A dry run of stage "profile": operators that one device knows already, operators to measure, and the time it takes."""
 
 from collections import Counter
 from collections.abc import Iterable

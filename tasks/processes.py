@@ -1,4 +1,4 @@
-"""Child processes end, whatever they do."""
+"""Ending child processes, whatever they do."""
 
 import subprocess
 

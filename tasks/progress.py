@@ -1,4 +1,4 @@
-"""How stages tell how far they are, without knowing who listens (terminal bar, Prefect, nobody)."""
+"""Progress of stages, reported to anybody who listens: a terminal bar, Prefect, nobody."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,4 +1,4 @@
-"""Errors that say that a machine has run out of something."""
+"""Errors of a machine that has run out of something."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the words of a command line mean, or the one line that refuses them. Nothing heavy is imported here."""
+"""The words of a command line, parsed, or refused in one line. Nothing heavy is imported here."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""Commands as flow calls, and what they show in the terminal."""
+"""Commands as calls of flows, and their tables in the terminal."""
 
 import json
 from collections.abc import Mapping, Sequence

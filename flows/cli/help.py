@@ -1,4 +1,4 @@
-"""What `--help` tells: of all commands, or of one."""
+"""The text of `--help`: of all commands, or of one."""
 
 import textwrap
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The words of the command line: commands, flags, and what is told of each. A new command or flag is one entry here.
+"""The words of the command line: commands and flags with their help. A new command or flag is one entry here.
 
 Nothing heavy is imported here.
 """

@@ -1,4 +1,4 @@
-"""What a run is asked for, validated."""
+"""The config of a run, validated."""
 
 from flows.config.device import DeviceProfile, SshSettings
 from flows.config.run import AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings

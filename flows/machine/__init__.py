@@ -1,1 +1,1 @@
-"""What a run uses of this machine: its environment, locks between runs, a Prefect server of its own."""
+"""The machine of a run: its environment, locks between runs, a Prefect server of its own."""

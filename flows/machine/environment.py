@@ -1,4 +1,4 @@
-"""Where the project keeps what is not an output (Prefect's home, device locks), and how its libraries behave.
+"""Folders of the project that are no output (Prefect's home, device locks), and the behaviour of its libraries.
 
 Call `prepare` before the first import of Prefect, MLflow or torch: they read their settings from the environment.
 """

@@ -1,1 +1,1 @@
-"""What Prefect's pages show of a run: lines of its log, summaries of stages, tables of winners, the report."""
+"""A run on Prefect's pages: lines of its log, summaries of stages, tables of winners, the report."""

@@ -1,4 +1,4 @@
-"""The baselines, and what the winners gain over them."""
+"""The baselines, and the gain of the winners over them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the user brings, as parts of a stage's key: content where it can be hashed quickly, names never."""
+"""The user's data and models as parts of a stage's key: contents, or listings of files that take long to hash."""
 
 import hashlib
 import os

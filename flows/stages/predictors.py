@@ -1,4 +1,4 @@
-"""What is measured of a SuperNet and of devices, and the predictors made from it."""
+"""The measurements of a SuperNet and of devices, and the predictors made from them."""
 
 from pathlib import Path
 

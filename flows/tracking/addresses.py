@@ -1,4 +1,4 @@
-"""Where MLflow keeps runs: a server, or a database of SQLite with the artifacts beside it.
+"""The address of MLflow's runs: a server, or an SQLite database with the artifacts beside it.
 
 Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
 commands look for it.

@@ -1,4 +1,4 @@
-"""Timing one model so that the number can be believed.
+"""Timing one model reliably.
 
 Warm-up by time and count, inner repeats until a sample can be timed, blocks spread over time, p50/p90 over
 samples, stop when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model, MLPerf Mobile.

@@ -1,4 +1,4 @@
-"""How the service starts its child."""
+"""Settings with which the service starts its child process."""
 
 from pathlib import Path
 

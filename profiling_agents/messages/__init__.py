@@ -1,4 +1,4 @@
-"""What travels between client, service and child process: JSON messages, strict on both ends; the errors."""
+"""Messages between client, service and child process: JSON, strict on both ends; and the errors."""
 
 from profiling_agents.messages.base import (
     MIB,

@@ -1,4 +1,4 @@
-"""How one model is timed."""
+"""Settings for timing one model."""
 
 from typing import Self
 

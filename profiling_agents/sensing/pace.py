@@ -1,4 +1,4 @@
-"""How fast a core is at the moment, against how fast it usually is.
+"""Pace: how fast a core is at the moment, against how fast it usually is.
 
 A processor that hardware threads or virtual machines share is slower while another one is busy: by a third or more, for
 seconds, and no counter of this system shows it. The time of a short loop of arithmetic shows it. Samples from a slow core

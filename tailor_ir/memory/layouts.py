@@ -1,4 +1,4 @@
-"""How tensors lie in memory: layouts, channels in blocks, and what a tensor takes up."""
+"""Layouts of tensors in memory: plain, rows, channels in blocks; and the bytes that a tensor takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The operators of SubNets, read off the axes: what a device executes, and all that any SubNet has."""
+"""The operators of SubNets, read off the axes, as a device executes them; and the unique operators of all SubNets."""

@@ -1,4 +1,4 @@
-"""Which nodes of a network run as one operator."""
+"""Clusters: the nodes of a network that run as one operator."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 

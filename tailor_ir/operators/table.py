@@ -1,4 +1,4 @@
-"""The operators of SubNets, read off the axes: which variables each of them depends on, and all that any SubNet has.
+"""The operators of SubNets, read off the axes: the variables that each depends on, and the unique operators.
 
 An operator's shapes depend on few variables. Its axes are evaluated over all choices of these at once; a template
 describes every different row of sizes once, and blocks that are alike share templates.

@@ -1,4 +1,4 @@
-"""Learned transforms of kernels: what comes between a stored kernel and the convolutions that use its centre.
+"""Learned transforms of kernels, between a stored kernel and the convolutions that use its centre.
 
 Legend: O output channels, I input channels of a group, K kernel size, k a smaller one, in one, two or three dimensions.
 """

@@ -1,4 +1,4 @@
-"""Rewrites that give common groups of ONNX operators one node, so that axes, layers and measurements see what people mean.
+"""Rewrites that give common groups of ONNX operators one node, as people see them.
 
 Each pass is `Graph -> Graph` and keeps the function computed. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are the
 IR's own operators; the exporter writes them as standard ONNX again (`tailor_ir/subnets/standard_operators.py`).

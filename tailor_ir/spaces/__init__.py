@@ -1,1 +1,1 @@
-"""Which SubNets a network has: variables, their choices, configs and codes, and what a config means for sizes."""
+"""The SubNets of a network: variables, their choices, configs and codes, and the sizes under a config."""

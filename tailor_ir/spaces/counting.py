@@ -1,4 +1,4 @@
-"""How many different SubNets a space has, exactly.
+"""The exact number of different SubNets of a space.
 
 Different SubNets are different canonical codes. A code is canonical where every rule leaves it as it is, so the count is a
 sum of products of tables over few variables. Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial

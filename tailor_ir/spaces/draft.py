@@ -1,4 +1,4 @@
-"""A space while it is being proposed: the network that it is of, the user's selectors, and what has been found so far."""
+"""A space while it is being proposed: its network, the user's selectors, and the variables found so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a user asks of a space: selectors over variable names, and choices for what they match."""
+"""A user's wishes for a space: selectors of variable names, and choices for the variables that match."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

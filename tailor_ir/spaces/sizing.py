@@ -1,4 +1,4 @@
-"""How large a channel group or a kernel is: a table over the choices of few variables."""
+"""The size of a channel group or a kernel: a table over the choices of few variables."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Everything that is known of a network before a weight is read: its graph, axes, regions, space, and who is present when."""
+"""Everything that is known of a network before a weight is read: graph, axes, regions, space, presence of each node."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Variables of a space, and what is known of each for people."""
+"""Variables of a space, and the facts about each for people."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Find the axes of every value of a network, once, by walking its operators."""
+"""Propagation of axes: one walk over the operators of a network finds the axes of every value."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which input resolutions a network can take: every axis whole, no position lost, branches that meet of equal size."""
+"""Legal input resolutions of a network: every axis whole, every position kept, branches that meet of equal size."""
 
 from collections.abc import Sequence
 from math import gcd

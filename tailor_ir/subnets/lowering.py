@@ -1,4 +1,4 @@
-"""From nodes to torch modules under one config: which module computes a node, and on which operands."""
+"""From nodes to torch modules under one config: the module that computes a node, and its operands."""
 
 from collections.abc import Collection, Hashable, Sequence
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""SubNets run together: instructions that several SubNets have in common, from the input on, are run once.
+"""SubNets run together: the first instructions that several SubNets have in common are run once.
 
 The instructions of the SubNets form a tree of common prefixes. The tree is walked depth-first for each batch. Where SubNets
 part, the values that they still need are kept, as far as a limit allows; otherwise the values are computed again. An

@@ -1,4 +1,4 @@
-"""What is damaged is kept beside what takes its place, for people to look at."""
+"""Setting damaged files aside, for people to look at, before new files take their places."""
 
 from itertools import count
 from pathlib import Path

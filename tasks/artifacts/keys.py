@@ -1,4 +1,4 @@
-"""Which settings count in the key of a stage: all of them but those that are marked, at the field, as outside of it."""
+"""The settings that count in the key of a stage: all except those that are marked at their field as outside of it."""
 
 from dataclasses import dataclass
 from typing import Any

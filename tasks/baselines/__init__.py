@@ -1,4 +1,4 @@
-"""Baselines: what the winners of a search are held against, on the same images and devices, in the same way."""
+"""Baselines: the peers of a search's winners, evaluated and timed on the same images and devices in the same way."""
 
 from tasks.baselines.networks import Trained
 from tasks.baselines.settings import Settings, Sibling

@@ -1,4 +1,4 @@
-"""Choosing: one SubNet of what a search found, by a rule; two SubNets laid side by side."""
+"""Choosing: one SubNet of a finished search by a rule, or two SubNets side by side."""
 
 from tasks.choose.pick import Pick, pick
 from tasks.choose.rules import Question, WinnerRule

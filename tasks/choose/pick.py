@@ -1,4 +1,4 @@
-"""How a SubNet is named on the command line: by a budget, its digest, a file, or as an end or the knee of the front."""
+"""Names of a SubNet on the command line: a budget, its digest, a file, an end or the knee of the front."""
 
 import difflib
 import math

@@ -1,4 +1,4 @@
-"""What the user says about the data."""
+"""Settings of the data."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What every kind of data gives: labels at once, images on demand."""
+"""The protocol of all kinds of data: labels at once, images on demand."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured, and how well they order it."""
+"""Agreement of predictions with measurements: how far they are off, and how well they order them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How SubNets are evaluated."""
+"""Settings for evaluating SubNets."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""BatchNorm statistics of SubNets that were taken before, as long as they would come out the same again."""
+"""Stored BatchNorm statistics of SubNets, for as long as they would come out the same again."""
 
 import threading
 import weakref

@@ -1,4 +1,4 @@
-"""What an exported file tells of itself: the same facts in every format, where the format has a place for them."""
+"""Facts inside an exported file about itself: the same in every format, where the format has a place for them."""
 
 import json
 from importlib.metadata import version

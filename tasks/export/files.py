@@ -1,4 +1,4 @@
-"""The files of one SubNet in each format, each with what runs it to be checked."""
+"""The files of one SubNet in each format, each with a function that runs it for the check."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a launcher tells its workers, as one JSON file."""
+"""The job that a launcher gives its workers, as one JSON file."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is trained: a plain network is a SuperNet with one SubNet, itself."""
+"""Networks in training. A plain network is a SuperNet with one SubNet, itself."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

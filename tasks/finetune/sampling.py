@@ -1,4 +1,4 @@
-"""Which SubNets a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same."""
+"""The SubNets that a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How to train: shared by the base network and the SuperNet."""
+"""Settings of training, shared by the base network and the SuperNet."""
 
 import re
 from typing import Annotated, Literal

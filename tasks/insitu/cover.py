@@ -1,4 +1,4 @@
-"""A few SubNets that together contain every operator: what in-situ measuring runs.
+"""A few SubNets that together contain every operator, for measuring in situ.
 
 An operator depends on few variables, so one SubNet can bring many new operators. SubNets are chosen one after the other. A
 choice begins with a missing operator. The other variables are then set one at a time to the choice that brings most new

@@ -1,4 +1,4 @@
-"""Timing operators inside whole SubNets: what each SubNet said of its operators, and the entries that follow.
+"""Timing operators inside whole SubNets, and the entries of the look-up table that follow.
 
 Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
 """

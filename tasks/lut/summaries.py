@@ -1,4 +1,4 @@
-"""The forms of answers about look-up tables, as they stand in JSON."""
+"""Types of answers about look-up tables, as JSON."""
 
 from typing import TypedDict
 

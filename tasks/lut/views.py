@@ -1,4 +1,4 @@
-"""Look-up tables as answers: what a store holds, how two devices differ, all of it as CSV."""
+"""Look-up tables as answers: the content of a store, the ratios of two devices, everything as CSV."""
 
 import io
 import json

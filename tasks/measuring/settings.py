@@ -1,4 +1,4 @@
-"""How SubNets are timed."""
+"""Settings for timing SubNets."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -1,4 +1,4 @@
-"""What a network has to give: one number for each class of the data, for each image."""
+"""The outputs that a network must have: one number for each class of the data, for each image."""
 
 import inspect
 from collections.abc import Sequence

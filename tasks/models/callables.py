@@ -1,4 +1,4 @@
-"""Networks that a Python function of the user's makes."""
+"""Networks made by a user's Python function."""
 
 import importlib
 from collections.abc import Callable

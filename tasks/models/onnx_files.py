@@ -1,4 +1,4 @@
-"""ONNX files: whether they are what the pipeline takes, before anything else reads them."""
+"""ONNX files: checked for the pipeline before anything else reads them."""
 
 from pathlib import Path
 

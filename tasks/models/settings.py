@@ -1,4 +1,4 @@
-"""What the user says about the network."""
+"""Settings of the network."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""Where an exception in the user's code comes from, as `FILE:LINE`."""
+"""The origin of an exception in the user's code, as `FILE:LINE`."""
 
 import traceback
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What all our HTML pages share: one frame that loads nothing, one style, escaping, and numbers as short text."""
+"""Parts that all HTML pages share: a frame that loads nothing, a style, escaping, numbers as short text."""
 
 import json
 from importlib import resources

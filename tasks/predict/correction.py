@@ -1,4 +1,4 @@
-"""What a sum over operators leaves out of a network: caches, layouts, the runtime's overhead for each layer and each run."""
+"""Correction of sums over operators for the rest of a network: caches, layouts, overhead of each layer and each run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

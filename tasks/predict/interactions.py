@@ -1,4 +1,4 @@
-"""Pairs of modifications measured together: which ones, what they add to the accuracy predictor, and whether that helps.
+"""Interactions: pairs of modifications measured together, and whether they help the accuracy predictor.
 
 Variables that some operator depends on together are paired, each at the choice that changes most. The pairs whose effects
 have the largest product come first: that product is the interaction of two modifications that each leave a share of the

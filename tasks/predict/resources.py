@@ -1,4 +1,4 @@
-"""Stage "resources": what SubNets need on one device besides time: memory, multiply-accumulates, parameters, energy.
+"""Stage "resources": needs of SubNets on one device besides time: memory, multiply-accumulates, parameters, energy.
 
 Nothing is run and no device is asked: memory and counts follow from the SuperNet and from what the settings say of the
 device. So does energy, unless the look-up table has energies of operators, which are then summed up, or the SubNets that were

@@ -1,4 +1,4 @@
-"""Where the predicted latency of each shown SubNet goes, layer by layer, with every different operator there once."""
+"""The predicted latency of each shown SubNet, layer by layer; every different operator is stored once."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was exported, by format, and the bundle where one was made."""
+"""The exported files by format, and the bundle if there is one."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the refinement measured, where it ran: the candidates, and why winners of the search were replaced."""
+"""The refinement, if there was one: its measured candidates, and the reasons for which winners were replaced."""
 
 from collections.abc import Mapping
 from pathlib import Path

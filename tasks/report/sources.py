@@ -1,4 +1,4 @@
-"""What the report is made of: the folders of finished stages, and what only the run knows."""
+"""Sources of the report: the folders of finished stages, and facts that only the run knows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

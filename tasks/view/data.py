@@ -1,4 +1,4 @@
-"""What the page shows, as plain data. Every number is one of the largest or the smallest SubNet, batch 1."""
+"""The content of the page, as plain data. Every number is of the largest or the smallest SubNet, batch 1."""
 
 from dataclasses import dataclass
 

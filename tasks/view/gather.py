@@ -1,4 +1,4 @@
-"""From a SuperNet to what the page shows. Nothing is executed: sizes and costs follow from the axes."""
+"""From a SuperNet to the content of the page. Nothing is executed: sizes and costs follow from the axes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

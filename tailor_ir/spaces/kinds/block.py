@@ -1,4 +1,4 @@
-"""What the kinds of variables inside blocks share."""
+"""Functions that kinds of variables inside blocks share."""
 
 from collections.abc import Mapping, Sequence
 
