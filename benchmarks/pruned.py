@@ -1,7 +1,7 @@
 """Networks pruned layer by layer by another library, fine-tuned by the product's own loop: files for `baselines.files`.
 
 Torch-Pruning (DepGraph, CVPR 2023) prunes the base network's channels of lowest magnitude, ranked over all layers together, so
-that each layer keeps another share. It is in this project's optional dependencies `benchmarks` only.
+that each layer keeps another share. It is in this project's optional dependencies `dev` only.
 """
 
 import copy
