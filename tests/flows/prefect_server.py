@@ -104,6 +104,11 @@ class Server:
 
         return wait_for(ended, f"the end of flow run {flow_run}")
 
+    def delete_run(self, flow_run: str) -> None:
+        """Delete a flow run; a server that plans runs at the moment may answer that it is busy."""
+        gone = f"flow_runs/{flow_run}"
+        wait_for(lambda: self.api.delete(gone).status_code in (204, 404), "the run to be deleted")
+
     def found(self, what: str, **wanted: Any) -> list[dict[str, Any]]:
         """Objects of one kind (`artifacts`, `flow_runs`, …) that a filter of the API matches."""
         rows: list[dict[str, Any]] = self.api.post(f"{what}/filter", json=wanted).raise_for_status().json()

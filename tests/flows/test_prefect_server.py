@@ -1,5 +1,6 @@
 """Deployments on a real Prefect server, run by a real process worker."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,29 @@ def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(
     assert any(artifact["key"].startswith("stage-enumerate") for artifact in artifacts)
 
 
+def asked(line: str) -> tuple[str, dict[str, Any]]:
+    """The deployment and the parameters of a line that asks for a run."""
+    _, _, _, name, *words = shlex.split(line)
+    parameters: dict[str, Any] = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        key, _, given = value.partition("=")
+        parameters |= json.loads(value) if option == "--params" else {key: given}
+    return name, parameters
+
+
+def test_the_documented_command_lines_ask_for_runs(server: Server) -> None:
+    lines = server.documented("bash", "prefect deployment run").splitlines()
+    wanted = {"deployments": {"name": {"any_": ["on-demand"]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    before = {run["id"] for run in server.found("flow_runs", **wanted)}
+    server.shell("\n".join(lines))
+    runs = [run for run in server.found("flow_runs", **wanted) if run["id"] not in before]
+    for run in runs:  # before a worker of another test finds it
+        server.delete_run(run["id"])
+    assert {run["state_type"] for run in runs} == {"SCHEDULED"}
+    expected = [(server.deployment(name)["id"], parameters) for name, parameters in map(asked, lines)]
+    assert [(run["deployment_id"], run["parameters"]) for run in runs] == expected
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
@@ -114,8 +138,7 @@ def test_the_form_is_a_page_or_two_high_and_sends_what_was_entered(server: Serve
         (run,) = wait_for(lambda: server.found("flow_runs", flow_runs=wanted), "the run")
     assert set(run["parameters"].pop("settings").values()) == {None}
     assert [value for value in run["parameters"].values() if value] == ["none", "default", "report"]
-    gone = f"flow_runs/{run['id']}"  # a server that plans runs at the moment may answer that it is busy
-    wait_for(lambda: server.api.delete(gone).status_code in (204, 404), "the run to be deleted")
+    server.delete_run(run["id"])
 
 
 def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, tmp_path: Path) -> None:
