@@ -10,7 +10,6 @@ latencies of a SubNet are from their mean, and how well the medians of even roun
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -18,19 +17,18 @@ from rich.table import Table
 
 from tasks.artifacts import read_lines
 from tasks.evaluation.agreement import kendall_tau
-from tasks.measuring.calm import Calm
+from tasks.measuring.calm import Calm, TimedLine
 
 FILES = ("timed.jsonl", "measured_subnets.jsonl")
 FEWEST = 20
 """SubNets that were measured twice."""
-Line = dict[str, Any]
 
 
-def known(by_key: list[list[Line]], calm: Calm) -> tuple[float, float | None]:
+def known(by_key: list[list[TimedLine]], calm: Calm) -> tuple[float, float | None]:
     """Standard deviation of single latencies around their SubNet's mean, relative; τ of the medians of even and odd rounds."""
     away, even, odd = [], [], []
     for lines in by_key:
-        times_ms = np.array([line["p50_ms"] for line in lines]) / calm.slowdowns(lines)
+        times_ms = np.array([line.p50_ms for line in lines]) / calm.slowdowns(lines)
         away += list(np.log(times_ms) - np.log(times_ms).mean())
         even.append(np.median(times_ms[::2]))
         odd.append(np.median(times_ms[1::2]))
@@ -45,10 +43,11 @@ def main() -> None:
         "file", "SubNets", "part shared", "as measured", "relative to the reference", "part of it", title="spread, τ"
     )
     for file in sorted(path for name in FILES for path in options.folder.rglob(name)):
-        lines = [line for line in read_lines(file) if line.get("p50_ms") and line.get("reference_ms")]
-        by_key: dict[str, list[Line]] = {}
+        timed = map(TimedLine.model_validate, read_lines(file))
+        lines = [line for line in timed if line.p50_ms and line.reference_ms]
+        by_key: dict[str, list[TimedLine]] = {}
         for line in lines:
-            by_key.setdefault(line["key"], []).append(line)
+            by_key.setdefault(line.key, []).append(line)
         several = [found for found in by_key.values() if len(found) > 1]
         if len(several) < FEWEST:
             continue

@@ -16,6 +16,7 @@ from flows.stages.inputs import model_key
 from flows.stages.spec import SUPERNET, Context, Scope, StageSpec
 from tasks.artifacts import key_settings
 from tasks.progress import Progress
+from tasks.schemas.results import HISTORY_FILE
 from tasks.schemas.stored import StageResult
 
 SHAPES_ALONE = ("enumerate", "plan", "profile")
@@ -152,7 +153,7 @@ FINETUNE = StageSpec(
     modules=("tasks.finetune", "tasks.finetune.worker"),
     settings=lambda at: key_settings(at.training.finetune),
     inputs=lambda at: (at.data, at.supernet),
-    artifacts=lambda at: (SUPERNET, "history.jsonl"),
+    artifacts=lambda at: (SUPERNET, HISTORY_FILE),
     facts=facts.ends,
     registered=lambda at: f"autotailor-{at.training.name}",
     wanted=lambda config, until: until not in SHAPES_ALONE,

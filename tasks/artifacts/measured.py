@@ -21,8 +21,6 @@ RECORDS_FILE = "subnets.jsonl"
 
 _OPENING = threading.Lock()  # devices are worked side by side
 
-Line = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class SubNetLines:
@@ -36,9 +34,9 @@ class SubNetLines:
     shared: Path | None = None
     anew: bool = False
 
-    def read(self, digests: Collection[str]) -> list[Line]:
-        """The own lines. SubNets of `digests` without an own line get the store's lines first."""
-        lines: list[Line] = read_lines(self.own)
+    def read(self, digests: Collection[str]) -> list[Any]:
+        """The own lines, as JSON. SubNets of `digests` without an own line get the store's lines first."""
+        lines = read_lines(self.own)
         if self.shared is None or self.anew:
             return lines
         missing = set(digests) - {line[self.name] for line in lines}
@@ -48,7 +46,7 @@ class SubNetLines:
         append_lines(self.own, taken)
         return [*lines, *taken]
 
-    def append(self, line: Line, *, shared: bool = True) -> None:
+    def append(self, line: Mapping[str, Any], *, shared: bool = True) -> None:
         """Append a line to the own file and, with `shared`, to the store."""
         append_line(self.own, line)
         if self.shared is not None and shared:

@@ -5,7 +5,7 @@ import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +34,17 @@ MOST_TOGETHER = 32
 UPDATE_SECONDS = 1.0
 
 
+class EvaluatedLine(TypedDict):
+    """A line of a file of accuracies: a SubNet, and its `Accuracy`."""
+
+    digest: str
+    config: Config
+    correct: int
+    total: int
+    loss: float
+    hits: str
+
+
 class Accuracy(NamedTuple):
     """Correctly classified images of all, and their mean cross-entropy loss; `hits`: which they were, bits in base64."""
 
@@ -43,9 +54,15 @@ class Accuracy(NamedTuple):
     hits: str = ""
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> "Accuracy":
-        """From a line of a file that has these fields and others."""
-        return cls(**{name: line[name] for name in cls._fields})
+    def of(cls, line: EvaluatedLine) -> "Accuracy":
+        """As a file has it."""
+        return cls(line["correct"], line["total"], line["loss"], line["hits"])
+
+    def line(self, digest: str, config: Config) -> EvaluatedLine:
+        """The accuracy of a SubNet, as a file has it."""
+        return EvaluatedLine(
+            digest=digest, config=config, correct=self.correct, total=self.total, loss=self.loss, hits=self.hits
+        )
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -268,7 +285,7 @@ def accuracies(
                 for future in wait(waiting, UPDATE_SECONDS, FIRST_COMPLETED).done:
                     for digest, found in zip(waiting.pop(future), future.result(), strict=True):
                         known[digest] = found
-                        lines.append({"digest": digest, "config": missing[digest], **found._asdict()})
+                        lines.append(found.line(digest, missing[digest]))
                         bar.advance()
                 bar.advance(0)  # ends the work where the run was interrupted
                 bar.note(f"{work.batches} batches")

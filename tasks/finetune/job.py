@@ -10,9 +10,9 @@ from tasks.artifacts import read_json
 from tasks.data import DataSettings
 from tasks.finetune.settings import Settings, TrainSettings
 from tasks.models import ModelSettings
+from tasks.schemas.results import HISTORY_FILE
 
 JOB_FILE = "job.json"
-HISTORY_FILE = "history.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 LOG_FILE = "workers.log"
 

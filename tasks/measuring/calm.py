@@ -7,20 +7,28 @@ at other slowdowns of the reference.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from profiling_agents.messages import Measurement
 from solvers.tables import Values
-
-Line = Mapping[str, Any]
-"""`key`, `p50_ms` and `reference_ms`, either of which may be None."""
 
 BEST_QUANTILE = 0.2
 PRIOR = 8
 """So many measurements, as far from their mean as these, that say that models are slowed as the reference is."""
+
+
+class TimedLine(Measurement):
+    """A line of a file of latencies: a measurement, and the latency of the reference beside it, where that was measured."""
+
+    reference_ms: float | None = None
+
+    @property
+    def measurement(self) -> Measurement:
+        """The measurement alone."""
+        return Measurement.model_validate(self.model_dump(exclude={"reference_ms"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +43,14 @@ class Calm:
     slope: float = 0.0
 
     @classmethod
-    def fit(cls, lines: Iterable[Line]) -> "Calm":
+    def fit(cls, lines: Iterable[TimedLine]) -> "Calm":
         """From all that was measured."""
-        by_key: dict[str, list[Line]] = {}
+        by_key: dict[str, list[TimedLine]] = {}
         references = []
         for line in lines:
-            if line.get("reference_ms") is not None:
-                references.append(float(line["reference_ms"]))
-                by_key.setdefault(line["key"], []).append(line)
+            if line.reference_ms is not None:
+                references.append(line.reference_ms)
+                by_key.setdefault(line.key, []).append(line)
         if not references:
             return cls(math.nan)
         rows = [_deviations(found) for found in by_key.values()]
@@ -55,27 +63,26 @@ class Calm:
             level, slope = np.linalg.solve(normal, factors.T @ took + weight * np.array([1.0, 0.0])).tolist()
         return cls(float(np.quantile(references, BEST_QUANTILE)), level, slope)
 
-    def slowdowns(self, lines: Sequence[Line]) -> Values:
+    def slowdowns(self, lines: Sequence[TimedLine]) -> Values:
         """How much slower than on a calm device each measurement (n,) of one model was; 1 where nothing tells."""
         ratios = [ratio for ratio in map(_ratio, lines) if ratio is not None]
         if not ratios or math.isnan(self.best_ms):
             return np.ones(len(lines))
         share = min(1.0, max(0.0, self.level + self.slope * float(np.mean(ratios))))
-        references = (line.get("reference_ms") for line in lines)
-        return np.array([1.0 if one is None else (one / self.best_ms) ** share for one in references])
+        references_ms = (line.reference_ms for line in lines)
+        return np.array([1.0 if one is None else (one / self.best_ms) ** share for one in references_ms])
 
 
-def _ratio(line: Line) -> float | None:
+def _ratio(line: TimedLine) -> float | None:
     """Logarithm of a latency over the reference's."""
-    p50_ms, reference_ms = line.get("p50_ms"), line.get("reference_ms")
-    return math.log(p50_ms / reference_ms) if p50_ms and reference_ms else None
+    return math.log(line.p50_ms / line.reference_ms) if line.p50_ms and line.reference_ms else None
 
 
-def _deviations(lines: Sequence[Line]) -> Values:
+def _deviations(lines: Sequence[TimedLine]) -> Values:
     """Of the measurements of one model: the reference's slowdown from its mean, that times x, and the model's; (n, 3)."""
-    known = [line for line in lines if _ratio(line) is not None]
+    known = [(line.p50_ms, line.reference_ms) for line in lines if _ratio(line) is not None]
     if len(known) < 2:
         return np.zeros((0, 3))
-    took, reference = (np.log([line[name] for line in known]) for name in ("p50_ms", "reference_ms"))
+    took, reference = np.log(np.array(known, dtype=np.float64).T)
     slowed = reference - reference.mean()
     return np.column_stack([slowed, slowed * (took - reference).mean(), took - took.mean()])

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from profiling_agents.sensing.machine import available_cores
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of
 from tasks.measuring.ahead import ahead, pieces
-from tasks.measuring.calm import Calm, Line
+from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert
 from tasks.progress import Progress
@@ -105,10 +105,10 @@ class SubNetMeter:
         """
         by_key = {subject.key: subject for subject in subjects}
         made: dict[str, ModelJob | str] = {}
-        lines: dict[str, list[Line]] = {key: [] for key in by_key}
+        lines: dict[str, list[TimedLine]] = {key: [] for key in by_key}
         known = file if isinstance(file, SubNetLines) else SubNetLines(file, "key")
-        for line in known.read(by_key):
-            lines.setdefault(line["key"], []).append(line)
+        for line in map(TimedLine.model_validate, known.read(by_key)):
+            lines.setdefault(line.key, []).append(line)
         for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
             calm = Calm.fit(line for found in lines.values() for line in found)
             left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
@@ -117,8 +117,8 @@ class SubNetMeter:
                 continue
             with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
                 for line in self._lines(todo, subjects[0], made):
-                    lines[line["key"]].append(line)
-                    known.append(line, shared=line["p50_ms"] is not None)
+                    lines[line.key].append(line)
+                    known.append(line.model_dump(mode="json"), shared=line.p50_ms is not None)
                     bar.advance()
         calm = Calm.fit(line for found in lines.values() for line in found)
         return [_median(lines[subject.key], calm) for subject in subjects]
@@ -142,7 +142,7 @@ class SubNetMeter:
 
     def _lines(
         self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
-    ) -> Iterator[Line]:
+    ) -> Iterator[TimedLine]:
         """As many at a time as the device has in turn: what was measured, and the reference's latency.
 
         `made`: jobs by key, or why there is none; those that are not there yet are put in.
@@ -169,7 +169,7 @@ class SubNetMeter:
             reference_ms = float(np.mean(references)) if references else None
             for one in measured:
                 if not one.key.startswith("reference "):
-                    yield one.model_dump(mode="json") | {"reference_ms": reference_ms}
+                    yield TimedLine.model_validate({**one.model_dump(), "reference_ms": reference_ms})
 
     def time(self, job: ModelJob) -> Measurement:
         """One model; measured again while it is noisy, the steadiest counts."""
@@ -205,34 +205,32 @@ class SubNetMeter:
         return job if weights else replace(job, files=job.files[:1])
 
 
-def _settled(lines: Sequence[Line], calm: Calm, rounds: int) -> bool:
+def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
     """Whether measuring a SubNet again would tell nothing more."""
-    if any(line["state"] == "failed" for line in lines) or (lines and math.isnan(calm.best_ms)):
+    if any(line.state == "failed" for line in lines) or (lines and math.isnan(calm.best_ms)):
         return True
     slowdowns = calm.slowdowns(lines)
     if rounds == 1:
         calm_ones = (
-            line.get("reference_ms") is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
+            line.reference_ms is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
         )
         return any(calm_ones)
     if len(lines) < rounds:
         return False
-    times_ms = np.array([line["p50_ms"] for line in lines]) / slowdowns
+    times_ms = np.array([line.p50_ms for line in lines]) / slowdowns
     error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
     return error_ms <= STANDARD_ERROR * float(np.median(times_ms))
 
 
-def _median(lines: Sequence[Line], calm: Calm) -> Measurement:
+def _median(lines: Sequence[TimedLine], calm: Calm) -> Measurement:
     """The median of a SubNet's latencies as on a calm device; the rest as in the middle one; the last failure without any."""
-    found = [line for line in lines if line.get("p50_ms") is not None]
+    found = [line for line in lines if line.p50_ms is not None]
     if not found:
-        return _measurement(lines[-1], {})
-    times_ms = np.array([line["p50_ms"] for line in found]) / calm.slowdowns(found)
+        return lines[-1].measurement
+    times_ms = np.array([line.p50_ms for line in found]) / calm.slowdowns(found)
     middle = found[np.argsort(times_ms, kind="stable")[(len(found) - 1) // 2]]
     median_ms = float(np.median(times_ms))
-    return _measurement(middle, {"p50_ms": median_ms, "p90_ms": middle["p90_ms"] * median_ms / middle["p50_ms"]})
-
-
-def _measurement(line: Line, changed: Mapping[str, float]) -> Measurement:
-    own = {name: value for name, value in line.items() if name != "reference_ms"}
-    return Measurement.model_validate({**own, **changed})
+    assert middle.p50_ms is not None, "lines with a latency"
+    assert middle.p90_ms is not None, "a latency has its p90"
+    changed = {"p50_ms": median_ms, "p90_ms": middle.p90_ms * median_ms / middle.p50_ms}
+    return middle.measurement.model_copy(update=changed)

@@ -31,6 +31,7 @@ from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.results import (
+    HISTORY_FILE,
     BaseResult,
     EndsAccuracy,
     EnumerateResult,
@@ -41,7 +42,6 @@ from tasks.schemas.results import (
 )
 
 Row = dict[str, Any]
-HISTORY_FILE = "history.jsonl"
 
 
 def gather(sources: Sources, settings: Settings) -> Row:

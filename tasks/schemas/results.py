@@ -1,8 +1,10 @@
-"""`result.json` of the stages whose results others read."""
+"""`result.json` of the stages whose results others read, and the name of the lines of a training beside it."""
 
 from typing import ClassVar
 
 from tasks.schemas.stored import Record, Stored
+
+HISTORY_FILE = "history.jsonl"
 
 
 class Result(Stored):

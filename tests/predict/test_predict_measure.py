@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from profiling_agents.client import ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.artifacts import read_lines
 from tasks.measuring import subnets as measure
-from tasks.measuring.calm import Calm
+from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import onnx_job
 from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
 from tasks.ncnn.conversion import ConversionLimits
@@ -25,20 +24,22 @@ from tasks.progress import Bar, Silent
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
 
 
-def line(p50_ms: float | None, reference_ms: float | None, state: str = "ok") -> dict[str, Any]:
-    times = {} if p50_ms is None else {"p50_ms": p50_ms, "p90_ms": 2 * p50_ms, "spread": 0.1, "n": 5, "repeats": 1}
-    reason = None if state == "ok" else "crashed"
-    return {"key": "a", "state": state, "reason": reason, "reference_ms": reference_ms, **times}
+def line(p50_ms: float | None, reference_ms: float | None, key: str = "a") -> TimedLine:
+    """A failure without a latency."""
+    if p50_ms is None:
+        return TimedLine(key=key, state="failed", reason="crashed", reference_ms=reference_ms)
+    times = {"p50_ms": p50_ms, "p90_ms": 2 * p50_ms, "spread": 0.1, "n": 5, "repeats": 1}
+    return TimedLine.model_validate({"key": key, "state": "ok", "reference_ms": reference_ms, **times})
 
 
 def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
-    lines = [line(12.0, 120.0), line(10.4, 100.0), line(None, 100.0, "failed"), line(9.9, 110.0)]
+    lines = [line(12.0, 120.0), line(10.4, 100.0), line(None, 100.0), line(9.9, 110.0)]
     found = measure._median(lines, Calm(100.0))
     assert found.p50_ms == pytest.approx(10.0)  # of 10, 10.4 and 9
     assert found.p90_ms == pytest.approx(20.0)
     assert measure._median(lines[:2], Calm(100.0)).p50_ms == pytest.approx(10.2)
     assert measure._median([line(12.0, None)], Calm(float("nan"))).p50_ms == 12.0
-    assert measure._median([line(None, 100.0, "failed")], Calm(100.0)).reason == "crashed"
+    assert measure._median([line(None, 100.0)], Calm(100.0)).reason == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,11 @@ def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
         ([line(1.2, 120.0), line(1.0, 100.0), line(1.01, 100.0)], True, True),
         ([line(1.2, 120.0), line(1.0, 120.0), line(1.01, 100.0)], True, False),
         ([line(1.0, 120.0), line(1.0, 120.0)], False, False),
-        ([line(None, 120.0, "failed")], True, True),  # again it would fail again
+        ([line(None, 120.0)], True, True),  # again it would fail again
         ([line(1.0, None)], False, False),
     ],
 )
-def test_what_is_measured_again(lines: list[dict[str, Any]], once: bool, several: bool) -> None:
+def test_what_is_measured_again(lines: list[TimedLine], once: bool, several: bool) -> None:
     for rounds, settled in ((1, once), (3, several)):
         assert measure._settled(lines, Calm(100.0), rounds) == settled
         assert measure._settled([line(5.0, None)], Calm(float("nan")), rounds)
@@ -70,22 +71,20 @@ def test_models_share_the_part_of_the_slowdown_that_they_were_seen_to_share() ->
         share = 0.1 + 0.9 * np.log(alone_ms) / np.log(100.0)
         for slowdown in random.choice([1.0, 1.0, 1.4, 2.0], 3):
             noise = np.exp(random.normal(0, 0.02))
-            took = {"p50_ms": alone_ms * slowdown**share * noise, "reference_ms": 100.0 * slowdown}
-            lines.append({"key": str(number), "state": "ok", **took})
+            lines.append(line(alone_ms * slowdown**share * noise, 100.0 * slowdown, str(number)))
     calm = Calm.fit(lines)
     assert calm.best_ms == pytest.approx(100.0)
     assert calm.level == pytest.approx(1.0, abs=0.1)
     for alone_ms, share in ((1.0, 0.1), (10.0, 0.55), (100.0, 1.0)):
-        one = {"key": "a", "p50_ms": alone_ms, "reference_ms": 100.0}
-        (_, slowed) = calm.slowdowns([one, {"key": "a", "p50_ms": alone_ms * 2**share, "reference_ms": 200.0}])
+        (_, slowed) = calm.slowdowns([line(alone_ms, 100.0), line(alone_ms * 2**share, 200.0)])
         assert slowed == pytest.approx(2**share, rel=0.1)
 
 
 def test_until_it_is_seen_models_are_slowed_as_the_reference_is() -> None:
-    lines = [{"key": "a", "p50_ms": 1.0, "reference_ms": 10.0}, {"key": "b", "p50_ms": 1.0, "reference_ms": None}]
+    lines = [line(1.0, 10.0), line(1.0, None, "b")]
     calm = Calm.fit(lines)
     assert (calm.best_ms, calm.level, calm.slope) == (10.0, 1.0, 0.0)
-    assert calm.slowdowns([lines[0], {**lines[0], "reference_ms": 15.0}, lines[1]]) == pytest.approx([1.0, 1.5, 1.0])
+    assert calm.slowdowns([lines[0], line(1.0, 15.0), lines[1]]) == pytest.approx([1.0, 1.5, 1.0])
     assert np.isnan(Calm.fit([lines[1]]).best_ms)
     assert Calm.fit([lines[1]]).slowdowns(lines) == pytest.approx([1.0, 1.0])
 
@@ -148,23 +147,23 @@ def test_rounds_end_and_a_second_call_measures_nothing_more(rounds: int, tmp_pat
         told = Told()
         found = meter.measure(configs, file, told)
         assert min(told.totals) > 0  # a round without work has no bar
-        lines = read_lines(file)
+        lines = [TimedLine.model_validate(one) for one in read_lines(file)]
         meter.measure(configs, file, Silent())
         nothing = Told()
         assert meter.measure([], tmp_path / "none.jsonl", nothing) == []
         assert nothing.totals == []
-    counts = Counter(one["key"] for one in lines)
+    counts = Counter(one.key for one in lines)
     assert set(counts) == {net.space.digest(config) for config in configs}
     most = {1: MOST_ROUNDS, 4: 8}[rounds]
     assert all(rounds <= count <= most for count in counts.values())
-    assert [one["key"] for one in lines[: len(configs)]] == [one.key for one in found]
+    assert [one.key for one in lines[: len(configs)]] == [one.key for one in found]
     more = Counter(one["key"] for one in read_lines(file))
     assert max(more.values()) <= most
-    reference_ms = {one["reference_ms"] for one in lines}
+    reference_ms = {one.reference_ms for one in lines}
     assert len(reference_ms) >= rounds * 2  # twelve SubNets, eight at a time
     calm = Calm.fit(lines)
-    assert calm.best_ms == pytest.approx(np.quantile([one["reference_ms"] for one in lines], 0.2))
+    assert calm.best_ms == pytest.approx(np.quantile([one.reference_ms for one in lines], 0.2))
     for one in found:
-        own = [line for line in lines if line["key"] == one.key]
-        times_ms = np.array([line["p50_ms"] for line in own]) / calm.slowdowns(own)
+        own = [line for line in lines if line.key == one.key]
+        times_ms = np.array([line.p50_ms for line in own]) / calm.slowdowns(own)
         assert one.p50_ms == pytest.approx(float(np.median(times_ms)))
