@@ -1,14 +1,18 @@
 """Where MLflow keeps runs: databases that are damaged, moved or copied, and servers that do not answer."""
 
+import shlex
 import shutil
 import time
 from pathlib import Path
 
+import click
 import pytest
+from mlflow.tracking._tracking_service.utils import _get_default_tracking_uri
 
 from flows.tracking import start_tracking
 from flows.tracking.addresses import TrackingAddress, address_of, path_of
 from tasks.errors import UserError
+from tests.docs.documents import ROOT, blocks
 
 
 def test_runs_of_all_output_folders_are_in_one_database_of_the_working_folder(
@@ -22,6 +26,19 @@ def test_runs_of_all_output_folders_are_in_one_database_of_the_working_folder(
     assert address_of("sqlite:///a/b.db") == TrackingAddress(
         f"sqlite:///{tmp_path}/a/b.db", tmp_path / "a" / "mlartifacts"
     )
+
+
+def test_the_documented_command_of_mlflow_looks_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.cli import cli  # takes seconds
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    (line,) = (block.text for block in blocks(ROOT / "docs" / "running.md") if block.text.startswith("mlflow "))
+    name, command, words = cli.resolve_command(click.Context(cli), shlex.split(line)[1:])
+    assert command is not None
+    found = command.make_context(name, words).params
+    assert (found["host"], found["backend_store_uri"]) == ("127.0.0.1", None)
+    assert address_of(_get_default_tracking_uri()) == address_of(None)
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "torn"])
