@@ -105,7 +105,7 @@ def measure(preset: str, subnets: int, activations: int, gradients: bool) -> dic
     ratios, built = zip(*found, strict=True)
     return {
         "preset": preset,
-        "nodes": len(net.elastic.graph.nodes),
+        "nodes": len(net.structure.graph.nodes),
         "ratio": geometric_mean(list(ratios)),
         "worst_ratio": max(ratios),
         "built_ms": statistics.median(built),

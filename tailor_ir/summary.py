@@ -45,7 +45,7 @@ class Describer:
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
-        self.graph, self.axis_map, self.space = structure.graph, structure.axes, structure.space
+        self.graph, self.axis_map, self.space = structure.graph, structure.axis_map, structure.space
         self._parameters = _stored_by_subnets(self.graph)
         self._data = self.graph.data_values()
         used = {axis for axes in self.axis_map.axes.values() for axis in axes}

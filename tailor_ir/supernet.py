@@ -68,7 +68,7 @@ class SuperNet:
     @property
     def space(self) -> Space:
         """Variables, choices and counts."""
-        return self.elastic.space
+        return self.structure.space
 
     @property
     def max_config(self) -> Config:
@@ -83,7 +83,7 @@ class SuperNet:
     @property
     def kernel_matrices(self) -> tuple[torch.Tensor, ...]:
         """The parameters of learned kernel transforms, which start as identity; none without `kernel_transform`."""
-        return tuple(self.elastic.tensor(name) for name in matrices_of(self.elastic.graph))
+        return tuple(self.elastic.tensor(name) for name in matrices_of(self.structure.graph))
 
     def sort_channels(self) -> None:
         """Put the channels of every elastic group in falling importance (L1), so that SubNets keep the important ones.
@@ -91,15 +91,16 @@ class SuperNet:
         The function stays the same up to rounding. Do it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
         """
         groups = [sizing.group for sizing in self.space.sizings]
-        elastic = self.elastic
-        sorted_tensors = sort_channels(elastic.graph, elastic.tensors(), elastic.axis_map, groups)
+        structure = self.structure
+        sorted_tensors = sort_channels(structure.graph, self.elastic.tensors(), structure.axis_map, groups)
         with torch.no_grad():
             for name, tensor in sorted_tensors.items():
-                elastic.tensor(name).copy_(tensor)
+                self.elastic.tensor(name).copy_(tensor)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
         """(B, C, H, W) of a SubNet's input."""
-        channels = self.elastic.graph.shapes[self.elastic.graph.inputs[0]][1:2]
+        graph = self.structure.graph
+        channels = graph.shapes[graph.inputs[0]][1:2]
         return (self.batch if batch is None else batch, *channels, *self.space.spatial(self.space.row(config)))
 
     def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[torch.Tensor]) -> Statistics:
@@ -215,19 +216,19 @@ class SuperNet:
     def activation_memory(self, rules: Rules = ONNXRUNTIME) -> ActivationMemory:
         """Memory of activations for whole populations of SubNets."""
         if rules not in self._memories:
-            types = element_types(self.elastic.graph, self.constants())
+            types = element_types(self.structure.graph, self.constants())
             sizes = {name: np.dtype(kind).itemsize for name, kind in types.items()}
             self._memories[rules] = ActivationMemory.of(self.structure, sizes, rules)
         return self._memories[rules]
 
     def constants(self) -> Tensors:
         """The stored tensors that are neither trained nor statistics, by name, on the CPU."""
-        return {name: self.elastic.tensor(name).detach().cpu() for name in self.elastic.graph.constants}
+        return {name: self.elastic.tensor(name).detach().cpu() for name in self.structure.graph.constants}
 
     def save(self, path: str | Path) -> None:
         """Write the SuperNet into a folder: JSON and safetensors."""
         tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
-        storage.save(Path(path), self.elastic.graph, tensors, self._spec)
+        storage.save(Path(path), self.structure.graph, tensors, self._spec)
 
 
 def _read(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:

@@ -89,7 +89,7 @@ def supernet_of(
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
-    graph = net.elastic.graph
+    graph = net.structure.graph
     check_shapes(f"model '{model.name}'", [graph.shapes[name] for name in graph.outputs], train.classes)
     return net
 

@@ -56,5 +56,5 @@ def _check_images(net: tailor_ir.SuperNet, supernet: Path, channels: int, resolu
             allowed=f"{'x'.join(map(str, wanted))}, the data's images",
             next_step="give the data options of the run that made it",
         )
-    graph = net.elastic.graph
+    graph = net.structure.graph
     check_shapes(where, [graph.shapes[name] for name in graph.outputs], classes)

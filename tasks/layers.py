@@ -118,7 +118,7 @@ class Layers:
 
     def __init__(self, net: SuperNet, lut: Lut, correction: Correction) -> None:
         self._net, self._lut, self._correction = net, lut, correction
-        regions = net.elastic.regions
+        regions = net.structure.regions
         self._place_of = {
             node.name: place
             for block, place in zip(regions.blocks, places(regions), strict=True)

@@ -371,6 +371,6 @@ def _computed(graph: Graph) -> frozenset[str]:
 def find_steps(structure: Structure, sizes_of: Callable[[Axis], frozenset[int]], rules: Rules) -> Steps:
     """The steps of all SubNets. sizes_of: an axis -> its sizes in all SubNets."""
     unit_of, space = structure.unit_of(), structure.space
-    return _Planner(structure.graph, structure.axes.axes, unit_of, space.sources, sizes_of, rules).plan(
+    return _Planner(structure.graph, structure.axis_map.axes, unit_of, space.sources, sizes_of, rules).plan(
         space.selections
     )

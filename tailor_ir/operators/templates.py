@@ -24,7 +24,7 @@ class TemplateInputs:
 
     def __init__(self, structure: Structure, tensors: Tensors) -> None:
         graph = structure.graph
-        self.graph, self.axis_map, self.tensors = graph, structure.axes, tensors
+        self.graph, self.axis_map, self.tensors = graph, structure.axis_map, tensors
         self.read_elsewhere = {
             *graph.outputs,
             *(name for each in structure.space.selections for name in each.producers),

@@ -25,7 +25,7 @@ def transform_kernels(graph: Graph, tensors: Tensors, structure: Structure) -> t
     """
     sizes = _kernel_sizes(structure)
     if not sizes:
-        raise SpaceError(_why_none(structure.axes, structure.regions))
+        raise SpaceError(_why_none(structure.axis_map, structure.regions))
     nodes: list[Node] = []
     shapes, tensors = dict(graph.shapes), dict(tensors)
     matrices: list[str] = []
@@ -60,7 +60,7 @@ def _kernel_sizes(structure: Structure) -> Mapping[str, tuple[int, ...]]:
         of_group.setdefault(sizing.group, set()).update(sizing.sizes.reshape(-1).tolist())
     found = {}
     for name in structure.graph.parameters:
-        kernels = [axis for axis in structure.axes.axes[name] if isinstance(axis, Kernel)]
+        kernels = [axis for axis in structure.axis_map.axes[name] if isinstance(axis, Kernel)]
         smaller = {s for group in groups_of(kernels) for s in of_group.get(group, ()) if s < kernels[0].size}
         if smaller:
             found[name] = tuple(sorted(smaller, reverse=True))

@@ -33,7 +33,7 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
         selections=selections,
         dropped=tuple(draft.dropped),
     )
-    return Structure(graph=graph, axes=axis_map, regions=regions, space=space, presence=presence)
+    return Structure(graph=graph, axis_map=axis_map, regions=regions, space=space, presence=presence)
 
 
 def _propose_variables(draft: Draft) -> None:

@@ -28,7 +28,7 @@ class Structure:
     """A network with all its SubNets, without weights. presence: node name -> the SubNets that have the node."""
 
     graph: Graph
-    axes: AxisMap
+    axis_map: AxisMap
     regions: Regions
     space: Space
     presence: Mapping[str, Presence]

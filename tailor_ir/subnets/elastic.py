@@ -53,9 +53,9 @@ class Elastic(nn.Module):
 
     def __init__(self, structure: Structure, tensors: Tensors) -> None:
         super().__init__()
-        graph, axis_map, space = structure.graph, structure.axes, structure.space
+        graph, axis_map, space = structure.graph, structure.axis_map, structure.space
         self.structure = structure
-        self.graph, self.axis_map, self.regions, self.space = graph, axis_map, structure.regions, space
+        self._graph, self._space = graph, space
         keys = _keys((*graph.parameters, *graph.statistics, *graph.constants))
         self.weights = nn.ParameterDict({keys[n]: nn.Parameter(tensors[n].clone()) for n in graph.parameters})
         self.stored = nn.Module()
@@ -85,15 +85,15 @@ class Elastic(nn.Module):
 
     def _start(self, codes: np.ndarray) -> None:
         """Forget all modules and plans, and make the active SubNet's."""
-        self._lowering = Lowering(self.graph, self.tensors(), self.axis_map)
-        self._wirings = {node.name: self._wire(node) for node in self.graph.nodes}
-        complete = self._make_outline(self.space.cardinalities - 1)
+        self._lowering = Lowering(self._graph, self.tensors(), self.structure.axis_map)
+        self._wirings = {node.name: self._wire(node) for node in self._graph.nodes}
+        complete = self._make_outline(self._space.cardinalities - 1)
         for call in (*complete.weight_calls, *complete.calls):
             self._wirings[call.node.name] = self._wirings[call.node.name]._replace(call=call)
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._fixed: FixedValues | None = None
         self._codes = codes
-        for others in (0 * codes, self.space.cardinalities // 2):  # most modules of later SubNets are made with these
+        for others in (0 * codes, self._space.cardinalities // 2):  # most modules of later SubNets are made with these
             self._plan_of(others)
         self._plan = self._plan_of(codes)
 
@@ -121,19 +121,19 @@ class Elastic(nn.Module):
 
     def tensors(self) -> Tensors:
         """All stored tensors by name, detached."""
-        return {name: self.tensor(name).detach() for name in sorted(self.graph.initializers)}
+        return {name: self.tensor(name).detach() for name in sorted(self._graph.initializers)}
 
     @property
     def version(self) -> Hashable:
         """Another one after every change of a weight; None where changes cannot be seen."""
-        weights = [self.tensor(name) for name in (*self.graph.parameters, *self.graph.constants)]
+        weights = [self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)]
         if any(weight.is_inference() for weight in weights):
             return None
         return tuple([(weight.data_ptr(), weight._version) for weight in weights])
 
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
         """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
-        self._codes = self.space.row(config)
+        self._codes = self._space.row(config)
         self._plan = self._plan_of(self._codes)
         self._own = statistics or {}
         self._fixed = None
@@ -145,9 +145,9 @@ class Elastic(nn.Module):
             return remembered(self._plans, codes.tobytes(), PLANS_KEPT, lambda: self._make_plan(codes))
 
     def _make_plan(self, codes: np.ndarray) -> Plan:
-        selected = codes[list(self.space.selecting)].tobytes()
+        selected = codes[list(self._space.selecting)].tobytes()
         outline = remembered(self._outlines, selected, OUTLINES_KEPT, lambda: self._make_outline(codes))
-        sizes = self.space.sizes(codes)
+        sizes = self._space.sizes(codes)
         cuts_of = [self._cuts[name] for name in outline.stored]
         cuts = {of_axes: of_axes(sizes) for of_axes in set(cuts_of)}
         return Plan(
@@ -169,7 +169,7 @@ class Elastic(nn.Module):
     def _make_outline(self, codes: np.ndarray) -> Outline:
         nodes, outputs = self.structure.nodes(codes)
         stored: dict[str, None] = {}
-        needed = {*outputs, *self.graph.inputs}
+        needed = {*outputs, *self._graph.inputs}
         weight_calls: list[Call] = []
         calls: list[Call] = []
         wirings = self._wirings
@@ -190,7 +190,7 @@ class Elastic(nn.Module):
 
     def program(self, config: Mapping[str, Choice]) -> Program:
         """All instructions of a SubNet. SubNets whose first instructions are equal compute equal values with them."""
-        plan = self._plan_of(self.space.row(config))
+        plan = self._plan_of(self._space.row(config))
         outline, cuts = plan.outline, dict(zip(plan.outline.stored, plan.cuts, strict=True))
         weights = list(zip(outline.weight_calls, plan.weight_modules, strict=True))
         waiting = {name: pair for pair in weights for name in pair[0].outputs}
@@ -217,7 +217,7 @@ class Elastic(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
         values = self._fixed_values()
-        values[self.graph.inputs[0]] = x
+        values[self._graph.inputs[0]] = x
         run(self._plan.outline.calls, self._plan.modules, values)
         outputs = tuple([values[name] for name in self._plan.outline.outputs])
         return outputs[0] if len(outputs) == 1 else outputs
@@ -245,7 +245,7 @@ class Elastic(nn.Module):
 
     def stored_statistics(self) -> Statistics:
         """The stored BatchNorm statistics, cut to the active SubNet."""
-        names = set(self.graph.statistics)
+        names = set(self._graph.statistics)
         return {
             name: (self.tensor(name) if cut is None else cut(self.tensor(name))).clone()
             for name, cut in zip(self._plan.outline.stored, self._plan.cuts, strict=True)

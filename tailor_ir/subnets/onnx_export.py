@@ -80,7 +80,8 @@ class _OnnxGraph:
     def __init__(
         self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None, *, weights: bool, take: Take | None
     ) -> None:
-        self.elastic, self.subnet, self.weights, self.take = elastic, subnet, weights, take
+        self.elastic, self.structure, self.subnet = elastic, elastic.structure, subnet
+        self.weights, self.take = weights, take
         self.tensors = SubnetTensors(elastic, subnet, statistics)
         self.values: dict[str, gs.Tensor] = {}
         self.nodes: list[gs.Node] = []
@@ -90,11 +91,11 @@ class _OnnxGraph:
         return self.tensors(name).cpu().numpy()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.subnet.sizes.shape(self.elastic.axis_map.axes[name])
+        return self.subnet.sizes.shape(self.structure.axis_map.axes[name])
 
     def stored(self, name: str) -> gs.Tensor:
         """A value that does not depend on the network's input; without weights, the numbers of large tensors are all equal."""
-        graph, shape = self.elastic.graph, self.shape(name)
+        graph, shape = self.structure.graph, self.shape(name)
         if self.take is not None and (taken := self.take(name, self.subnet)) is not None:
             self.nodes += taken[1]
             return taken[0]
@@ -122,9 +123,9 @@ class _OnnxGraph:
         return self.values[name]
 
     def add(self, node: Node) -> None:
-        shapes = self.elastic.axis_map.node_shapes(node, self.subnet.sizes)
+        shapes = self.structure.axis_map.node_shapes(node, self.subnet.sizes)
         record = OPERATORS[node.op]
-        constants = {n: self.elastic.tensor(n) for n in node.inputs if n in self.elastic.graph.constants}
+        constants = {n: self.elastic.tensor(n) for n in node.inputs if n in self.structure.graph.constants}
         found = dict(record.constants(node, shapes, constants)) if record.constants is not None else {}
         replaced: dict[int, gs.Tensor] = {i: gs.Constant(f"{node.name}/input{i}", value) for i, value in found.items()}
         replaced.update(self.folded.get(node.name, {}))
@@ -154,9 +155,9 @@ class _OnnxGraph:
     def outputs(self) -> list[gs.Tensor]:
         """The SubNet's outputs, each as a separate value, also where all blocks between two outputs are skipped."""
         found: dict[str, gs.Tensor] = {}
-        for wanted, name in zip(self.elastic.graph.outputs, self.subnet.outputs, strict=True):
+        for wanted, name in zip(self.structure.graph.outputs, self.subnet.outputs, strict=True):
             source = self.value(name)
-            if name in found or name in self.elastic.graph.inputs:
+            if name in found or name in self.structure.graph.inputs:
                 copy = gs.Variable(wanted, source.dtype, source.shape)
                 self.nodes.append(gs.Node("Identity", f"{wanted}/output", inputs=[source], outputs=[copy]))
                 found[wanted] = copy
@@ -229,7 +230,7 @@ def subnet_onnx(
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:
             exporter.add(node)
-        inputs = [exporter.value(name) for name in elastic.graph.inputs]
+        inputs = [exporter.value(name) for name in elastic.structure.graph.inputs]
         outputs = exporter.outputs()
     return to_onnx(exporter.nodes, inputs, outputs, "subnet")
 

@@ -216,7 +216,7 @@ class Prefixes:
     ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Tensors]]:
         """Run the tree depth-first; yields each SubNet's end with the values there."""
         ledger = _Ledger(self._limit, (x, *self._elastic.parameters(), *self._elastic.buffers()))
-        todo: list[_Todo] = [_Todo(_Kept({self._elastic.graph.inputs[0]: x}, 1), (tree,), None)]
+        todo: list[_Todo] = [_Todo(_Kept({self._elastic.structure.graph.inputs[0]: x}, 1), (tree,), None)]
         while todo:
             base, path, values = todo.pop()
             for branch in path if values is None else path[-1:]:
@@ -320,9 +320,9 @@ def groups(elastic: Elastic, configs: Sequence[Config], most: int) -> list[list[
     """
     numbers: dict[Any, int] = {}
     rows: list[tuple[tuple[int, ...], int]] = []
-    codes = elastic.space.encode(configs)
+    codes = elastic.structure.space.encode(configs)
     for position in sorted(range(len(configs)), key=lambda index: codes[index].tolist()):
-        resolution = numbers.setdefault(elastic.space.spatial(codes[position]), len(numbers))
+        resolution = numbers.setdefault(elastic.structure.space.spatial(codes[position]), len(numbers))
         instructions = elastic.program(configs[position]).instructions
         rows.append(((resolution, *(numbers.setdefault(each, len(numbers)) for each in instructions)), position))
     rows.sort()

@@ -33,7 +33,7 @@ class CommonWeights:
 
     def __init__(self, elastic: Elastic, subnets: Sequence[Subnet]) -> None:
         self._elastic = elastic
-        self._parameters = frozenset(elastic.graph.parameters)
+        self._parameters = frozenset(elastic.structure.graph.parameters)
         kept: dict[str, list[Positions]] = {}
         for subnet in subnets:
             for name in self._parameters & {name for node in subnet.nodes for name in node.inputs}:
@@ -45,7 +45,7 @@ class CommonWeights:
         }
 
     def _positions(self, name: str, subnet: Subnet) -> Positions | None:
-        return kept_positions(self._elastic.axis_map.axes[name], subnet.sizes)
+        return kept_positions(self._elastic.structure.axis_map.axes[name], subnet.sizes)
 
     def take(self, name: str, subnet: Subnet) -> tuple[gs.Tensor, list[gs.Node]] | None:
         """A SubNet's part of a weight, and the nodes that cut it from the stored weight. None: it is not shared."""

@@ -27,13 +27,13 @@ class SubnetTensors:
 
     def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
         self.elastic, self.subnet, self.statistics = elastic, subnet, statistics or {}
-        self.lowering = Lowering(elastic.graph, elastic.tensors(), elastic.axis_map)
+        self.lowering = Lowering(elastic.structure.graph, elastic.tensors(), elastic.structure.axis_map)
         self.computed = {o: n for n in subnet.nodes for o in n.outputs if o not in self.lowering.data}
         self._known: dict[str, torch.Tensor] = {}
 
     def has(self, name: str) -> bool:
         """Whether a value does not depend on the network's input."""
-        return name in self.computed or name in self.elastic.graph.initializers
+        return name in self.computed or name in self.elastic.structure.graph.initializers
 
     def __call__(self, name: str) -> torch.Tensor:
         """The value (a copy) under the SubNet's config."""
@@ -42,7 +42,8 @@ class SubnetTensors:
         if name in self.statistics:
             return self.statistics[name].detach().clone()
         tensor = self.elastic.tensor(name).detach()
-        cut = make_cut(self.elastic.axis_map.axes[name], self.subnet.sizes, labels=name in self.elastic.labels)
+        axes = self.elastic.structure.axis_map.axes[name]
+        cut = make_cut(axes, self.subnet.sizes, labels=name in self.elastic.labels)
         return (tensor if cut is None else cut(tensor)).clone()
 
     @torch.no_grad()
@@ -69,7 +70,7 @@ class _Builder:
         self.names: set[str] = set()
 
     def build(self) -> fx.GraphModule:
-        network = self.elastic.graph
+        network = self.elastic.structure.graph
         self.values[network.inputs[0]] = self.graph.placeholder("input")
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
@@ -112,7 +113,7 @@ class _Builder:
         if name not in self.values:
             attribute = self._name(name)
             tensor = self.tensors(name)
-            if tensor.is_floating_point() and name not in self.elastic.graph.constants:
+            if tensor.is_floating_point() and name not in self.elastic.structure.graph.constants:
                 self.root.register_parameter(attribute, nn.Parameter(tensor))
             else:
                 self.root.register_buffer(attribute, tensor)

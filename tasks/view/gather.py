@@ -34,7 +34,7 @@ class _Gatherer:
 
     @cached_property
     def _data(self) -> frozenset[str]:
-        return self.net.elastic.graph.data_values()
+        return self.net.structure.graph.data_values()
 
     @cached_property
     def describer(self) -> Describer:
@@ -53,7 +53,7 @@ class _Gatherer:
         return tuple(self.describer.variables())
 
     def view(self) -> SupernetView:
-        space, graph = self.net.space, self.net.elastic.graph
+        space, graph = self.net.space, self.net.structure.graph
         sections = self._sections()
         placed = {v.name for s in sections for v in (*s.variables, *(v for b in s.blocks for v in b.variables))}
         return SupernetView(
@@ -74,13 +74,13 @@ class _Gatherer:
         )
 
     def _shapes(self, value: str) -> Shapes:
-        skip = 1 if any(isinstance(axis, ax.BatchAxis) for axis in self.net.elastic.axis_map.axes[value][:1]) else 0
+        skip = 1 if any(isinstance(axis, ax.BatchAxis) for axis in self.net.structure.axis_map.axes[value][:1]) else 0
         return Shapes(self.largest.shapes[value][skip:], self.smallest.shapes[value][skip:])
 
     # -- blocks and sections -----------------------------------------------------------------------------------------
 
     def _sections(self) -> tuple[SectionView, ...]:
-        regions = self.net.elastic.regions
+        regions = self.net.structure.regions
         blocks = enumerate(zip(regions.blocks, places(regions), strict=True))
         runs = groupby(blocks, lambda item: (item[1][1].section, item[1][1].stage))
         return tuple(
@@ -122,7 +122,7 @@ class _Gatherer:
 
         These compute on weights alone, such as the look-up of a relative position bias.
         """
-        graph, blocks = self.net.elastic.graph, self.net.elastic.regions.blocks
+        graph, blocks = self.net.structure.graph, self.net.structure.regions.blocks
         home = {node.name: index for index, block in enumerate(blocks) for node in block.nodes}
         consumers = graph.consumers()
         found: list[list[Node]] = [[] for _ in blocks]
@@ -137,14 +137,14 @@ class _Gatherer:
     def _skipping(self) -> dict[int, tuple[str, ...]]:
         """Position of a block -> the choices that skip it: "stage.2.depth = -2, -1"."""
         space, presence = self.net.space, self.net.structure.presence
-        found: dict[int, list[str]] = {index: [] for index in range(len(self.net.elastic.regions.blocks))}
+        found: dict[int, list[str]] = {index: [] for index in range(len(self.net.structure.regions.blocks))}
         for column in space.selecting:
             variable = space.variables[column]
             skipped_at: dict[int, list[str]] = {}
             for choice, value in enumerate(variable.choices):
                 codes = space.cardinalities - 1
                 codes[column] = choice
-                for index, block in enumerate(self.net.elastic.regions.blocks):
+                for index, block in enumerate(self.net.structure.regions.blocks):
                     if not any(presence[node.name].at(codes) for node in block.nodes):
                         skipped_at.setdefault(index, []).append(f"{value:g}")
             for index, values in skipped_at.items():
@@ -152,7 +152,7 @@ class _Gatherer:
         return {index: tuple(texts) for index, texts in found.items()}
 
     def _operator(self, node: Node) -> OperatorView:
-        stored = self.net.elastic.graph.initializers
+        stored = self.net.structure.graph.initializers
         shapes, cost = self.largest.shapes, self.largest.nodes[node.name]
         return OperatorView(
             name=node.name,
@@ -170,7 +170,7 @@ class _Gatherer:
     @cached_property
     def _elements(self) -> dict[str, tuple[ax.Axis, ...]]:
         """Value -> the axes of their own that it has, without height and width."""
-        known = self.net.elastic.axis_map.axes.items()
+        known = self.net.structure.axis_map.axes.items()
         return {
             name: tuple(e for axis in axes for e in elements_of(axis) if not isinstance(e, ax.Spatial))
             for name, axes in known
@@ -180,7 +180,7 @@ class _Gatherer:
     def _carriers(self) -> dict[ax.Axis, list[str]]:
         """Axis of its own -> names of the nodes that read or compute it, in order."""
         found: dict[ax.Axis, list[str]] = {}
-        for node in self.net.elastic.graph.nodes:
+        for node in self.net.structure.graph.nodes:
             names = [name for name in (*node.inputs, *node.outputs) if name]
             for element in dict.fromkeys(e for name in names for e in self._elements[name]):
                 found.setdefault(element, []).append(node.name)
@@ -204,15 +204,15 @@ class _Gatherer:
         return tuple(sorted(rows, key=lambda row: (row.label[0], int(row.label[1:]))))
 
     def _frozen(self) -> Iterator[FrozenView]:
-        reason = self.net.elastic.axis_map.resolution_frozen
+        reason = self.net.structure.axis_map.resolution_frozen
         if reason:
             yield FrozenView(what="the resolution", why=reason)
         for row in self._axes():
             if not row.variables:
                 what = f"{row.label}, size {row.sizes.largest}, {row.first_node} … {row.last_node}"
                 yield FrozenView(what=what, why="no variable cuts it")
-        frozen = self.net.elastic.axis_map.frozen
-        for node in self.net.elastic.graph.nodes:
+        frozen = self.net.structure.axis_map.frozen
+        for node in self.net.structure.graph.nodes:
             size = self._fixed_result(node)
             if size > 1:
                 reasons = frozen[node.outputs[0]]
@@ -221,7 +221,7 @@ class _Gatherer:
 
     def _fixed_result(self, node: Node) -> int:
         """How many channels a convolution or linear map has when no config changes them; 0 when one can, or no such."""
-        graph, axes = self.net.elastic.graph, self.net.elastic.axis_map.axes
+        graph, axes = self.net.structure.graph, self.net.structure.axis_map.axes
         stored = (name for name in node.inputs if name and name not in self._data and name not in graph.constants)
         weights = [axes[name] for name in stored if len(axes[name]) > 1 and node.outputs[0] in self._data]
         result = axes[node.outputs[0]]

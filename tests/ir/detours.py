@@ -73,8 +73,8 @@ def _inserted(graph: Graph, tensors: Tensors, first: Block, second: Block) -> tu
 def with_detours(model: nn.Module, sample: torch.Tensor, spec: SpaceSpec | None = None) -> tailor_ir.SuperNet:
     """The SuperNet of a network in which every pair of neighbouring blocks of a stage has a detour."""
     plain = tailor_ir.compile(model, sample)
-    graph, tensors = plain.elastic.graph, {n: t.clone() for n, t in plain.elastic.tensors().items()}
-    for stage in plain.elastic.regions.stages:
+    graph, tensors = plain.structure.graph, {n: t.clone() for n, t in plain.elastic.tensors().items()}
+    for stage in plain.structure.regions.stages:
         for first, second in zip(stage.blocks, stage.blocks[1:], strict=False):
             graph, tensors = _inserted(graph, tensors, first, second)
     with detours_known():

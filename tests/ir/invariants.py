@@ -100,9 +100,9 @@ def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], bui
     copies = [p for p in built.parameters() if p.grad is not None and p.numel() > 1]
     largest = max(float(p.grad.abs().max()) for p in copies)  # type: ignore[union-attr]
     compared = 0
-    for name in elastic.graph.parameters:
+    for name in elastic.structure.graph.parameters:
         whole = elastic.tensor(name)
-        cut = make_cut(elastic.axis_map.axes[name], sizes)
+        cut = make_cut(elastic.structure.axis_map.axes[name], sizes)
         part = whole if cut is None else cut(whole)
         same = [p for p in copies if p.shape == part.shape and torch.equal(p, part)]
         if len(same) != 1 or whole.grad is None:
@@ -130,4 +130,4 @@ def check_network(model: nn.Module, sample: torch.Tensor, folder: Path, subnets:
 
 def operators_of(net: tailor_ir.SuperNet) -> set[str]:
     """Names of the operators that the network has after all rewriting."""
-    return {node.op for node in net.elastic.graph.nodes}
+    return {node.op for node in net.structure.graph.nodes}

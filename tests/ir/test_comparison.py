@@ -152,7 +152,7 @@ def test_stored_values_that_python_reads_are_the_network_s_own() -> None:
     model = Scaled().eval()
     net = tailor_ir.compile(model, torch.zeros(1, 3, 8, 8))
     assert net.remarks == ()
-    assert {"conv.weight", "twin.weight"} <= set(net.elastic.graph.parameters)
+    assert {"conv.weight", "twin.weight"} <= set(net.structure.graph.parameters)
     x = torch.randn(2, 3, 8, 8)
     assert torch.allclose(net.elastic.eval()(x), model(x), atol=1e-5)
 

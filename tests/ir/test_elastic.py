@@ -216,7 +216,7 @@ def test_statistics_of_a_norm_with_two_places_are_means_over_both() -> None:
     elastic = net.elastic
     weight, bias = elastic.tensor("block.body.0.weight"), elastic.tensor("block.body.0.bias")
     inputs: list[torch.Tensor] = []
-    first = [n for n in elastic.graph.nodes if n.op == "Conv" and n.inputs[1] == "block.body.0.weight"]
+    first = [n for n in elastic.structure.graph.nodes if n.op == "Conv" and n.inputs[1] == "block.body.0.weight"]
     assert len(first) == 2
     with torch.no_grad():
         elastic.train()  # as when statistics are taken, every norm uses those of the batch
@@ -239,7 +239,7 @@ def test_a_subnet_has_nothing_that_only_skipped_blocks_needed(name: str) -> None
     elastic = net.elastic
     config = net.min_config
     subnet = net.structure.subnet(net.space.row(config))
-    assert len(subnet.nodes) < len(elastic.graph.nodes)
+    assert len(subnet.nodes) < len(elastic.structure.graph.nodes)
     read = {name for node in subnet.nodes for name in node.inputs} | set(subnet.outputs)
     assert all(read.intersection(node.outputs) for node in subnet.nodes)
     built = net.build(config)
@@ -256,7 +256,11 @@ def test_every_call_of_a_built_subnet_has_a_module_of_its_own(net: tailor_ir.Sup
 
 def test_the_bias_of_a_skipped_attention_is_gone(net: tailor_ir.SuperNet) -> None:
     elastic = net.elastic
-    biases = [name for name in elastic.graph.parameters if name.endswith(".bias") and elastic.tensor(name).dim() == 2]
+    biases = [
+        name
+        for name in elastic.structure.graph.parameters
+        if name.endswith(".bias") and elastic.tensor(name).dim() == 2
+    ]
     row = net.space.row({"stage.1.depth": -1})
     read = {n for node in net.structure.subnet(row).nodes for n in node.inputs}
     assert len(biases) == 2

@@ -88,7 +88,7 @@ def test_plain_recurrent_layers(activation: str, tmp_path: Path) -> None:
         sequence(),
         tmp_path,
     )
-    assert "RNN" in {node.op for node in net.elastic.graph.nodes}
+    assert "RNN" in {node.op for node in net.structure.graph.nodes}
 
 
 def test_images_are_turned_round(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_instance_norm_with_running_statistics_is_a_batch_norm(tmp_path: Path) -
         nn.Conv2d(3, 32, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
     )
     net = check(model, image(), tmp_path)
-    assert "BatchNormalization" in {node.op for node in net.elastic.graph.nodes}
+    assert "BatchNormalization" in {node.op for node in net.structure.graph.nodes}
 
 
 def test_branches_that_shapes_decide_are_taken(tmp_path: Path) -> None:

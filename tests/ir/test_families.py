@@ -73,7 +73,7 @@ def test_every_variable_changes_the_network(pair: tuple[torch.nn.Module, tailor_
 def test_layers_that_merely_start_equal_do_not_share_a_parameter() -> None:
     model = timm.create_model("test_resnet", num_classes=10)  # fresh: all BatchNorm scales are one
     net = tailor_ir.compile(model, torch.randn(1, 3, 64, 64))
-    assert len(net.elastic.graph.parameters) == len(list(model.parameters()))
+    assert len(net.structure.graph.parameters) == len(list(model.parameters()))
 
 
 @torch.no_grad()

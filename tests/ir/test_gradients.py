@@ -35,10 +35,10 @@ def stored_values(net: tailor_ir.SuperNet, config: Config) -> dict[str, torch.Te
     """Stored tensors as a SubNet uses them, and what it computes from them alone; differentiable."""
     elastic = net.elastic
     subnet = net.structure.subnet(net.space.row(config))
-    lowering = Lowering(elastic.graph, elastic.tensors(), elastic.axis_map)
+    lowering = Lowering(elastic.structure.graph, elastic.tensors(), elastic.structure.axis_map)
     values = {}
-    for name in elastic.graph.initializers:
-        cut = make_cut(elastic.axis_map.axes[name], subnet.sizes, labels=name in elastic.labels)
+    for name in elastic.structure.graph.initializers:
+        cut = make_cut(elastic.structure.axis_map.axes[name], subnet.sizes, labels=name in elastic.labels)
         values[name] = elastic.tensor(name) if cut is None else cut(elastic.tensor(name))
     for node in subnet.nodes:
         if node.outputs[0] not in lowering.data:
@@ -66,7 +66,7 @@ def expected_gradients(net: tailor_ir.SuperNet, config: Config, x: torch.Tensor)
         outputs.append(same[0])
         gradients.append(parameter.grad)
     torch.autograd.backward(outputs, gradients)
-    return {n: p.grad.clone() for n in net.elastic.graph.parameters if (p := net.elastic.tensor(n)).grad is not None}
+    return {n: p.grad.clone() for n in net.structure.graph.parameters if (p := net.elastic.tensor(n)).grad is not None}
 
 
 def check(net: tailor_ir.SuperNet, config: Config) -> None:
@@ -78,7 +78,7 @@ def check(net: tailor_ir.SuperNet, config: Config) -> None:
     net.elastic.zero_grad()
     backward(net.elastic, x)
     floor = NO_GRADIENT * max(float(g.abs().max()) for g in expected.values())
-    for name in net.elastic.graph.parameters:
+    for name in net.structure.graph.parameters:
         found = net.elastic.tensor(name).grad
         if name not in expected:
             assert found is None, f"{name} belongs to nothing that runs"
@@ -92,7 +92,7 @@ def check(net: tailor_ir.SuperNet, config: Config) -> None:
 def test_the_network_has_what_its_name_says(name: str) -> None:
     net = compiled(name)
     operators, kinds = HAS[name]
-    assert operators <= {node.op for node in net.elastic.graph.nodes}
+    assert operators <= {node.op for node in net.structure.graph.nodes}
     assert kinds <= {variable.kind for variable in net.space.variables}
 
 
@@ -117,7 +117,7 @@ def test_gradients_of_subnets_add_up_in_the_shared_weights() -> None:
         net.elastic.zero_grad()
         net.elastic.activate(config)
         backward(net.elastic, sample_input(net, config))
-        for name in net.elastic.graph.parameters:
+        for name in net.structure.graph.parameters:
             gradient = net.elastic.tensor(name).grad
             if gradient is not None:
                 apart[name] = apart.get(name, torch.zeros_like(gradient)) + gradient
@@ -133,7 +133,7 @@ def test_gradients_of_subnets_add_up_in_the_shared_weights() -> None:
 
 def test_a_module_used_twice_is_one_parameter_and_its_gradients_add_up() -> None:
     net = compiled("one module used twice")
-    names = [n for n in net.elastic.graph.parameters if n.startswith("block.")]
+    names = [n for n in net.structure.graph.parameters if n.startswith("block.")]
     assert sorted(names) == sorted(f"block.body.{i}.{kind}" for i in (0, 1, 3, 4, 6) for kind in ("weight", "bias")), (
         "each tensor of the block is there once"
     )

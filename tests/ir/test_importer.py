@@ -187,8 +187,8 @@ def test_a_branch_that_is_always_taken_is_no_control_flow(condition: bool, tmp_p
     model = model_of([node], [chosen, weight((4, 3, 3, 3))])
     onnx.save(model, tmp_path / "n.onnx")
     net = tailor_ir.compile(tmp_path / "n.onnx")
-    assert [n.op for n in net.elastic.graph.nodes] == ["Conv", "Relu" if condition else "Neg"]
-    assert net.elastic.graph.parameters == ("w",)
+    assert [n.op for n in net.structure.graph.nodes] == ["Conv", "Relu" if condition else "Neg"]
+    assert net.structure.graph.parameters == ("w",)
     x = torch.randn(1, 3, 8, 8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])

@@ -177,7 +177,7 @@ def test_gradients_reach_matrices_and_kernels_as_in_the_formula(config: Config |
 def test_only_the_steps_that_are_taken_have_gradients() -> None:
     net = transformed(two_blocks(), WISH)
     names = [f"blocks.{block}.body.3.weight.{step}" for block in (0, 1) for step in ("7to5", "5to3")]
-    assert [name for name in net.elastic.graph.parameters if "to" in name] == names
+    assert [name for name in net.structure.graph.parameters if "to" in name] == names
     for sizes, expected in (((7, 7), ""), ((5, 7), names[0]), ((3, 7), f"{names[0]} {names[1]}")):
         net.elastic.zero_grad()
         net.elastic.activate({f"stage.1.block.{i}.kernel_size": size for i, size in enumerate(sizes, start=1)})
@@ -237,7 +237,7 @@ def test_kernels_of_every_rank_are_transformed_by_position(case: str, tmp_path: 
 
 def test_steps_follow_the_choices_of_the_space() -> None:
     wish = {"stage.1.block.1.kernel_size": [3, 7], "stage.1.block.2.kernel_size": [1, 5, 7]}
-    names = [name for name in transformed(two_blocks(), wish).elastic.graph.parameters if "to" in name]
+    names = [name for name in transformed(two_blocks(), wish).structure.graph.parameters if "to" in name]
     assert names == [
         "blocks.0.body.3.weight.7to3",
         "blocks.1.body.3.weight.7to5",
@@ -248,13 +248,17 @@ def test_steps_follow_the_choices_of_the_space() -> None:
 def test_kernels_that_stay_as_they_are_have_no_transform() -> None:
     net = transformed(two_blocks(), {"stage.1.block.2.kernel_size": [5, 7]})
     assert [tuple(matrix.shape) for matrix in net.kernel_matrices] == [(25, 25)]
-    assert [node.inputs[0] for node in net.elastic.graph if node.op == "KernelTransform"] == ["blocks.1.body.3.weight"]
+    assert [node.inputs[0] for node in net.structure.graph if node.op == "KernelTransform"] == [
+        "blocks.1.body.3.weight"
+    ]
 
 
 def test_rectangular_kernels_are_left_as_they_are() -> None:
     wide = Residual(nn.Sequential(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 16, (3, 7), padding=(1, 3))))
     net = transformed(perturb(Convolutional(inverted(5), wide)))
-    assert [node.inputs[0] for node in net.elastic.graph if node.op == "KernelTransform"] == ["blocks.0.body.3.weight"]
+    assert [node.inputs[0] for node in net.structure.graph if node.op == "KernelTransform"] == [
+        "blocks.0.body.3.weight"
+    ]
 
 
 def test_a_kernel_that_two_layers_read_is_transformed_once(tmp_path: Path) -> None:
@@ -267,7 +271,7 @@ def test_a_kernel_that_two_layers_read_is_transformed_once(tmp_path: Path) -> No
     model = perturb(Twice())
     net = transformed(model)
     assert len(net.kernel_matrices) == 1
-    assert [node.op for node in net.elastic.graph].count("KernelTransform") == 1
+    assert [node.op for node in net.structure.graph].count("KernelTransform") == 1
     scramble(net)
     check_largest(net, model, SAMPLE)
     check_subnet(net, net.min_config, tmp_path, SAMPLE)
@@ -359,7 +363,7 @@ def test_a_stored_supernet_has_its_matrices_and_its_function(tmp_path: Path) -> 
 def test_without_the_option_there_is_no_transform() -> None:
     net = tailor_ir.compile(two_blocks(), SAMPLE)
     assert net.kernel_matrices == ()
-    assert sorted(net.elastic.graph.parameters) == sorted(name for name, _ in two_blocks().named_parameters())
+    assert sorted(net.structure.graph.parameters) == sorted(name for name, _ in two_blocks().named_parameters())
 
 
 def test_the_page_shows_the_same_sizes_and_frozen_channels() -> None:

@@ -158,7 +158,7 @@ def test_answers_in_a_dictionary_and_arguments_with_defaults() -> None:
     x = torch.randn(1, 3, 64, 64)
     net = tailor_ir.compile(model, x)
     net.elastic.eval().activate(net.max_config)
-    assert net.elastic.graph.inputs == ("input",)
+    assert net.structure.graph.inputs == ("input",)
     assert difference(model(x)["out"], net.elastic(x)) <= ORIGINAL_TOLERANCE
 
 

@@ -62,7 +62,7 @@ def test_learned_kernels_leave_a_network_as_it_must_be(passed: list[str]) -> Non
 
 def read() -> tuple[Graph, Tensors]:
     net = tailor_ir.compile(small_net(), torch.zeros(1, 3, 32, 32))
-    return net.elastic.graph, dict(net.elastic.tensors())
+    return net.structure.graph, dict(net.elastic.tensors())
 
 
 def _changed(graph: Graph, at: int, **changes: Any) -> Graph:

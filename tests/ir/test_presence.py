@@ -42,7 +42,7 @@ def all_codes(net: tailor_ir.SuperNet) -> np.ndarray:
 def seen(net: tailor_ir.SuperNet, row: np.ndarray) -> tuple[object, ...]:
     """What a SubNet is: its nodes, what they read, and all their sizes."""
     subnet = net.structure.subnet(row)
-    axes = net.structure.axes.axes
+    axes = net.structure.axis_map.axes
     names = [name for node in subnet.nodes for name in (*node.inputs, *node.outputs) if name]
     shapes = tuple(subnet.sizes.shape(axes[name]) for name in names)
     return tuple((node.name, node.inputs) for node in subnet.nodes), subnet.outputs, shapes
@@ -63,7 +63,7 @@ def test_a_detour_leaves_out_both_blocks_and_the_variables_inside(net: tailor_ir
     assert "stage.1.block.2.detour" not in over
     assert "stage.1.block.1.expand_ratio" in over
     names = {node.name for node in net.structure.subnet(net.space.row(config)).nodes}
-    first, second, third = net.elastic.regions.stages[0].blocks
+    first, second, third = net.structure.regions.stages[0].blocks
     assert names.isdisjoint(node.name for block in (first, second) for node in block.nodes)
     assert names.issuperset(node.name for node in third.nodes)
 

@@ -105,7 +105,7 @@ def test_two_users_of_one_weight_share_one_parameter() -> None:
 
     model = Tied().eval()
     net = tailor_ir.compile(model, torch.randn(1, 3, 16, 16))
-    assert sorted(net.elastic.graph.parameters) == ["conv.bias", "conv.weight", "stem.bias", "stem.weight"]
+    assert sorted(net.structure.graph.parameters) == ["conv.bias", "conv.weight", "stem.bias", "stem.weight"]
     x = torch.randn(2, 3, 16, 16)
     assert torch.allclose(net.elastic.eval()(x), model(x), atol=1e-5)
 

@@ -110,8 +110,8 @@ def test_operators_are_called_by_window_stride_and_what_is_fused() -> None:
 
 
 def test_places_are_stages_and_what_is_around_them(net: tailor_ir.SuperNet) -> None:
-    found = places(net.elastic.regions)
-    assert len(found) == len(net.elastic.regions.blocks)
+    found = places(net.structure.regions)
+    assert len(found) == len(net.structure.regions.blocks)
     sections = list(dict.fromkeys(place.section for place in found))
     assert sections == ["stem", "stage.1", "stage.2", "stage.3", "stage.4", "head"]
     assert {place.block for place in found if place.section == "stage.2"} == {"stage.2.block.1", "stage.2.block.2"}

@@ -42,9 +42,9 @@ def test_any_subnet_is_summed_up_as_built(viewed: Viewed) -> None:
 def test_depth_touches_the_nodes_that_it_leaves_out(viewed: Viewed) -> None:
     net = viewed.net
     by_name = {v.name: v for v in describe(net.structure)}
-    order = {node.name: position for position, node in enumerate(net.elastic.graph.nodes)}
+    order = {node.name: position for position, node in enumerate(net.structure.graph.nodes)}
     for variable in (v for v in net.space.variables if v.kind == "depth"):
-        stage = next(s for s in net.elastic.regions.stages if variable.name.startswith(f"{s.name}."))
+        stage = next(s for s in net.structure.regions.stages if variable.name.startswith(f"{s.name}."))
         skipped = stage.blocks[int(variable.choices[0]) :]
         info = by_name[variable.name]
         assert {node.name for block in skipped for node in block.nodes} == set(info.nodes)

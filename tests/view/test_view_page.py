@@ -94,7 +94,7 @@ def test_totals_and_blocks_add_up_to_the_built_subnets(viewed: Viewed) -> None:
 
 def test_operators_are_all_nodes_once_and_add_up_to_their_block(viewed: Viewed) -> None:
     names = [operator.name for block in viewed.view.blocks for operator in block.operators]
-    assert sorted(names) == sorted(node.name for node in viewed.net.elastic.graph.nodes)
+    assert sorted(names) == sorted(node.name for node in viewed.net.structure.graph.nodes)
     for block in viewed.view.blocks:
         assert sum(operator.parameters for operator in block.operators) == block.parameters.largest
         assert sum(operator.macs for operator in block.operators) == block.macs.largest
@@ -106,7 +106,7 @@ def test_shapes_at_block_boundaries_are_those_of_a_run(viewed: Viewed, size: str
     config = net.max_config if size == "largest" else net.min_config
     run = boundary_shapes(net, config)
     checked = 0
-    for block, seen in zip(net.elastic.regions.blocks, viewed.view.blocks, strict=True):
+    for block, seen in zip(net.structure.regions.blocks, viewed.view.blocks, strict=True):
         module = re.sub(r"\W+", "_", block.nodes[-1].name).strip("_")
         if block.nodes[-1].outputs[0] == block.exit and module in run:
             assert getattr(seen.exit, size) == run[module]
@@ -117,7 +117,7 @@ def test_shapes_at_block_boundaries_are_those_of_a_run(viewed: Viewed, size: str
 def skipped_blocks(net: tailor_ir.SuperNet, config: dict[str, float]) -> set[int]:
     """Positions of the blocks that a SubNet has no node of."""
     left = {node.name for node in net.structure.subnet(net.space.row(config)).nodes}
-    blocks = net.elastic.regions.blocks
+    blocks = net.structure.regions.blocks
     return {at for at, block in enumerate(blocks) if left.isdisjoint(node.name for node in block.nodes)}
 
 
@@ -152,7 +152,7 @@ def test_every_variable_has_its_place_and_the_blocks_that_it_touches(viewed: Vie
 def test_axes_tell_sizes_and_what_cuts_them(viewed: Viewed) -> None:
     net, rows = viewed.net, {row.label: row for row in viewed.view.axes}
     sizes = net.space.group_sizes(net.space.row(net.min_config))
-    for group, full in net.elastic.axis_map.groups.items():
+    for group, full in net.structure.axis_map.groups.items():
         row = rows.get(f"C{group}") or rows[f"K{group}"]
         assert (row.sizes.largest, row.sizes.smallest) == (full, sizes.get(group, full))
         assert bool(row.variables) == (group in sizes)
@@ -264,10 +264,10 @@ def test_what_cannot_change_is_said_with_its_reason() -> None:
     assert view.variables == ()
     assert [section.name for section in view.sections] == ["network"]
     frozen = {row.what: row.why for row in view.frozen}
-    assert frozen["the resolution"] == net.elastic.axis_map.resolution_frozen != ""
+    assert frozen["the resolution"] == net.structure.axis_map.resolution_frozen != ""
     assert any(what.startswith("5 channels of Linear") and "output" in why for what, why in frozen.items())
     words = " ".join(Page(render(view)).texts("body"))
-    assert net.elastic.axis_map.resolution_frozen in words
+    assert net.structure.axis_map.resolution_frozen in words
     assert all(text in words for text in net.space.dropped)
     assert "None: this network can only be used as it is." in words
 
