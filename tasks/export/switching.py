@@ -17,7 +17,7 @@ from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
 from tasks.progress import Progress
-from tasks.schemas.bundle import INDEX_FILE, BundledSubNet, Index
+from tasks.schemas.bundle import INDEX_FILE, BundledSubNet, BundleIndex
 from tasks.schemas.exports import Bundle, Card
 
 BUNDLE_FOLDER = "bundle"
@@ -51,7 +51,7 @@ def write_bundle(
         shutil.rmtree(partial)
         reason = f"SubNet {worst.digest}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
         return Bundle(state="failed", reason=reason)
-    Index(batch=net.batch, subnets=tuple(rows)).write(partial / INDEX_FILE)
+    BundleIndex(batch=net.batch, subnets=tuple(rows)).write(partial / INDEX_FILE)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]

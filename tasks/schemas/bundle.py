@@ -20,7 +20,7 @@ class BundledSubNet(Record):
     relative_difference: float | None
 
 
-class Index(Stored):
+class BundleIndex(Stored):
     """The SubNets of a bundle, which all take `batch` samples."""
 
     STAGE: ClassVar[str] = "export"
