@@ -46,7 +46,7 @@ class Devices:
         return last
 
     def capabilities(self, name: str) -> Capabilities:
-        """What the device says of itself; UserError when it is not what its profile says."""
+        """The capabilities of the device; UserError when they contradict its profile."""
         found, profile = self.client(name).capabilities(), self.profiles[name]
         for field in ("backend", "threads", "precision", "cores", "provider"):
             wanted, got = getattr(profile, field), getattr(found, field)
@@ -57,7 +57,7 @@ class Devices:
         return found
 
     def fingerprint(self, name: str) -> str:
-        """What makes measurements comparable: the device's own fingerprint, checked against the profile; the batch."""
+        """The fingerprint by which measurements are comparable: the device's own, checked against the profile; the batch."""
         own, batch = self.capabilities(name).fingerprint, self.profiles[name].batch
         return own if batch == 1 else digest_of(own, batch)
 
@@ -75,7 +75,7 @@ class Devices:
 
     @contextmanager
     def meter(self, name: str) -> Iterator[Meter]:
-        """What measures many models: the device, or all the identical ones at once; exclusive, until the block ends."""
+        """The meter of many models: the device, or all identical devices at once; exclusive until the block ends."""
         if not self.profiles[name].agents:
             with self.exclusive(name) as client:
                 yield client

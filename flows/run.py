@@ -101,7 +101,7 @@ class StageRun:
 
 
 class Surroundings:
-    """What stages are looked at in: the store of finished ones, and the devices. A plain class, as `Run` is."""
+    """The store of finished stages, and the devices: enough to look at stages. A plain class, as `Run` is."""
 
     def __init__(self, store: Store, devices: Devices) -> None:
         self.store = store

@@ -7,7 +7,7 @@ from solvers.tables import Values
 
 
 def pareto_mask(cost: Values, gain: Values) -> NDArray[np.bool_]:
-    """Which of n points no other point dominates; of equal points the first. Returns (n,)."""
+    """Whether each of n points is dominated by no other point; of equal points the first counts. Returns (n,)."""
     mask = np.zeros(len(cost), bool)
     best = -np.inf
     for row in np.lexsort((np.arange(len(cost)), -gain, cost)):

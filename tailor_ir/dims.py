@@ -53,7 +53,7 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 Windows = Literal["number", "size"]
-"""Which grows with the resolution where positions are split into windows: their number, or the size of each."""
+"""The quantity that grows with the resolution where positions are split into windows: their number, or the size of each."""
 LARGEST_PATCH = 3  # positions side by side that are no window but merged into one, at every resolution
 
 

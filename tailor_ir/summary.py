@@ -145,5 +145,5 @@ def axis_label(axis: ax.Axis) -> str:
 
 
 def describe(structure: Structure) -> tuple[VariableInfo, ...]:
-    """What each variable of a space touches and saves, in the order of its variables."""
+    """The nodes and savings of each variable, in the order of the space."""
     return tuple(Describer(structure).variables())

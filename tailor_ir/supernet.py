@@ -52,7 +52,7 @@ class SuperNet:
     def __init__(self, graph: Graph, tensors: Tensors, spec: SpaceSpec | None, batch: int = 1) -> None:
         self.batch = batch
         self.remarks: tuple[str, ...] = ()
-        """What `compile` noticed and the user should know, a line each; logged, and not saved."""
+        """Lines for the user about what `compile` noticed; logged, and not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
         structure = propose(graph, *_read(graph, tensors), spec)
         self._spec = spec
@@ -200,14 +200,14 @@ class SuperNet:
         return sum(feature.parameters for feature in self.operators(config))
 
     def peak_activation_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
-        """What a SubNet's activations take up at most at once (batch 1), without its input.
+        """The peak memory of a SubNet's activations (batch 1), without its input.
 
         rules: what the runtime does with memory. Nothing is built: sizes are the axes', lifetimes the graph's.
         """
         return int(self.activation_memory(rules).peak_bytes(self.space.row(config)[None])[0])
 
     def peak_arena_bytes(self, config: Mapping[str, Choice], rules: Rules = ONNXRUNTIME) -> int:
-        """What onnxruntime's arena has in use at most for a SubNet's activations in a first run (batch 1).
+        """The peak use of onnxruntime's arena for a SubNet's activations in a first run (batch 1).
 
         More than `peak_activation_bytes`: chunks may be up to twice what was asked for (`arena`).
         """

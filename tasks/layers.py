@@ -131,7 +131,7 @@ class Layers:
 
     @property
     def offset_ms(self) -> float:
-        """What a run takes besides its layers."""
+        """The predicted latency of a run besides its layers."""
         return self._correction.offset_ms
 
     def of(self, config: Mapping[str, Any]) -> dict[int, SubNetLayer]:

@@ -22,7 +22,7 @@ HANDLING_MS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long a device is busy with one operator [ms]: means of what was timed, by operator type; else a guess."""
+    """The time for which a device is busy with one operator [ms]: means of what was timed, by operator type; else a guess."""
 
     by_operator: dict[str, float]
     overall: float | None
@@ -37,7 +37,7 @@ class Costs:
         return cls(by_operator, _mean(timed) if timed else None, guess)
 
     def ms(self, operator: str) -> float:
-        """What one operator of this type is expected to cost."""
+        """The expected time of one operator of this type."""
         fallback = self.guess if self.overall is None else self.overall
         return self.by_operator.get(operator, fallback)
 
@@ -64,7 +64,7 @@ class ProfilePlan(TypedDict):
 def plan(
     settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None, batch: int = 1
 ) -> ProfilePlan:
-    """What `tasks.profile.run` would do with these operators on this device; nothing is measured or written.
+    """The plan of `tasks.profile.run` for these operators on this device; nothing is measured or written.
 
     `estimated_s`: device time [s]; of operators alone from what measuring cost this device before under the same settings,
     else, and of SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not in it. Operators whose
@@ -96,7 +96,7 @@ def plan(
 
 
 def _subnets(missing: FeaturesByDigest, supernet: Path | None, batch: int) -> int:
-    """How many SubNets have all of the operators."""
+    """The number of SubNets that together have all of the operators."""
     assert supernet is not None
     if not missing:
         return 0

@@ -35,7 +35,7 @@ REMEASURE_FILE = "remeasure.jsonl"
 SUBNETS_FILE = "subnets.jsonl"
 
 MEASURED = {"state", "reason", "p50_ms", "p90_ms", "spread", "n", "noisy", "energy_mj"}
-"""What an entry takes from a measurement as it is."""
+"""The fields that an entry takes from a measurement as they are."""
 
 FeaturesByDigest = Mapping[str, OperatorFeature]
 
@@ -69,7 +69,7 @@ class Settings(BaseModel):
 
     @property
     def limits(self) -> ConversionLimits:
-        """What one conversion may use."""
+        """The limits of one conversion."""
         return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
     def measured_with(self, method: ProfilingMethod) -> str:
@@ -95,7 +95,7 @@ class Settings(BaseModel):
 
 
 def device_key(capabilities: Capabilities) -> DeviceKey:
-    """What the entries of this device are filed under."""
+    """The key of this device's entries."""
     return DeviceKey(
         backend=capabilities.backend,
         build=capabilities.build,
@@ -107,7 +107,7 @@ def device_key(capabilities: Capabilities) -> DeviceKey:
 
 
 def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> Lut:
-    """What is known of this device's operators under these settings."""
+    """The entries of this device's operators under these settings."""
     methods = settings.methods
     measured_with = None if settings.other_settings else {settings.measured_with(method) for method in methods}
     return LutStore(store).open(device_key(capabilities), methods=methods, settings=measured_with)
@@ -116,7 +116,7 @@ def open_table(settings: Settings, store: Path, capabilities: Capabilities) -> L
 def unknown(
     settings: Settings, lut: Lut, operators: Mapping[str, OperatorFeature], since: str = ""
 ) -> FeaturesByDigest:
-    """Those of `operators` (by digest) that are measured by the method of the settings."""
+    """The operators (by digest) that are still to be measured by the method of the settings."""
     return {
         digest: one
         for digest, one in operators.items()
@@ -127,7 +127,7 @@ def unknown(
 def unknown_alone(
     settings: Settings, lut: Lut, operators: FeaturesByDigest, capabilities: Capabilities, since: str = ""
 ) -> FeaturesByDigest:
-    """Those of `operators` that are measured by themselves: since no SubNet gave their time, or for their energy."""
+    """The operators that are to be measured alone: because no SubNet gave their time, or for their energy."""
     in_situ = settings.method == "in situ" and not settings.meters(capabilities)
     given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
     return {

@@ -5,11 +5,11 @@ import torch
 from profiling_agents.serving.store import NO_SPACE
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
-"""What says so where there is no type of error for it: torch's CPU allocator, C++, CUDA and NCCL, its other libraries."""
+"""Signs of a shortage in the texts of errors without a type of their own: of torch's CPU allocator, C++, CUDA, NCCL."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """What has run out, in words; None where the error is another one."""
+    """The resource that has run out, in words; None for another error."""
     if is_out_of_memory(error):
         return "the memory is full"
     if isinstance(error, OSError) and error.errno in NO_SPACE:

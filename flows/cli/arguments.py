@@ -16,7 +16,7 @@ from tasks.errors import UserError
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
 COMPARING = "compare"
 CONFIG = "job"
-"""What `--cfg` shows, by Hydra's name for it."""
+"""The config that `--cfg` shows, by Hydra's name for it."""
 EXPORTING = "export"
 WITH_WORDS = ("lut", COMPARING)
 
@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def help_of(argv: Sequence[str]) -> str | None:
-    """What `--help` tells with these words: of all commands, or of one; None when nobody asks. UserError: no such command."""
+    """The text of `--help` with these words: on all commands, or on one; None without it. UserError: no such command."""
     if argv and not {"--help", "-h"} & set(argv):
         return None
     from flows.cli.help import command_help, general_help
@@ -145,7 +145,7 @@ def _shows_config(found: argparse.Namespace) -> bool:
 def _question(
     command: str, found: argparse.Namespace, words: Sequence[str], overrides: Sequence[str]
 ) -> Question | None:
-    """What is asked of a search. UserError for values that cannot be."""
+    """The question to a search. UserError for impossible values."""
     if command == COMPARING:
         if len(words) != 2:
             form = f"autotailor {COMPARING} A B"

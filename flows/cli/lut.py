@@ -36,7 +36,7 @@ OPTIONS = {
 
 
 class LutConfig(BaseModel):
-    """Where the tables are, and which entries count (empty: all)."""
+    """The folder of the tables, and a filter of entries (empty: all)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,7 +48,7 @@ class LutConfig(BaseModel):
 
     @property
     def filter(self) -> Filter:
-        """Which entries count."""
+        """The filter of entries."""
         return Filter(devices=self.devices, operators=self.operators, methods=self.methods)
 
 
@@ -59,7 +59,7 @@ def execute(arguments: Arguments) -> LutAnswer:
 
 
 def config_of(arguments: Arguments) -> LutConfig:
-    """Where the tables are, and which entries count."""
+    """The folder of the tables, and the filter of entries."""
     return validate(LutConfig, compose_config("lut", arguments.overrides, arguments.config_folder))
 
 

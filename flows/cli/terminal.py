@@ -11,7 +11,7 @@ WIDE = 10_000
 
 
 class Terminal:
-    """Where commands show their results."""
+    """The console on which commands show their results."""
 
     def __init__(self) -> None:
         found = Console()

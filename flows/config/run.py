@@ -47,7 +47,7 @@ LOCAL_DEVICES = {
 
 
 class CommonConfig(BaseModel):
-    """What every run has: data, devices, and the settings of the stages from profiling to the report."""
+    """The config that every run has: data, devices, and the settings of the stages from profiling to the report."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,7 +97,7 @@ class CommonConfig(BaseModel):
         return self
 
     def resources_of(self, device: str) -> ResourceSettings:
-        """What one device and its runtime do with memory and energy."""
+        """The settings of one device for memory and energy."""
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
 
     def profile_of(self, device: str) -> ProfileSettings:
@@ -160,7 +160,7 @@ class AdaptConfig(CommonConfig, GivenConfig):
 
     @property
     def name(self) -> str:
-        """How runs are called: the network that the SuperNet was made of, and its data."""
+        """The name of runs: the network that the SuperNet was made of, and its data."""
         return _name_of_run(origin_of(self.supernet).name, self.data)
 
 
@@ -169,9 +169,9 @@ class RunConfig(CommonConfig, NetworkConfig):
 
     @property
     def name(self) -> str:
-        """How runs and registered models are called: the network and its data."""
+        """The name of runs and registered models: the network and its data."""
         return _name_of_run(self.model.name, self.data)
 
 
 FlowConfig = RunConfig | AdaptConfig
-"""What either flow is asked for."""
+"""The config of either flow."""

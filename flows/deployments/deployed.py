@@ -30,7 +30,7 @@ from flows.validate import validate  # noqa: E402
 
 
 def _run_name() -> str:
-    """What tells a run from others in the UI: the words of its form."""
+    """The name of a run in the UI, made of the words of its form."""
     from prefect.runtime import flow_run
 
     words = ("preset", "model", "supernet", "data")

@@ -44,7 +44,7 @@ def space(result: Row) -> Facts:
 
 
 def remarks(result: Row) -> Facts:
-    """What came to nothing when a SuperNet was compiled, and what is to be known of it."""
+    """The choices that were dropped when a SuperNet was compiled, and the compiler's remarks."""
     return {name: "; ".join(map(str, result[name])) for name in ("dropped", "remarks") if result[name]}
 
 
@@ -76,7 +76,7 @@ def operators(result: Row) -> Facts:
 
 
 def types(result: Row) -> Facts:
-    """How many operators of each type."""
+    """The number of operators of each type."""
     return {"operators by type": _counts(result["operators"])}
 
 
@@ -160,7 +160,7 @@ def front(result: Row) -> Facts:
 
 
 def searched(result: Row) -> Facts:
-    """How a search went."""
+    """Facts on a search."""
     stopped = Counter(row["stopped"] for row in result["winners"] if row.get("stopped"))
     found = {"SubNets predicted": count(result["evaluations"]), "SubNets evaluated": count(result["evaluated"])}
     found["hypervolume"] = f"{result['hypervolume']['value']:.4g}"
@@ -213,7 +213,7 @@ def baselines(result: Row) -> Facts:
 
 
 def compared(result: Row) -> Facts:
-    """What winners gain over baselines."""
+    """The gain of winners over baselines."""
     found = {
         "winners": count(len(result["winners"])),
         "within budget": percent(result["within_budget"]),

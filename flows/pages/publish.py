@@ -40,6 +40,6 @@ def line_of(output: Output, facts: Facts) -> str:
 
 
 def state_of(output: Output) -> str:
-    """How a stage came to its result."""
+    """The state of a finished stage: worked or found complete."""
     worked = f"worked in {output.seconds:.1f} s"
     return f"found complete ({worked} before)" if output.cached else worked

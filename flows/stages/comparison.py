@@ -123,7 +123,7 @@ BASELINES = StageSpec(
     facts=facts.baselines,
     wanted=lambda config, until: config.baselines.wanted,
 )
-"""Which networks the winners of all devices are held against, and the accuracy of both."""
+"""The networks of all baselines, and the winners of all devices, with their accuracies."""
 
 
 def _compare(at: Context, out: Path, progress: Progress) -> StageResult:

@@ -60,7 +60,7 @@ class Searched:
         return [*front.winners, front.fastest, front.largest, *front.baseline, *checked, *others]
 
     def layers(self) -> Layers:
-        """What each layer of a SubNet costs on the device."""
+        """The layers of SubNets, with their latencies on the device."""
         net = tailor_ir.load(self.trained, batch=self._config.device[self.device].batch)
         lut = Lut.open(self._outputs["profile"][self.device].folder / LUT_FOLDER)
         return Layers(net, lut, LatencyPredictor.load(self.latency / LATENCY_FILE).correction)

@@ -26,7 +26,7 @@ SUPERNET = "supernet"
 MEASURED = "subnets"
 """Folder of the store of measured SubNets, in the output folder."""
 MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
-"""What measures them."""
+"""The modules that measure them."""
 ALONE = ""
 """Label of a stage that is worked once in a run."""
 
@@ -85,7 +85,7 @@ class Context:
 
     @property
     def fingerprint(self) -> str:
-        """What makes measurements on the device comparable."""
+        """The fingerprint of the device: its measurements are comparable while this is equal."""
         return self.run.devices.fingerprint(self.device)
 
     @property
@@ -176,9 +176,9 @@ class StageSpec:
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
     facts: Callable[[Row], Facts] = plain
-    """What the log and the summary in Prefect say of its result; see `flows.pages.facts`."""
+    """The facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
     details: Callable[[Row], Facts] = nothing
-    """What the summary says besides."""
+    """Further facts for the summary."""
     publish: Callable[[str, Output], None] = lambda device, output: None
     """Shows an output of a device in Prefect, besides the summary that every stage has."""
     title: str = ""

@@ -28,7 +28,7 @@ def _trains_base(config: FlowConfig, until: str) -> bool:
 
 
 def _checked_early(config: FlowConfig, until: str) -> bool:
-    """Where much comes before the answer: training, or, with limits, measuring."""
+    """Whether long work comes before the answer: training, or, with limits, measuring."""
     limited = any(config.search.limits_of(name).given for name in config.device)
     return until not in SHAPES_ALONE and (limited or _trains_base(config, until))
 

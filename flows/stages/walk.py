@@ -28,9 +28,9 @@ from tasks.schemas.stored import StageResult
 
 RETRIES = 5
 GRACE_SECONDS = 2.0
-"""How long stages on devices have to end by themselves after an interruption."""
+"""The time that stages on devices have to end by themselves after an interruption."""
 STOP_SECONDS = 30.0
-"""How long they have when their agents are gone."""
+"""The time that they have when their agents are gone."""
 
 
 def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -> Outputs:

@@ -43,7 +43,7 @@ TOGETHER = "together"
 
 
 class _Given:
-    """What a device is searched with: files, of which the energies' only where these have a limit, and rules for memory."""
+    """The inputs of a search on one device: files (that of energies only where energy has a limit) and rules for memory."""
 
     def __init__(self, at: Context, device: str) -> None:
         limits = at.config.search.limits_of(device)
@@ -236,7 +236,7 @@ def chosen(at: Context) -> Mapping[str, Output]:
 
 
 def _provenance(at: Context) -> tasks.export.Provenance:
-    """What the model cards are to name."""
+    """The origin of SubNets, as model cards name it."""
     config = at.config
     sources = {
         "SuperNet": at.trained,
@@ -275,7 +275,7 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _alternatives(at: Context) -> Callable[[], tasks.export.Alternatives] | None:
-    """Where SubNets come from for budgets that winners miss; None: misses are told, as those of several devices together."""
+    """The source of SubNets for budgets that winners miss; None: misses are only told, as for several devices together."""
     folder = chosen(at)[at.device].folder
     if len(_searches(at.config)) < len(at.config.device):
         return None

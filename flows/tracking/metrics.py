@@ -53,7 +53,7 @@ def numbers(result: Row, prefix: str = "") -> dict[str, float]:
 
 
 def run_metrics(stage: str, device: str, result: Row) -> Series:
-    """What a stage tells about its run; the winners' numbers are a series from the tightest budget to the widest."""
+    """Metrics of a run from a stage; the winners' numbers are a series from the tightest budget to the widest."""
     known = numbers(result)
     found = {name: [known[source]] for name, source in OF_RUNS.get(stage, {}).items() if source in known}
     if stage == "export":

@@ -79,7 +79,7 @@ class Tracker:
         return _start(self.client, self.experiment, tags)
 
     def metrics(self, run_id: str) -> MetricLog:
-        """Where a stage's metrics go; flush it at the end."""
+        """The buffer of a stage's metrics; flush it at the end."""
         return MetricLog(self.client, run_id)
 
     def log_params(self, run_id: str, config: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from profiling_agents.messages import AgentError, Format, JobMessage, LayerTimin
 from profiling_agents.sensing.pace import Runs
 
 OUT_OF_MEMORY = -100
-"""What ncnn's layers return when an allocation failed."""
+"""The return value of ncnn's layers when an allocation failed."""
 
 MAX_AXES = 4
 AS_IT_IS = 1  # extract a blob without converting it

@@ -68,7 +68,7 @@ OWN_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """Where and how: `destination` is [user@]host, `python` the interpreter there. AgentError for unsafe values."""
+    """The target of ssh: `destination` is [user@]host, `python` the interpreter there. AgentError for unsafe values."""
 
     destination: str
     port: int | None = None

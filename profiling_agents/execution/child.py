@@ -95,7 +95,7 @@ class Child:
             await self._process.wait()
 
     def log_line(self) -> str:
-        """What the runtime printed last for this request, on one line."""
+        """The last output of the runtime for this request, on one line."""
         try:
             text = (self._folder / LOG_NAME).read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         except FileNotFoundError:

@@ -47,7 +47,7 @@ def read_number(path: Path) -> int | None:
 
 
 def cores_root(root: Path) -> Path:
-    """Where the cores' files are: below `root` if it has them, else in this system's own /sys."""
+    """The folder of the cores' files: below `root` if it has them, else this system's own /sys."""
     return root if (root / CPUS).is_dir() else SYSTEM
 
 
@@ -86,7 +86,7 @@ def core_kind(core: int, root: Path = SYSTEM) -> tuple[int | None, int | None]:
 
 
 def throttle_events(cores: Sequence[int], root: Path = SYSTEM) -> int | None:
-    """How often these cores, or their packages, were slowed down for their temperature since the system started."""
+    """The number of times that these cores, or their packages, were slowed down for their temperature since the start."""
     folders = [root / CPUS / f"cpu{core}/thermal_throttle" for core in cores]
     counts = [read_number(folder / f"{part}_throttle_count") for folder in folders for part in ("core", "package")]
     known = [count for count in counts if count is not None]

@@ -33,7 +33,7 @@ SHUTDOWN_S = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a service listens and how it is protected.
+    """The address of a service, and its protection.
 
     `stop_with_stdin`: the service ends when standard input closes, or is silent for `silence_limit_s` (0: no limit).
     """

@@ -29,5 +29,5 @@ class ServerOptions:
 
     @property
     def cores_root(self) -> Path:
-        """Where the cores' files are."""
+        """The folder of the cores' files."""
         return sensors.cores_root(self.sensors_root)

@@ -29,14 +29,14 @@ class ActivationMemory:
         return cls(memory_terms(structure, element_bytes, rules))
 
     def peak_bytes(self, codes: Codes) -> Bytes:
-        """What the activations of SubNets (n, V) take up at most at once (n,), without the network's input."""
+        """The peak memory (n,) of activations of SubNets (n, V), without the network's input."""
         codes = np.asarray(codes)
         parts = [codes[start : start + CHUNK] for start in range(0, len(codes), CHUNK)]
         peaks = [Walk(self.terms, self._candidates, part).peaks() for part in parts]
         return np.concatenate(peaks) if peaks else np.zeros(0, np.int64)
 
     def arena_bytes(self, code: NDArray[np.int64]) -> int:
-        """What onnxruntime's arena has in use at most for one SubNet (V,) in a first run (`arena`), without its weights.
+        """The peak use of onnxruntime's arena for one SubNet (V,) in a first run (`arena`), without its weights.
 
         Not for populations: what is free in the arena depends on everything before, so each SubNet is walked by itself.
         """

@@ -6,7 +6,7 @@ from math import prod
 from typing import Literal
 
 Layout = Literal["plain", "blocked", "whole", "many", "rows", "im2col"]
-"""How a tensor lies in memory: as it is; channels padded to whole blocks; the same, but only where they fill their blocks,
+"""The layout of a tensor in memory: as it is; channels padded to whole blocks; the same, but only where they fill their blocks,
 or where they fill at least one; all axes but the last as one; the patches of a convolution, for the time of its step."""
 
 SEGMENT_BYTES = 4 * 128 * 128  # im2col of as many positions as one step of the matrix product takes

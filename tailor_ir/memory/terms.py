@@ -105,7 +105,7 @@ class _Values:
         self._numbers: dict[Key, int] = {}
 
     def terms(self) -> tuple[ValueTerm, ...]:
-        """One for each value, in the order of `Steps.layouts`."""
+        """The term of each value, in the order of `Steps.layouts`."""
         known: dict[tuple[object, ...], ValueTerm] = {}
         found = []
         for name, layout in self._steps.layouts.items():

@@ -180,7 +180,7 @@ def _general_product_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
 
 
 def _einsum_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    """One for each combination of the letters' values; an ellipsis stands for the result's leading axes."""
+    """MACs of an einsum: one for each combination of the letters' values; an ellipsis is the result's leading axes."""
     equation = str(dict(step.attributes)["equation"]).replace(" ", "")
     sizes: dict[str, int] = {}
     hidden = 1

@@ -16,7 +16,7 @@ Pass = Callable[[Graph, Tensors], Graph]
 
 
 class _Rewriter:
-    """Who produces and who reads each value, while nodes are being replaced."""
+    """Producers and readers of each value, while nodes are being replaced."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

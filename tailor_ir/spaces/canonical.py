@@ -18,7 +18,7 @@ CHUNK = 512  # codes at a time, whose columns fit in a cache
 
 
 class Effect(NamedTuple):
-    """What variables do to one thing: `values`, one axis for each of `variables`, where the thing is present."""
+    """The effect of variables on one thing: `values`, one axis for each of `variables`, where the thing is present."""
 
     variables: Variables
     values: np.ndarray
@@ -40,7 +40,7 @@ def effects_of(sizings: Sequence[Sizing], selections: Sequence[Selection]) -> li
 
 
 def relevance(variable: int, sizings: Sequence[Sizing], selections: Sequence[Selection]) -> Presence:
-    """Where a variable acts on something: on a size that is present, or on a producer that is read and differs."""
+    """The SubNets in which a variable acts: on a size that is present, or on a producer that is read and differs."""
     found = [each.presence for each in sizings if variable in each.variables]
     for each in selections:
         if variable in each.variables:

@@ -61,7 +61,7 @@ class StreamWidth:
 
 @dataclass(slots=True)
 class Draft:
-    """What the kinds of variables read and add to.
+    """A space in the making, which kinds of variables read and add to.
 
     graph: the original network. alternatives: other producers of its values. widths: of the groups that have one,
     elastic or not.

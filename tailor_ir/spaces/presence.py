@@ -74,7 +74,7 @@ class Presence:
         return bool(self.mask[tuple(codes[list(self.variables)])]) if self.variables else bool(self.mask)
 
     def among(self, codes: np.ndarray) -> np.ndarray:
-        """Which SubNets of rows of choice indices (n, V) have it: (n,), or () where all or none have it."""
+        """Whether each SubNet of rows of choice indices (n, V) has it: (n,), or () where all or none have it."""
         return np.asarray(self.mask[tuple(codes[:, column] for column in self.variables)])
 
 

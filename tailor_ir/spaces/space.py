@@ -155,7 +155,7 @@ class Space:
 
     @cached_property
     def sources(self) -> Producers:
-        """Which producers the readers of selected values read."""
+        """The producers of values, by the selections of the space."""
         return Producers(self.selections)
 
     @cached_property

@@ -23,7 +23,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableInfo:
-    """What one variable does between its largest and its smallest choice, all others at their largest.
+    """The effects of one variable, from its largest to its smallest choice, with all others at their largest.
 
     nodes: names of the nodes that it resizes or leaves out, in order.
     axes: what it resizes or leaves out: channel groups ("C3"), "H" and "W" of the input, other axes by initial and number.

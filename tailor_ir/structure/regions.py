@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def trailing(self) -> int:
-        """How many blocks can be skipped, counted from the end, so that the stage is not empty."""
+        """Number of blocks at the end that can be skipped so that the stage is not empty."""
         count = 0
         for block in reversed(self.blocks):
             if not block.skippable:
@@ -301,7 +301,7 @@ def _wrap_layouts(blocks: list[Block], axis_map: AxisMap) -> list[Block]:
 
 
 def _layout_run(blocks: Sequence[Block]) -> int:
-    """How many of the first blocks only move elements."""
+    """Number of blocks at the beginning that only move elements."""
     count = 0
     while count < len(blocks) and all(node.op in LAYOUT for node in blocks[count].nodes):
         count += 1
@@ -348,6 +348,6 @@ def carriers_of(graph: Graph, axis_map: AxisMap) -> dict[int, frozenset[str]]:
 
 
 def inner_of(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> InnerGroups:
-    """What can be chosen inside a block."""
+    """The groups inside a block that have choices."""
     boundary = (*axis_map.axes[block.entry], *axis_map.axes[block.exit])
     return inner_groups(block.nodes, boundary, axis_map, carriers)

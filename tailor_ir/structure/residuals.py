@@ -18,7 +18,7 @@ class ResidualRegion:
 
 
 class _Finder:
-    """Who makes and who reads each value of a network."""
+    """The search for residual blocks: producers and readers of each value of a network."""
 
     def __init__(self, graph: Graph, axis_map: AxisMap) -> None:
         self.axes = axis_map.axes

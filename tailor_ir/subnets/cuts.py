@@ -22,13 +22,13 @@ def is_labels(tensor: torch.Tensor) -> bool:
 
 
 def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
-    """How a stored tensor is cut under a config; None when it is used whole. `labels`: from the nearest position."""
+    """The cut of a stored tensor under a config; None when it is used whole. `labels`: from the nearest position."""
     cutter = _Cutter(sizes, labels, channels=True)
     return _in_steps([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
 
 
 def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]) -> Cut | None:
-    """How entries for positions along `dims` follow the resolution, all else being cut already; None when they stay."""
+    """The resampling of positions along `dims` to the resolution, after all other cuts; None when they stay."""
     cutter = _Cutter(sizes, labels=False, channels=False)
     return _in_steps([cutter.cut(dim, axes[dim]) for dim in dims])
 

@@ -59,7 +59,7 @@ class _WatchedShapes:
 
     @property
     def read(self) -> frozenset[str]:
-        """Which of them were read."""
+        """Names of the shapes that were read."""
         return frozenset(vars(self))
 
 

@@ -111,7 +111,7 @@ def write_together(models: Iterable[tuple[str, onnx.ModelProto]], folder: Path) 
 
 
 def _offsets(file: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor of a safetensors file begins and ends, in bytes."""
+    """Begin and end of each tensor in a safetensors file, in bytes."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(size))

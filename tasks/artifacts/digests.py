@@ -76,7 +76,7 @@ def record(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a recorded folder, in a few words; None when every file is as it was recorded.
+    """The damage of a recorded folder, in a few words; None when every file is as it was recorded.
 
     Every byte is read. Files that are not in the record are not looked at.
     """

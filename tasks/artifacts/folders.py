@@ -40,12 +40,12 @@ class StageFolder:
 
     @property
     def path(self) -> Path:
-        """Where to read (complete) or to work (not yet)."""
+        """The folder to read (complete) or to work in (not yet)."""
         return self.final if self.complete else self.partial
 
     @property
     def partial(self) -> Path:
-        """Where to work."""
+        """The folder to work in."""
         return self.final.with_name(self.final.name + WORKED_IN)
 
     def publish(self, result: dict[str, Any], made_from: "MadeFrom | None" = None) -> Path:
@@ -64,13 +64,13 @@ class StageFolder:
         return self.final
 
     def result(self) -> dict[str, Any]:
-        """What the stage returned when it was published."""
+        """The result that the stage returned when it was published."""
         result: dict[str, Any] = read_json(self.final / RESULT_FILE)
         return result
 
 
 class MadeFrom(BaseModel):
-    """What a folder was made from, besides its inputs: told when another one is made."""
+    """The settings and code that a folder was made from: a later key is explained by them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -30,7 +30,7 @@ def line_of(value: Mapping[str, Any]) -> str:
 
 
 def _value(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None when it is damaged."""
+    """The content of a line; None when it is damaged."""
     try:
         text = line.decode()
         inner, check = text[:-CHECKED] + "}", text[-CHECKED:]
@@ -92,7 +92,7 @@ def whole_lines(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def damaged_lines(path: Path) -> int:
-    """How many lines are damaged."""
+    """The number of damaged lines."""
     return sum(_value(line) is None for line in _lines(path))
 
 

@@ -43,7 +43,7 @@ class WinnerRule:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a command asks beyond its stages: one SubNet by a rule, two side by side (`tasks.choose.pick`), or files of some.
+    """A question beyond its stages: one SubNet by a rule, two side by side (`tasks.choose.pick`), or files of some.
 
     files: of chosen SubNets, to be exported.
     """

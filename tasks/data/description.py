@@ -35,7 +35,7 @@ class DataDescription(Stored):
         return {**content, "version": 2} if content.get("version") == 1 else content
 
     def told(self) -> dict[str, str]:
-        """What has to be equal, each in words."""
+        """Properties that have to be equal -> their values in words."""
         return {
             "classes": f"{len(self.class_names)} classes ({first_of(self.class_names)})",
             "channels": f"channels {self.channels}",
@@ -57,7 +57,7 @@ class DataDescription(Stored):
 
 
 def describe(dataset: Dataset) -> DataDescription:
-    """What a network that learns these images depends on."""
+    """The properties of images on which a network trained with them depends."""
     settings = dataset.settings
     return DataDescription(
         title=settings.title,

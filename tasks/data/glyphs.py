@@ -30,7 +30,7 @@ NOISE_OFFSETS = 2**16
 
 
 class Placing(NamedTuple):
-    """Where a square goes: scaled, sheared, turned, then moved. All (B,)."""
+    """The transform of a square: scaled, sheared, turned, then moved. All (B,)."""
 
     half_width: torch.Tensor
     half_height: torch.Tensor

@@ -11,7 +11,7 @@ from tasks.errors import UserError
 
 
 class Scaling(NamedTuple):
-    """How an image comes to the base resolution: what is cut out of it first, and the interpolation."""
+    """The way of an image to the base resolution: the part that is cut out first, and the interpolation."""
 
     crop: Literal["central square", "none"]
     interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
@@ -24,7 +24,7 @@ class Source(Protocol):
     """(N,) int64 class of every image."""
     class_names: tuple[str, ...]
     scaling: Scaling
-    """What `images` does without `draws`."""
+    """The scaling by which `images` makes images without `draws`."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
@@ -75,7 +75,7 @@ def split_by_shares(
 
 
 def _of_classes(source: Source, labels: np.ndarray) -> str:
-    """How few images a class has: the names of those with none, or the smallest one with its number."""
+    """The classes with fewest images: names of classes without any, or the smallest class with its number."""
     names = source.class_names
     counts = np.bincount(labels, minlength=len(names))
     if empty := [names[label] for label in np.flatnonzero(counts == 0)]:

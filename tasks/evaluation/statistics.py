@@ -22,7 +22,7 @@ class KnownStatistics:
         self._lock = threading.Lock()
 
     def get(self, elastic: Elastic, digest: str) -> Statistics | None:
-        """What was put for this SubNet."""
+        """The stored statistics of this SubNet; None without any."""
         with self._lock:
             self._forget_others(elastic)
             found = self._found.get(digest)

@@ -125,7 +125,7 @@ class EvaluationData:
 
     @property
     def dataset(self) -> Dataset:
-        """What is evaluated on."""
+        """The images of the evaluation."""
         return self._dataset
 
     @property
@@ -193,7 +193,7 @@ class EvaluationData:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is counted of one network, batch by batch."""
+    """The counts of one network, added batch by batch."""
 
     loss: float = 0.0
     right: list[torch.Tensor] = field(default_factory=list)
@@ -248,7 +248,7 @@ def accuracy_lines(
 
 
 def known_accuracies(file: Path) -> dict[str, Accuracy]:
-    """What `accuracies` has written, by the SubNet's digest."""
+    """The accuracies that `accuracies` has written, by the SubNet's digest."""
     return {line["digest"]: Accuracy.of(line) for line in read_lines(file)}
 
 

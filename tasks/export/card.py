@@ -19,7 +19,7 @@ MOST_CLASSES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a SubNet was made from. `network`: name, source and licence of the weights that were the start.
+    """The origin of a SubNet. `network`: name, source and licence of the weights that were the start.
 
     `digests`: by name those of the SuperNet, the look-up table and the predictors.
     """
@@ -40,7 +40,7 @@ UNKNOWN_PROVENANCE = Provenance()
 
 
 def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
-    """What a SubNet is: its operators, and its choices among those of the SuperNet."""
+    """The description of a SubNet: its operators, and its choices among those of the SuperNet."""
     known = dict(config)
     return Architecture(
         operators=dict(Counter(feature.operator for feature in net.operators(known)).most_common()),
@@ -53,7 +53,7 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
 
 
 def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
-    """What happens to an image before a network of this input shape (N, C, H, W) sees it."""
+    """The preprocessing of an image for a network of this input shape (N, C, H, W)."""
     height, width = input_shape[-2:]
     return Preparation(
         colours="grey" if data.channels == 1 else "RGB",
@@ -68,7 +68,7 @@ def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparat
 
 
 def card_device(capabilities: Capabilities) -> CardDevice:
-    """What tells where latencies were measured."""
+    """The device on which latencies were measured."""
     return CardDevice(**{name: getattr(capabilities, name) for name in CardDevice.model_fields})
 
 
@@ -122,7 +122,7 @@ def markdown(card: Card) -> str:
 
 
 def _images(wanted: Preparation) -> str:
-    """What an application does with an image, step by step."""
+    """The preprocessing of an image in an application, step by step."""
     size = " × ".join(map(str, wanted.size))
     steps = [
         f"{wanted.colours}, values in [0, 1]",

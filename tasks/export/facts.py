@@ -17,7 +17,7 @@ MOST_CLASSES_BYTES = 64 * 1024
 
 
 def facts(card: Card) -> dict[str, Any]:
-    """What an application needs to know of a file, without its model card. It depends on the card and our version alone."""
+    """The facts by which an application uses a file without its model card. They depend on the card and our version alone."""
     source = card.made_from
     return {
         "version": version(PRODUCER),

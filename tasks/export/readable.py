@@ -55,7 +55,7 @@ def _write(exports: Exports, exported: Path, folder: Path) -> None:
 
 
 def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tuple[IndexedWinner, ...]]:
-    """What is to be in the folder, by name; and what of it is of each budget."""
+    """The contents of the folder by name, and the winners of the index with the names of their files."""
     cards = {card.digest: card for card in exports.subnets}
     contents: dict[str, Content] = {}
     winners = []
@@ -101,7 +101,7 @@ def _renamed(card: Card, names: Mapping[str, str]) -> Card:
 
 
 def _earlier(folder: Path) -> dict[str, str]:
-    """What an earlier run wrote: sha256 by name. Nothing where its index is missing or cannot be read: then all files stay."""
+    """The files of an earlier run: sha256 by name. None without a readable index: then all files stay."""
     try:
         return dict(ExportIndex.read(folder / INDEX_FILE).sha256)
     except UserError:

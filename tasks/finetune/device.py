@@ -7,7 +7,7 @@ from tasks.finetune.settings import TrainSettings
 
 
 def gpus(wanted: str) -> int:
-    """How many GPUs ranks compute on; 0: they compute on processors."""
+    """The number of GPUs on which ranks compute; 0: they compute on processors."""
     return 0 if pick_device(wanted).type == "cpu" else torch.cuda.device_count()
 
 

@@ -55,7 +55,7 @@ class Job(BaseModel):
 
     @property
     def checkpoint(self) -> Path:
-        """Where the workers leave their state."""
+        """The file in which the workers leave their state."""
         return self.folder / CHECKPOINT_FILE
 
     @property
@@ -64,7 +64,7 @@ class Job(BaseModel):
         return self.folder / HISTORY_FILE
 
     def error_file(self, rank: int) -> Path:
-        """Where a failing rank says why."""
+        """The file in which a failing rank says why."""
         return self.folder / f"error-rank{rank}.json"
 
     def errors(self) -> list[RankError]:

@@ -33,7 +33,7 @@ ALLOWED_HOST = "HOST:PORT of the first node, as the others reach it"
 POLL_S = 0.1
 GRACE_S = 10.0
 MEETING_S = 600
-"""How long a node waits for the others."""
+"""The time for which a node waits for the others."""
 LEAST_MICRO_BATCH = 2
 MOST_SAID = 300
 
@@ -75,7 +75,7 @@ def _is_finished(job: Job) -> bool:
 
 
 def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
-    """What to try after these errors; None: nothing. Several nodes would have to agree on it."""
+    """The change to try after these errors; None: nothing. Several nodes would have to agree on it."""
     size = job.settings.micro_batch
     is_memory = bool(errors) and errors[0]["kind"] != "user" and any(error["kind"] == "memory" for error in errors)
     if not is_memory or job.settings.nodes > 1 or size % 2 or size // 2 < LEAST_MICRO_BATCH:

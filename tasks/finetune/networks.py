@@ -67,7 +67,7 @@ class TrainableSuperNet:
         self.roles = draw
 
     def undecayed(self) -> Sequence[torch.Tensor]:
-        """Those of kernel transforms: decay would pull them from the identity, and all smaller kernels with them, to zero."""
+        """Parameters without weight decay: kernel transforms, which decay would pull from the identity to zero."""
         matrices: Sequence[torch.Tensor] = self._net.kernel_matrices
         return matrices
 

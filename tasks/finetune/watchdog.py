@@ -34,7 +34,7 @@ STATES = {"stopped": "stopped", "tracing-stop": "in a debugger", "disk-sleep": "
 
 
 class Phase(IntEnum):
-    """What a rank is at, in the order of one step."""
+    """The phases of a rank, in the order of one step."""
 
     STARTING = 0
     READING = 1
@@ -62,7 +62,7 @@ def unseen(phase: Phase, step: int) -> None:
 
 
 class Sign(NamedTuple):
-    """What a rank leaves: its process, ticks of its thread, and where its main thread is (`part` of a phase)."""
+    """A rank's sign of life: its process, ticks of its thread, and the position of its main thread (`part` of a phase)."""
 
     pid: int
     ticks: int
@@ -114,7 +114,7 @@ class _LastSeen:
 
 
 class Silences:
-    """How long ranks have given no sign, on the launcher's clock while the launcher ran."""
+    """The time for which ranks have given no sign, on the launcher's clock while the launcher ran."""
 
     def __init__(self, signs: list[Sign], now_s: float, *, is_alone: bool) -> None:
         self._seen = [_LastSeen(sign, now_s, now_s) for sign in signs]

@@ -26,7 +26,7 @@ from tasks.finetune.watchdog import Move, Pulse, unseen
 from tasks.shortage import is_out_of_memory
 
 LEAST_TIMEOUT_S, LATER_S = 600.0, 60.0
-"""How long a rank waits for the others: longer than it takes until a silent one is ended."""
+"""The time for which a rank waits for the others: longer than it takes until a silent rank is ended."""
 ORPHANED = 3
 STAY = ("user", "memory")
 """Kinds of errors that a rank that is started again would only meet again."""

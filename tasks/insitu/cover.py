@@ -21,7 +21,7 @@ ENOUGH_SUBNETS, ENOUGH_TIMES = 150, 20
 
 @dataclass(frozen=True, slots=True)
 class _Occurrence:
-    """Where one operator of the largest network stands: its variables, and for their choices the operator's number or -1."""
+    """An operator of the largest network: its variables, and for their choices the operator's number or -1."""
 
     columns: tuple[int, ...]
     numbers: NDArray[np.int32]

@@ -128,5 +128,5 @@ def _prepares(layer: LayerTiming) -> bool:
 
 
 def _longest_known(name: str, numbers: Mapping[str, int]) -> int | None:
-    """What is known under the longest beginning of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
+    """The entry under the longest known beginning of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
     return next((numbers[name[:end]] for end in range(len(name), 0, -1) if name[:end] in numbers), None)

@@ -69,7 +69,7 @@ class DeviceIdentity(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
-    """What besides the operator decides a latency: entries of two keys are never mixed.
+    """Everything besides the operator that decides a latency. Entries of two keys are never mixed.
 
     `description` is for people (runtime, processor) and tells no devices apart.
     """

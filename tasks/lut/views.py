@@ -37,7 +37,7 @@ RECURRENT = {"GRU", "LSTM", "RNN"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which entries count; an empty tuple lets all through. `devices`: parts of the names of tables."""
+    """A filter of entries; an empty tuple lets all through. `devices`: parts of the names of tables."""
 
     devices: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()

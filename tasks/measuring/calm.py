@@ -64,7 +64,7 @@ class Calm:
         return cls(float(np.quantile(references, BEST_QUANTILE)), level, slope)
 
     def slowdowns(self, lines: Sequence[TimedLine]) -> Values:
-        """How much slower than on a calm device each measurement (n,) of one model was; 1 where nothing tells."""
+        """The slowdown of each measurement (n,) of one model against a calm device; 1 where nothing tells."""
         ratios = [ratio for ratio in map(_ratio, lines) if ratio is not None]
         if not ratios or math.isnan(self.best_ms):
             return np.ones(len(lines))

@@ -26,7 +26,7 @@ class Meter(Protocol):
     """A meter of models: one device, or several identical devices."""
 
     def capabilities(self) -> Capabilities:
-        """What the device is."""
+        """The description of the device."""
         ...
 
     def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:

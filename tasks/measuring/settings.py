@@ -7,7 +7,7 @@ from tasks.ncnn.conversion import ConversionLimits
 
 
 class TimingSettings(BaseModel):
-    """How a whole SubNet is timed on a device, once, and what its conversion for the device may use."""
+    """Settings for timing a whole SubNet once on a device, and limits of its conversion for the device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -17,11 +17,11 @@ class TimingSettings(BaseModel):
 
     @property
     def limits(self) -> ConversionLimits:
-        """What one conversion may use."""
+        """The limits of one conversion."""
         return ConversionLimits(wall_s=self.conversion_wall_s, memory_mib=self.conversion_memory_mib)
 
 
 class RepeatedTimingSettings(TimingSettings):
-    """How a whole SubNet is timed on a device, and how often."""
+    """Settings for timing a whole SubNet on a device several times."""
 
     rounds: int = Field(1, ge=1, le=100, description="times that each SubNet is measured at least")

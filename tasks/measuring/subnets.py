@@ -48,7 +48,7 @@ def onnx_of(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is timed: a SubNet of some SuperNet. `key` names it among those that are measured together."""
+    """A SubNet to be timed. `key`: its name among those that are measured together."""
 
     key: str
     net: SuperNet

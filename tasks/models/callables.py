@@ -64,7 +64,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
 
 
 def _taken(error: Exception) -> str:
-    """What to do where a module of the user's was looked for in a package of the house."""
+    """The advice for a user's module that was looked for in a package of ours; "" for other errors."""
     room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
     if room not in ROOMS:
         return ""

@@ -20,7 +20,7 @@ INSTALLED = frozenset(("site-packages", "dist-packages"))
 ROOMS = ("conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks")
 HOME = Path(__file__).resolve().parents[2]
 WORLD = "own_code_"
-"""How packages begin under which modules with taken names are imported."""
+"""The beginning of the packages under which modules with taken names are imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class UserModule:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where the module finds others of the user's: beside itself, and in the working folder."""
+        """The folders in which the module finds others of the user's: its own, and the working folder."""
         here = Path.cwd()
         return (self.folder,) if here in (self.folder, HOME) or _is_library(self.folder) else (self.folder, here)
 
 
 def source_of(name: str) -> UserModule | None:
-    """Where `module:function` is: in the working folder, else on the Python path; or `FILE.py:function`. None: neither."""
+    """The place of `module:function` (working folder, else Python path) or `FILE.py:function`; None: there is none."""
     module = name.split(":")[0]
     if module.endswith(".py"):
         return _source_of_file(Path.cwd() / module)
@@ -47,7 +47,7 @@ def source_of(name: str) -> UserModule | None:
 
 
 def _folders_by_finders(module: str) -> list[Path]:
-    """Where Python finds a module's package without its path (projects that are installed to be edited)."""
+    """Folders of a package that Python finds without its path (projects that are installed to be edited)."""
     try:
         spec = importlib.util.find_spec(module.split(".")[0])
     except (ImportError, ValueError, AttributeError):

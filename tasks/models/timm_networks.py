@@ -30,7 +30,7 @@ def unknown(name: str) -> tuple[str, str] | None:
 
 
 def published_config(settings: ModelSettings) -> PretrainedCfg | None:
-    """What timm tells of the published weights that the network starts from; None without any."""
+    """The facts that timm has on the published weights of the network; None without any."""
     return timm.get_pretrained_cfg(settings.name) if settings.pretrained else None
 
 

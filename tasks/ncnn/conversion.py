@@ -39,7 +39,7 @@ Outcome = NcnnFiles | ConversionError
 
 @dataclass(frozen=True, slots=True)
 class ConversionLimits:
-    """What one call of pnnx may use."""
+    """The limits of one call of pnnx."""
 
     wall_s: float = 120.0
     memory_mib: int = 8192
@@ -141,7 +141,7 @@ def _prepared(model: bytes) -> bytes:
 
 
 def _run(command: list[str], folder: Path, limits: ConversionLimits) -> str:
-    """What the child printed; ConversionError when it died or was killed."""
+    """The output of the child; ConversionError when it died or was killed."""
     environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     with (
         subprocess.Popen(

@@ -34,7 +34,7 @@ from tasks.schemas.accuracy import (
 
 
 class Checked(NamedTuple):
-    """How far predictions are from measurements, and both for each SubNet."""
+    """The errors of predictions, with prediction and measurement of each SubNet."""
 
     errors: AccuracyErrors
     rows: list[PredictedAccuracy]
@@ -102,7 +102,7 @@ class AccuracyPredictor:
         return self._loss.predict(codes) + self.table.largest.loss
 
     def score(self, codes: Codes) -> Values:
-        """What a search maximises (n,): the sum of accuracies, equal sums ordered by predicted loss.
+        """The score (n,) that a search maximises: the sum of accuracies; equal sums are ordered by predicted loss.
 
         The loss moves it by at most a quarter of one sample's worth of accuracy. Sums are not clipped at 0.
         """
@@ -114,7 +114,7 @@ class AccuracyPredictor:
 
     @property
     def tables(self) -> list[Table]:
-        """What is added to the largest SubNet's score: by the choices of each variable, then by each interaction."""
+        """The terms that are added to the largest SubNet's score: of each variable, then of each interaction."""
         both = zip(self._accuracy.tables, self._loss.tables, strict=True)
         return [Table(columns, accuracy - self._tie_weight * loss) for (columns, accuracy), (_, loss) in both]
 
@@ -173,7 +173,7 @@ def _pair(table: Sensitivities, interaction: Interaction) -> Pair:
 def _residuals(
     table: Sensitivities, pairs: Sequence[Pair], accuracy: Sequence[Values], loss: Sequence[Values]
 ) -> tuple[Values, Values]:
-    """What the interactions add to accuracy and to loss, beyond both modifications' effects; (P,) each."""
+    """The interactions' parts of accuracy and loss, beyond both modifications' effects; (P,) each."""
     found = [
         (
             pair.residual(accuracy, each.measured.accuracy - table.largest.accuracy),

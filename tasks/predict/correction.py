@@ -80,7 +80,7 @@ class Correction(BaseModel):
         )
 
     def operator_ms(self, name: str, latency_ms: float) -> float:
-        """What an operator of a family adds; nothing, where the runtime runs no layer for it."""
+        """The part of an operator of a family in a SubNet's latency; 0 where the runtime runs no layer for it."""
         if latency_ms == 0.0:
             return 0.0
         scaled_ms = self.factors.get(name, self.factor) * latency_ms

@@ -95,7 +95,7 @@ def _rank(stated: PointErrors) -> tuple[float, float]:
 
 
 def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredictor, used: bool) -> Interactions:
-    """What was measured, and both predictors' errors on the SubNets that decided which one is used."""
+    """The measured interactions, and the errors of both predictors on the SubNets that decided which is used."""
     table = zip(predictor.table.interactions, predictor.residuals, predictor.kept, strict=True)
     return Interactions(
         used=used,

@@ -82,7 +82,7 @@ class LatencyPredictor:
 
     @classmethod
     def of_record(cls, file: "LatencyRecord") -> Self:
-        """What `to_record` described."""
+        """The predictor that `to_record` has described."""
         missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
         return cls(Sums.of_record(file.sums), file.correction, Sums.of_record(file.unknown), missing)
 
@@ -121,7 +121,7 @@ def _latency_ms(lut: Lut, feature: OperatorFeature) -> float:
 
 
 def operator_ms(lut: Lut, feature: OperatorFeature, correction: Correction) -> float:
-    """What one operator adds to the latency of a SubNet [ms]; NaN when it has no latency."""
+    """The part of one operator in a SubNet's latency [ms]; NaN when it has no latency."""
     return correction.operator_ms(family(feature), _latency_ms(lut, feature))
 
 

@@ -30,9 +30,9 @@ class MemoryPredictor:
         return total
 
     def peak_bytes(self, codes: Codes) -> NDArray[np.int64]:
-        """What the activations take up at most at once (n,), without the network's input."""
+        """The peak memory of activations (n,), without the network's input."""
         return self.activations.peak_bytes(codes)
 
     def arena_mib(self, code: Codes) -> float:
-        """What onnxruntime's arena has in use at most for one SubNet (V,) in a first run [MiB], without its weights."""
+        """The peak use of onnxruntime's arena for one SubNet (V,) in a first run [MiB], without its weights."""
         return self.activations.arena_bytes(code) / MIB

@@ -44,7 +44,7 @@ CONFIRMATIONS = 4
 """The most rounds in which new winners are measured again."""
 
 Timed = list[dict[str, Measurement]]
-"""What was measured of SubNets by digest, on each device."""
+"""The measurements of SubNets by digest, for each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def measure(
 
 
 def folders_of(out: Path, devices: Sequence[str]) -> list[Path]:
-    """Where the files of each device are: `out`, or a folder inside for each of several."""
+    """The folder of each device's files: `out`, or a folder inside for each of several."""
     folders = [out / name for name in devices] if len(devices) > 1 else [out]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

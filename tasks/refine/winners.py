@@ -24,7 +24,7 @@ from tasks.schemas.stored import StageResult
 from tasks.search import read_front
 
 OF_THE_SEARCH = {"stopped", "generations"}
-"""What says how the search found a winner."""
+"""The fields of a winner that say how the search found it."""
 
 
 def choose(
@@ -113,7 +113,7 @@ def _refinement(
     accuracy: AccuracyPredictor,
     found: Mapping[str, Accuracy],
 ) -> Refinement:
-    """What measuring the candidates on one device changed. found: accuracies of the evaluated candidates, by digest."""
+    """The changes by measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest."""
     rows = [row for row in table.candidates if row.digest in found]
     codes = net.space.canonical_codes(net.space.encode([row.config for row in rows]))
     return Refinement(

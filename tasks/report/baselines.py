@@ -33,7 +33,7 @@ def title(name: str) -> str:
 
 
 def against(folder: Path | None, layers: Layers) -> Row | None:
-    """What the stage `compared` found, with the architecture of each SubNet; None where there are no baselines."""
+    """The result of the stage `compared`, with the architecture of each SubNet; None without baselines."""
     if folder is None:
         return None
     found = Compared.read(folder / COMPARED_FILE).to_json()

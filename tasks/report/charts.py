@@ -103,7 +103,7 @@ def front(device: Row) -> go.Figure:
 
 
 def _whole_front(figure: go.Figure, whole: Row) -> None:
-    """What the predictors say of the complete space."""
+    """The Pareto front of the complete space, as predicted."""
     figure.add_scatter(
         x=whole["predicted_ms"],
         y=[100 * accuracy for accuracy in whole["predicted_accuracy"]],
@@ -273,7 +273,7 @@ def durations(rows: Rows) -> go.Figure:
 
 
 def candidates(device: Row) -> go.Figure:
-    """What the refinement measured, by measured latency and accuracy; a line leads from a replaced winner to the new one."""
+    """The refinement's candidates by measured latency and accuracy; a line leads from a replaced winner to the new one."""
     figure = _figure("measured latency [ms]", "validation accuracy [%]", height=400)
     rows = [row for row in device["refinement"]["candidates"] if row["measured_accuracy"] is not None]
     replaced = device["refinement"]["replaced_winners"]

@@ -118,7 +118,7 @@ def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> 
 
 
 def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> Row:
-    """What winners are seen beside: the base model, or the largest SubNet of a SuperNet whose base model is not known."""
+    """The network beside the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
     if base is not None or ends is None:
         return {"name": "base model", "accuracy": base and base.test_accuracy}
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}

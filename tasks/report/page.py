@@ -50,7 +50,7 @@ def render(report: Row) -> str:
 
 
 def _for_script(breakdown: Row) -> Row:
-    """What the page's script needs, in few bytes: operators as rows in the order of `OPERATOR`."""
+    """The breakdown for the page's script, in few bytes: operators as rows in the order of `OPERATOR`."""
     return {
         **breakdown,
         "operators": [

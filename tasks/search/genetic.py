@@ -23,7 +23,7 @@ from tasks.search.settings import Settings
 
 IMPROVEMENT = 1e-12
 PAIRED = 3
-"""How many neighbours of the winner have SubNets built around them at the end."""
+"""The number of the winner's neighbours around which SubNets are built at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

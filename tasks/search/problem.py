@@ -58,7 +58,7 @@ class Scores(NamedTuple):
         return Scores(self.costs[rows], self.score[rows])
 
     def within(self, budgets: float | Values) -> NDArray[np.bool_]:
-        """Which SubNets keep all `budgets` (K,), or a budget of latency alone; (n,)."""
+        """Whether each SubNet keeps all `budgets` (K,), or a budget of latency alone; (n,)."""
         kept: NDArray[np.bool_] = np.all(self.costs <= budgets, axis=1)
         return kept
 
@@ -133,7 +133,7 @@ class Problem:
         return Scores(table[:, :-1], table[:, -1])
 
     def within(self, codes: Codes, budgets: float | Values) -> NDArray[np.bool_]:
-        """Which of canonical codes (n, V) keep all budgets (K,), or a budget of latency alone; (n,)."""
+        """Whether each of canonical codes (n, V) keeps all budgets (K,), or a budget of latency alone; (n,)."""
         if not self.measured:
             return self.evaluate(codes).within(budgets)
         kept: NDArray[np.bool_] = np.all(self.predict_costs(codes) <= budgets, axis=1)
@@ -149,7 +149,7 @@ class Problem:
         return np.column_stack([self._numbers(cost, cost.predict(codes)) for cost in self.costs])
 
     def without_effect(self, codes: Codes) -> NDArray[np.bool_]:
-        """Which variables of canonical codes (n, V) have no effect, as the variables of skipped blocks; (n, V)."""
+        """Whether each variable of canonical codes (n, V) has no effect, as the variables of skipped blocks; (n, V)."""
         keys = row_keys(codes)
         fresh = {key: row for row, key in enumerate(keys) if key not in self._idle}
         if fresh:

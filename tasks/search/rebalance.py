@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from tasks.search.problem import Codes, Problem, Scores, Values, unique_rows
 
 ROUNDS = 2
-"""How often the modifications are predicted anew, around the SubNet that was chosen before."""
+"""The number of times that modifications are predicted anew, around the SubNet that was chosen before."""
 HALVINGS = 10
 FILLINGS = 6
-"""How many choices are tried to spend the rest of the budgets."""
+"""The number of choices that are tried to spend the rest of the budgets."""
 CHEAPEST, DEAREST = 1e-2, 1e3
 """The prices between which bisection begins: the whole range of scores, for the whole range of costs, is a price of 1."""
 KEPT = 1e-9

@@ -111,7 +111,7 @@ def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
 
 
 def _resolution_changes(draft: Draft) -> list[tuple[int, str]]:
-    """Where a network without blocks first has images of another size."""
+    """Stages of a network without blocks: the first node at each image size, and a name."""
     seen: list[object] = []
     starts = []
     for index, node in enumerate(draft.graph.nodes):
