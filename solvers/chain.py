@@ -145,7 +145,7 @@ class Chain:
     def _elimination(
         self, variable: int, scope: tuple[int, ...], after: tuple[int, ...], sums: Sequence[Sequence[Table]]
     ) -> Elimination:
-        """Of one variable. scope: the frontier before and the variable. after: the frontier after. sums: tables
+        """The elimination of a variable. scope: the frontier before and the variable. after: the frontier after. sums: tables
         complete now.
         """
         shape = tuple(self.cardinalities[column] for column in scope)

@@ -52,7 +52,7 @@ class Points:
         return Points(self.codes[rows], self.cost[rows], self.gain[rows], self.error)
 
     def sparse(self, error: float) -> "Points":
-        """As few of the points as an error, on top of their own, allows."""
+        """The fewest points that stand for all within an error, on top of their own."""
         kept: list[int] = []
         row = len(self.cost) - 1
         while row > 0:

@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another producer of a value: readers of `value` may read `producer` instead, which only alternatives need.
+    """Another producer of a value: readers of `value` may read `producer` instead. Only alternatives read `producer`.
 
     kind: name of the kind of variables that chooses it.
     """

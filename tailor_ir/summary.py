@@ -67,7 +67,7 @@ class Describer:
         return SubnetSummary(subnet.sizes, shapes, costs)
 
     def _macs_of(self, node: Node, shapes: Mapping[str, Shape]) -> int:
-        """As `OperatorFeature` counts them: nodes that do not depend on the network's input cost nothing."""
+        """MACs of a node, as `OperatorFeature` counts them; 0 for nodes that do not depend on the network's input."""
         if not any(name in self._data for name in node.outputs):
             return 0
         inputs, outputs = tuple(shapes[n] for n in node.inputs), tuple(shapes[n] for n in node.outputs)

@@ -46,7 +46,7 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
 
 
 def _check_images(net: tailor_ir.SuperNet, supernet: Path, channels: int, resolution: int, classes: int) -> None:
-    """Of a SuperNet that no run made, the shapes are known at least."""
+    """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
     where, wanted = f"supernet '{supernet}'", (channels, resolution, resolution)
     shape = net.input_shape(net.max_config)[1:]
     if shape != wanted:

@@ -171,7 +171,7 @@ class Layers:
         }
 
     def architecture(self, config: Mapping[str, Any]) -> list[str]:
-        """As short text: what belongs to no section, then a line for each stage; without stages, for each section."""
+        """The SubNet as short text: choices outside sections, then a line for each stage; without stages, for each section."""
         first = ", ".join(f"{name} {choice:g}" for name, choice in self.elsewhere(config).items())
         sections = self.sections(config)
         shown = [section for section in sections if section.stage] or sections

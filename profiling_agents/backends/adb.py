@@ -48,7 +48,7 @@ class Phone:
 
     @classmethod
     def parse(cls, provider: str | None) -> "Phone":
-        """From SERIAL or SERIAL/CORES; AgentError for anything else."""
+        """The target in SERIAL or SERIAL/CORES; AgentError for anything else."""
         serial, _, cores = (provider or "").partition("/")
         cores = cores or "all"
         if not SERIAL.fullmatch(serial) or not (cores in POWERSAVE or MASK.fullmatch(cores)):

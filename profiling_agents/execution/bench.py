@@ -36,7 +36,7 @@ FREQUENCY_DROP = 0.05
 """A frequency that fell by more than this share during a measurement makes it noisy (throttling)."""
 
 WAITING_SHARE = 0.25
-"""Of the wall-clock limit, for waiting until the core is calm."""
+"""Share of the wall-clock limit for waiting until the core is calm."""
 
 
 def serve(argument: str, raised: Raised) -> int:

@@ -27,7 +27,7 @@ class PlannedWalls:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "PlannedWalls":
-        """From JSON."""
+        """The walls that the fields of JSON describe."""
         return cls(
             folder=Path(fields["folder"]),
             user=fields["user"],

@@ -98,7 +98,7 @@ class Arena:
 
 
 def _position(extension: list[_Chunk], chunk: _Chunk) -> int:
-    """By identity: chunks of the same size are equal."""
+    """The index of a chunk in its extension, by identity: chunks of one size are equal."""
     return next(at for at, other in enumerate(extension) if other is chunk)
 
 

@@ -43,7 +43,7 @@ def laid_out(shape: Sequence[int], layout: Layout, rules: Rules) -> tuple[int, .
 
 
 def patches_bytes(shape: Sequence[int], groups: int) -> int:
-    """Of a convolution with weights (filters, channels, *kernel) followed by its result's positions, `shape`.
+    """Bytes of a convolution's patches. shape: (filters, channels, *kernel) of its weights, then its result's positions.
 
     A segment at a time, unless there are more filters than positions. Source: onnxruntime, MlasConvPrepare.
     """

@@ -140,7 +140,7 @@ class Shrink(nn.Module):
 
 
 class Cast(nn.Module):
-    """Another element type."""
+    """A change of the element type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

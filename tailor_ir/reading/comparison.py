@@ -15,7 +15,7 @@ from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
 BATCH = 2  # networks may drop an axis of 1
 TOLERANCE = 1e-3
-"""Of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
+"""Share of the largest output. Elastic and original networks of timm differ by less than 1e-4."""
 ROUNDING = 8  # times the type's precision
 NUDGE = 1e-6  # of an input, to see how much an ill-conditioned network amplifies it
 NUDGES = 10  # differences up to so many times the effect of a nudge may be rounding

@@ -161,7 +161,7 @@ def _summed(g: Any, x: Any, axis: int) -> Any:
 
 
 def _inner_product(g: Any, a: Any, b: Any) -> Any:
-    """Of two vectors, or of a matrix's rows and a vector. Source: torch.vdot, torch.dot, torch.mv."""
+    """The inner product of two vectors, or of a matrix's rows and a vector. Source: torch.vdot, torch.dot, torch.mv."""
     return _summed(g, g.op("Mul", a, b), -1)
 
 
@@ -177,7 +177,7 @@ def _instance_norm(
     epsilon: Any,
     cudnn: Any,
 ) -> Any:
-    """With running statistics, in eval mode, it is a BatchNorm."""
+    """An instance norm; with running statistics, in eval mode, it is a BatchNorm."""
     if symbolic_helper._parse_arg(own, "i"):
         return symbolic_opset9.instance_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)
     return symbolic_opset9.batch_norm(g, x, weight, bias, mean, variance, own, momentum, epsilon, cudnn)

@@ -29,15 +29,17 @@ class Selectors:
         self.names: list[str] = []
         self._matched: set[str] = set()
 
-    def choices(self, name: str, kinds: Collection[str] = (), nodes: Collection[str] = ()) -> Sequence[Choice] | None:
+    def choices(
+        self, name: str, block_kinds: Collection[str] = (), nodes: Collection[str] = ()
+    ) -> Sequence[Choice] | None:
         """Choices for a variable: the user's, () for the proposed ones, None when it is to stay as it is.
 
-        kinds: templates that the variable belongs to. nodes: names of its block's nodes.
+        block_kinds: kind and part of its block. nodes: names of its block's nodes.
         """
         self.names.append(name)
         if self.spec is None:
             return ()
-        selectors = [selector for selector in self.spec if _matches(selector, name, kinds, nodes)]
+        selectors = [selector for selector in self.spec if _matches(selector, name, block_kinds, nodes)]
         self._matched.update(selectors)
         if not selectors:
             return None
@@ -69,7 +71,7 @@ class Selectors:
                 )
 
 
-def _matches(selector: str, name: str, kinds: Collection[str], nodes: Collection[str]) -> bool:
+def _matches(selector: str, name: str, block_kinds: Collection[str], nodes: Collection[str]) -> bool:
     bracket = _BRACKETS.match(selector)
     if bracket is None:
         return fnmatchcase(name, selector) or fnmatchcase(name, f"{selector}.*")
@@ -79,4 +81,4 @@ def _matches(selector: str, name: str, kinds: Collection[str], nodes: Collection
     if bracket["before"] and not fnmatchcase(place["before"], bracket["before"]):
         return False
     what = bracket["what"]
-    return what in kinds or any(fnmatchcase(node, what) for node in nodes)
+    return what in block_kinds or any(fnmatchcase(node, what) for node in nodes)

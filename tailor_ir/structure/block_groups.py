@@ -56,7 +56,7 @@ def inner_groups(
 
 
 def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple[set[int], set[int], set[int], int]:
-    """Of the products of two computed matrices: groups of heads, those summed over, those of the results; the key size."""
+    """Groups of products of two computed matrices: heads, contracted ones, those of the results; and the key size."""
     heads: set[int] = set()
     contracted: set[int] = set()
     last: set[int] = set()
@@ -100,7 +100,7 @@ def _factor(axis: Axis, group: int, copies: bool = False) -> int:
 
 
 def _over_positions(group: int, names: frozenset[str], axis_map: AxisMap) -> bool:
-    """Not only pooled descriptors: some value has the group at every position of an image or a sequence."""
+    """Whether some value has the group at every position of an image or sequence, not only as a pooled descriptor."""
     for name in names:
         others = [a for a in axis_map.axes[name] if group not in a.groups and not isinstance(a, BatchAxis)]
         if not others or spatial_in(others) or any(axis.size > 1 for axis in others):

@@ -24,7 +24,7 @@ NORMS = frozenset(("LayerNormalization", "RmsNorm", "GroupNorm", "BatchNormaliza
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A region with one entry and one exit. `residual`: an Add joins the entry's own path with the computed one.
+    """A part of the network with one entry and one exit. `residual`: an Add joins the entry with the computed value.
 
     `nested`: it lies in a branch of a larger region.
     """
@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A run of blocks over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped.
+    """Blocks in a row over the same axes; the first may come from other axes. `trailing` blocks at the end may be skipped.
 
     `headed`: something right before the first block makes the stage's axes, and stays when a single block is skipped.
     """
@@ -194,7 +194,7 @@ def _absorb_activations(segments: list[Block]) -> list[Block]:
 
 
 def _absorb_norms(segments: list[Block]) -> list[Block]:
-    """Where every block is normalised after its sum (post-norm), the normalisation is part of the block."""
+    """Join normalisations to the blocks before them, where every block is normalised after its sum (post-norm)."""
 
     def follows(index: int) -> bool:
         nodes = segments[index].nodes

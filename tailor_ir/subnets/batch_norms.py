@@ -72,7 +72,7 @@ class ElasticBatchNorm(nn.Module):
 
     @staticmethod
     def start(scale: torch.Tensor) -> Moments:
-        """Nothing observed yet."""
+        """Moments before the first batch."""
         return Moments(torch.zeros_like(scale), torch.ones_like(scale))
 
 

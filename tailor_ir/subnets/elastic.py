@@ -98,7 +98,7 @@ class Elastic(nn.Module):
         self._plan = self._plan_of(codes)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Another device or element type: modules may hold tensors of their own."""
+        """Move the network to another device or element type. All modules are made anew, since they may hold tensors."""
         super()._apply(fn, recurse)
         self._start(self._codes)
         return self
@@ -108,7 +108,7 @@ class Elastic(nn.Module):
         return self.__dict__ | {"_plans": OrderedDict(), "_fixed": None}
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module."""
+        """Set the mode, as of any module; fixed values are forgotten."""
         self._fixed = None
         return super().train(mode)
 
@@ -125,7 +125,7 @@ class Elastic(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """Another one after every change of a weight; None where changes cannot be seen."""
+        """A mark of the weights that differs after every change; None where changes cannot be seen."""
         weights = [self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)]
         if any(weight.is_inference() for weight in weights):
             return None

@@ -174,7 +174,7 @@ class Lowering:
         return module, shapes.read
 
     def _make_lookup(self, node: Node, sizes: Sizes, known: _NodeModules) -> nn.Module:
-        """Of weights by position: what is looked up follows the resolution."""
+        """The module of a look-up by position: the looked-up entries are resampled to the resolution."""
         module, read = self._make(node, sizes)
         axes = self.axis_map.axes[node.outputs[0]]
         first = node.int("axis", 0) % len(self.axis_map.axes[node.inputs[0]])

@@ -79,7 +79,7 @@ class MadeFrom(BaseModel):
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
-        """As the folder says it; None where it says nothing that can be read."""
+        """The record in a folder; None without a readable one."""
         try:
             return cls.model_validate_json((folder / MADE_FROM_FILE).read_bytes())
         except (OSError, ValidationError):

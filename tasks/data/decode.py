@@ -13,7 +13,7 @@ from tasks.data.source import Scaling
 from tasks.errors import UserError
 
 SCALING = Scaling("central square", "bilinear, antialiased")
-"""Of images that are not augmented."""
+"""The scaling of images that are not augmented."""
 Content = tuple[str, Callable[[], Image.Image]]
 """Name for messages, and how to open the image."""
 

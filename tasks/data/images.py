@@ -9,7 +9,7 @@ from torch.nn import functional
 DRAWS = 5
 """Uniform numbers per image and epoch that augmentation is made from (so it depends on no worker or rank)."""
 INTERPOLATION = "bilinear, antialiased"
-"""Of `resize`."""
+"""The interpolation of `resize`."""
 
 
 def resize(x_BCHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:

@@ -31,7 +31,7 @@ class OnnxNetwork:
         return torch.from_numpy(logits)
 
     def _filled(self, part: np.ndarray) -> np.ndarray:
-        """As many images as the file takes; what is missing is zero."""
+        """The images, filled up with zeros to as many as the file takes."""
         assert self._batch is not None
         return np.concatenate([part, np.zeros((self._batch - len(part), *part.shape[1:]), part.dtype)])
 

@@ -55,7 +55,7 @@ class Accuracy(NamedTuple):
 
     @classmethod
     def of(cls, line: EvaluatedLine) -> "Accuracy":
-        """As a file has it."""
+        """The accuracy in a line of a file."""
         return cls(line["correct"], line["total"], line["loss"], line["hits"])
 
     def line(self, digest: str, config: Config) -> EvaluatedLine:

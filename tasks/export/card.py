@@ -32,7 +32,7 @@ class Provenance:
 
     @property
     def origin(self) -> Origin:
-        """As it is stored."""
+        """The origin as it is stored."""
         return Origin(network=dict(self.network), data=self.data, digests=dict(self.digests))
 
 

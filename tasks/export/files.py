@@ -77,7 +77,7 @@ class Maker:
         return self._run_by_agent([onnx_job(card.digest, model, batch) for batch in sizes])
 
     def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
-        """By the device when it takes the format, else by an agent on this machine; the jobs differ in their batch."""
+        """A file that the device runs, if it takes the format, else an agent on this machine. jobs: of several batches."""
         client = self._runtime(jobs[0].format)
         found = client.capabilities()
         return Made(

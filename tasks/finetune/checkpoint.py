@@ -47,7 +47,7 @@ def save(
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Of names, shapes, types and values, in the order of names."""
+    """A checksum of names, shapes, types and values, in the order of names."""
     found = 0
     for name, tensor in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
@@ -82,7 +82,7 @@ def finished_steps(path: Path) -> int:
 
 
 def shared_steps(path: Path, *, first_of_node: bool) -> int:
-    """As `finished_steps`, of all nodes of a process group: those with an older file, or none, get the newest one."""
+    """The newest `finished_steps` of all nodes of a process group. Nodes with an older file, or none, get that file."""
     steps = [0] * distributed.get_world_size()
     distributed.all_gather_object(steps, finished_steps(path))
     newest, rank = max(steps), distributed.get_rank()

@@ -12,7 +12,7 @@ def gpus(wanted: str) -> int:
 
 
 def fitting_processes(settings: TrainSettings, gpus: int) -> int:
-    """As many processes as wanted, or as have a GPU each and still split the batch. Several nodes would have to agree on it."""
+    """The processes of this node: as wanted, or fewer where GPUs are fewer: the most that split the batch evenly."""
     wanted = settings.processes
     if not 0 < gpus < wanted or settings.nodes > 1:
         return wanted

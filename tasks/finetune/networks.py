@@ -52,7 +52,7 @@ class TrainableNetwork:
         return [Role("network", {}, False)]
 
     def activate(self, role: Role) -> tuple[int, int]:
-        """Nothing to choose."""
+        """Do nothing: the network is its only SubNet."""
         return self.base_size
 
 

@@ -43,7 +43,7 @@ class Phase(IntEnum):
     ENDING = 4
 
     def told(self, step: int) -> str:
-        """In words."""
+        """The phase in words."""
         return {
             Phase.STARTING: "before its first step",
             Phase.READING: f"reading the images of step {step}",
@@ -106,7 +106,7 @@ class Pulse:
 
 @dataclass(slots=True)
 class _LastSeen:
-    """When a rank's thread and its main thread were last seen to go on [s]."""
+    """The times when a rank's thread and its main thread were last seen to go on [s]."""
 
     sign: Sign
     alive_s: float

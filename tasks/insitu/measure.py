@@ -93,7 +93,7 @@ def measure_subnets(
     failed: deque[Measurement] = deque()
 
     def jobs() -> Generator[ModelJob, None, None]:
-        """As a device gets free; with several devices in the thread of any of them."""
+        """The jobs, made as devices get free, in the thread of any device."""
         for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, capabilities):
             failed.extend(failures)
             for subnet in subnets:

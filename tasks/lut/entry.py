@@ -17,7 +17,7 @@ ProfilingMethod = Literal["alone", "in situ"]
 Cache = Literal["warm", "cold"]
 Row = dict[str, Any]
 METHODS: tuple[ProfilingMethod, ...] = ("in situ", "alone")
-"""In order of trust: what was timed inside a network before what was timed by itself."""
+"""The methods in order of trust: times inside a network come before times alone."""
 
 SCHEMA = pa.schema(
     [
@@ -168,7 +168,7 @@ def _one_of(where: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None
 
 
 def _is_utc(text: str) -> bool:
-    """In one spelling, so that the order of the texts is the order of the times."""
+    """Whether a text is a time in UTC in our one spelling, so that texts sort as times."""
     try:
         return datetime.fromisoformat(text).utcoffset() == timedelta(0) and text.endswith("+00:00")
     except ValueError:

@@ -26,7 +26,7 @@ PARTS = "part-*.parquet"
 LEFTOVERS = ".part-*.tmp"
 LEFTOVER_AGE = timedelta(hours=1)
 DIGEST = re.compile(r"-sha256\.([0-9a-f]{16})\.parquet$")
-"""Of a part's content, in its name; parts from before have none."""
+"""The digest of a part's content in its name; parts of earlier versions have none."""
 ATTEMPTS = 100
 
 
@@ -113,7 +113,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    """By time; the rest decides between rows of one moment, the same way in whatever order they are read."""
+    """The sort key of rows: time first; the rest decides between rows of one moment, in whatever order they are read."""
     return row["measured_at"], row["state"] != "failed", row["n"], str(row["p50_ms"]), str(row["reason"])
 
 

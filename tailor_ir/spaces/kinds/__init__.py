@@ -11,6 +11,6 @@ from tailor_ir.spaces.kinds.width import GROWTH, WIDTH
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (RESOLUTION, DEPTH, WIDTH, GROWTH, EXPANSION, HEADS, VALUES, KERNEL)
 }
-"""By name, in the order in which they propose variables."""
+"""The kinds by name, in the order in which they propose variables."""
 
 __all__ = ["KINDS", "Kind"]
