@@ -71,7 +71,7 @@ class Presence:
 
     def at(self, codes: np.ndarray) -> bool:
         """Whether the SubNet of one row of choice indices (V,) has it."""
-        return bool(self.mask[tuple(codes[list(self.variables)])]) if self.variables else bool(self.mask)
+        return bool(self.mask[tuple([codes[column] for column in self.variables])])
 
     def among(self, codes: np.ndarray) -> np.ndarray:
         """Whether each SubNet of rows of choice indices (n, V) has it: (n,), or () where all or none have it."""
