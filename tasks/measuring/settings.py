@@ -12,6 +12,8 @@ class TimingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
+    # Both count in the key, unlike those of operators (`tasks.profile.Settings`): a SubNet that a limit made fail stays in the
+    # stage's result as a failure, and no setting measures failed SubNets again.
     conversion_wall_s: float = Field(120.0, gt=0)
     conversion_memory_mib: int = Field(8192, ge=512)
 

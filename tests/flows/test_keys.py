@@ -60,6 +60,7 @@ def _settings(path: str = "data.seed", value: float | str = 0) -> dict[str, Any]
         ("predict.rounds", 7, {"latency", "refine", "compared"}),
         ("predict.conversion_wall_s", 7, {"latency", "refine", "compared"}),
         ("export.check_images", 7, {"export"}),
+        ("export.conversion_wall_s", 7, {"export"}),
     ],
 )
 def test_a_setting_is_in_the_keys_of_the_stages_whose_result_it_changes(
