@@ -32,7 +32,7 @@ class Devices:
         self.close()
 
     def close(self) -> None:
-        """End what was started here, and every connection; whoever waits for an answer gets an AgentError."""
+        """End the agents that were started here, and every connection; whoever waits for an answer gets an AgentError."""
         for name in tuple(self._connected):
             self._disconnect(name)
 

@@ -217,7 +217,7 @@ class DimPool:
         return form.kind in ("spatial", "batch") or any(self.depends_on_input(p) for p in form.parts)
 
     def freeze_positions(self, dim: Dim, reason: str) -> None:
-        """Keep what depends on the resolution at its full size; channels beside it may change."""
+        """Keep dimensions that depend on the resolution at full size; channels beside them may change."""
         form = dim.root.form
         if form is not None and form.kind == "spatial":
             self.freeze(dim, reason)

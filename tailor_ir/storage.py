@@ -39,7 +39,7 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
 
 
 def load(folder: Path) -> tuple[Graph, Tensors, SpaceSpec | None]:
-    """Read what `save` wrote. ImportFailed when it is absent, torn or of another format."""
+    """Read a SuperNet that `save` wrote. ImportFailed when it is absent, torn or of another format."""
     try:
         document = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS_FILE)

@@ -135,12 +135,12 @@ class Layers:
         return self._correction.offset_ms
 
     def of(self, config: Mapping[str, Any]) -> dict[int, SubNetLayer]:
-        """Number of a layer -> what it is in this SubNet, in the order of execution; without those it does not have."""
+        """Number of a layer -> the layer in this SubNet, in the order of execution; absent layers are left out."""
         placed = self._net.placed_operators(dict(config)).operators
         return {self._numbers[one.outputs]: self._operator(one.feature) for one in placed}
 
     def sections(self, config: Mapping[str, Any]) -> tuple[Section, ...]:
-        """The stages of a SubNet, and what is around them, in order."""
+        """The stages of a SubNet, and the parts before, between and behind them, in order."""
         by_section: dict[str, list[tuple[Place, SubNetLayer]]] = {place.section: [] for place in self.places}
         for number, operator in self.of(config).items():
             by_section[self.places[number].section].append((self.places[number], operator))

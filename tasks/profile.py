@@ -164,7 +164,7 @@ def run(
     supernet: Path | None = None,
     batch: int = 1,
 ) -> ProfileResult:
-    """Measure what the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
+    """Measure operators that the store does not know; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
     `supernet`: the folder of the SuperNet that has these operators at this batch, for measuring in situ. Returns the
     summary. The caller holds the lease of a single device. An operator that fails is an entry with its reason.

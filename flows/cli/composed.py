@@ -42,7 +42,7 @@ def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
 
 
 def _devices(arguments: Arguments) -> dict[str, str]:
-    """The devices that a command is about, and what names them; none: all of the config."""
+    """The devices that a command names, each with the word that names it; none: all of the config."""
     if arguments.device is not None:
         return {arguments.device: "--device"}
     files = arguments.question.files if arguments.question else ()

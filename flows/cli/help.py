@@ -38,7 +38,7 @@ def general_help(config_folder: Path | None = None) -> str:
 
 
 def command_help(name: str, config_folder: Path | None = None) -> str:
-    """One command: what it does, its flags, the groups that it reads, examples."""
+    """One command: its summary, its flags, the groups that it reads, examples."""
     command = COMMANDS[name]
     usage = "\n       ".join(f"autotailor {name} {form}" for form in command.forms)
     flags = _table((flag.form, flag.text) for key, flag in FLAGS.items() if key in command.flags)

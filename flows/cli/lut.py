@@ -22,7 +22,7 @@ from tasks.lut.views import Filter, diff, export, show
 LutAnswer = Mapping[str, Any]
 FAILURES_SHOWN = 10
 COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy"}
-"""Keys of what is counted, and the columns' names."""
+"""Keys of the counts, and the columns' names."""
 ENERGY = {"with_energy": "energy"}
 """A further column, where something has one."""
 PLACE = ("output_dir", "store")
@@ -53,7 +53,7 @@ class LutConfig(BaseModel):
 
 
 def execute(arguments: Arguments) -> LutAnswer:
-    """Do what the words say, show the result, and return it as JSON. UserError for bad input."""
+    """Execute the command, show its result, and return it as JSON. UserError for bad input."""
     action, words = check(arguments)
     return ACTIONS[action](config_of(arguments), words, Terminal())
 

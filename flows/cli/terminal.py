@@ -27,7 +27,7 @@ class Terminal:
             self._console.print(each)
 
     def say(self, line: str) -> None:
-        """A line of plain text, in one piece, so that what it names can be copied."""
+        """A line of plain text, in one piece, so that paths in it can be copied."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

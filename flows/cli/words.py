@@ -10,7 +10,7 @@ from tasks.choose.pick import FORMS
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as it is written, and what it does."""
+    """A flag as it is written, and its help."""
 
     form: str
     text: str
@@ -18,7 +18,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command. `forms`: what follows its name. `flags`: those that it takes; `groups`: those whose settings it reads."""
+    """A command. `forms`: arguments after its name. `flags`: flags that it takes. `groups`: groups whose settings it reads."""
 
     summary: str
     about: str = ""
@@ -52,7 +52,7 @@ FLAGS = {
     "--config-dir": Flag("--config-dir FOLDER", "more options for the groups, as in conf/: FOLDER/device/board.yaml"),
     "--help": Flag("--help, -h", "this text, with the options of --config-dir; COMMAND --help tells of one command"),
 }
-"""Flag -> what is told of it, in the order of the help."""
+"""The flags, in the order of the help."""
 
 EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
 OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
@@ -206,4 +206,4 @@ COMMANDS = {
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
 }
-"""Command -> what it does. `agent` and `relay` have arguments and help of their own (`profiling_agents.arguments`)."""
+"""The commands. `agent` and `relay` have arguments and help of their own (`profiling_agents.arguments`)."""

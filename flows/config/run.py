@@ -101,7 +101,7 @@ class CommonConfig(BaseModel):
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
 
     def profile_of(self, device: str) -> ProfileSettings:
-        """The profile settings of one device, with what its own profile changes, and the store of the tables."""
+        """The profile settings of one device, with the changes of its own profile, and the store of the tables."""
         store = self.profile.store or self.output_dir / STORE_FOLDER
         own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
         return self.profile.model_copy(update=own)
@@ -129,13 +129,13 @@ def _name_of_run(network: str, data: DataSettings) -> str:
 
 
 class GivenConfig(BaseModel):
-    """What an adaptation begins with."""
+    """The config of an adaptation."""
 
     supernet: Path = Field(description="folder of a trained SuperNet")
 
 
 class NetworkConfig(BaseModel):
-    """What the whole pipeline begins with, and the settings of the stages up to the SuperNet."""
+    """The config of the whole pipeline: network, space, and the settings of the stages up to the SuperNet."""
 
     model: ModelSettings = ModelSettings()
     space: SpaceSelectors = Field(

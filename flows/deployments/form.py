@@ -60,7 +60,7 @@ def run_words(preset: str, model: str) -> list[str]:
 def common_words(
     data: str, data_path: str, devices: Sequence[str], budgets_ms: Sequence[float], output_dir: str
 ) -> list[str]:
-    """Overrides for the fields that both forms have; empty ones leave what the preset or the project says."""
+    """Overrides for the fields that both forms have; empty fields leave the values of the preset or the project."""
     words = [f"data={data}"] if data != DEFAULT_DATA else []
     words += [f"data.path={quoted(data_path)}"] if data_path else []
     words += [f"device=[{','.join(devices)}]"] if devices else []
@@ -96,7 +96,7 @@ def _kind_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _device_words(devices: Sequence[Plain]) -> list[str]:
-    """Overrides that choose the options which devices start from, with what such an option may ask for."""
+    """Overrides that choose the options from which devices start, with the values of their fields."""
     options = [one for one in devices if one["name"] in config_groups()["device"]]
     words = [f"device=[{','.join(one['name'] for one in options)}]"] if options else []
     for one in options:

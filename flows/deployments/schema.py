@@ -41,7 +41,7 @@ def _unopened(node: Plain) -> Plain:
 
 
 def _without_defaults(node: Any, definitions: Mapping[str, Any], title: str = "") -> Any:
-    """A schema with its references resolved, each default in its description. `title`: what a form calls it."""
+    """A schema with its references resolved, each default in its description. `title`: its name in a form."""
     if isinstance(node, list):
         return [_without_defaults(inner, definitions) for inner in node]
     if not isinstance(node, dict):

@@ -49,7 +49,7 @@ def remarks(result: Row) -> Facts:
 
 
 def network(result: Row) -> Facts:
-    """Of the user's network, or of a sibling."""
+    """Facts on the user's network, or a sibling."""
     found = {"test accuracy": percent(result["test_accuracy"])}
     found["validation accuracy"] = percent(result["validation_accuracy"])
     return found | ({"weights": "trained" if result["trained"] else "given"} if "trained" in result else {})
@@ -66,7 +66,7 @@ def ends(result: Row) -> Facts:
 
 
 def given(result: Row) -> Facts:
-    """Of what a run does not train: a network, or a SuperNet."""
+    """Facts on a given network or SuperNet, which the run does not train."""
     return network(result) if "test_accuracy" in result else ends(result)
 
 

@@ -19,7 +19,7 @@ def publish_stage(output: Output, facts: Facts) -> None:
 
 
 def publish_winners(device: str, rows: Sequence[Facts], state: str) -> None:
-    """The SubNets for each budget of a device. state: what is known of them."""
+    """The SubNets for each budget of a device. state: how far they are known."""
     description = f"winners on {device}: {state}"
     create_table_artifact([dict(row) for row in rows], key=artifact_key("winners", device), description=description)
 

@@ -146,4 +146,4 @@ COMPARED = StageSpec(
     agent=True,
     ends="report",
 )
-"""The baselines and the winners of one device, timed there side by side, and what the winners gain."""
+"""The baselines and the winners of one device, timed there side by side, and the gain of the winners."""

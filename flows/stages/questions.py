@@ -75,7 +75,7 @@ class Searched:
 
 
 def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -> Row:
-    """`chosen` or `compared`: a row for each device; or what is exported. UserError when there is no such SubNet."""
+    """`chosen` or `compared`: a row for each device; or the exported files. UserError when there is no such SubNet."""
     if question.files:
         return _exported(run, config, question.files, outputs)
     searches = [Searched(run, config, name, outputs) for name in config.device]

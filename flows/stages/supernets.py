@@ -62,7 +62,7 @@ def _base(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _is_given(config: FlowConfig, until: str) -> bool:
-    """Whether a report would lack the accuracy of what the run starts from, which it does not train."""
+    """Whether a report needs the accuracy of a given network, which no stage of the run trains."""
     return until == "report" and (isinstance(config, AdaptConfig) or config.model.kind == "onnx")
 
 

@@ -54,7 +54,7 @@ class MetricLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all waiting metrics."""
         for first in range(0, len(self._waiting), MAX_METRICS):
             self.client.log_batch(self.run_id, metrics=self._waiting[first : first + MAX_METRICS])
         self._waiting = []

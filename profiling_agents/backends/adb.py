@@ -94,7 +94,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_times(text: str) -> Times:
-    """The times of the one model that benchncnn ran; AgentError with what it printed instead."""
+    """The times of the one model that benchncnn ran; AgentError with its output where it has none."""
     found = list(TIMES.finditer(text))
     if len(found) != 1:
         printed = " ".join(text.split())[-200:]

@@ -99,7 +99,7 @@ class NamedModel:
         return self._model.random_inputs(rng)
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
-        """The repeater of the model itself: nothing is added to what is timed."""
+        """The repeater of the model itself: nothing is added to the timed code."""
         with self._names.restored_errors():
             return self._model.repeater(inputs)
 

@@ -15,7 +15,7 @@ from profiling_agents.startup import TOKEN_VARIABLE, python_path
 START_LIMIT_S = 60.0
 LOG_NAME = "child.log"
 MODELS = "models"
-"""The folder of the child inside the service's: the models, and what the runtime writes."""
+"""The folder of the child inside the service's: for models, and files that the runtime writes."""
 LOG_TAIL_BYTES = 2000
 
 

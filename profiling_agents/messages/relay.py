@@ -8,7 +8,7 @@ from profiling_agents.messages.base import Checksum, Message, Nonce
 
 
 class Pulled(Message):
-    """Header of what an agent pulls from its relay: one request of a client, whose body follows."""
+    """Header of a message that an agent pulls from its relay: one request of a client, whose body follows."""
 
     request: Nonce
     method: Literal["GET", "POST", "PUT", "DELETE"]

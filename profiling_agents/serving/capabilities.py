@@ -74,6 +74,6 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
 
 
 def _frequency(core: int, root: Path) -> str:
-    """'pinned' and to what [MHz], or that it is not."""
+    """The state of a core's frequency; when pinned, with the frequency [MHz]."""
     state = frequency_state(core, root)
     return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state

@@ -93,7 +93,7 @@ class Puller:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _accept(self, response: httpx.Response) -> None:
-        """Read the header of what was pulled and leave the rest to a task."""
+        """Read the header of a pulled request and leave the rest to a task."""
         chunks = response.aiter_bytes()
         pulled, start = await _split(chunks)
         task = asyncio.create_task(self._answer(pulled, start, chunks, response))
@@ -103,7 +103,7 @@ class Puller:
     async def _answer(
         self, pulled: Pulled, start: bytes, chunks: AsyncIterator[bytes], response: httpx.Response
     ) -> None:
-        """Ask the own service and stream its answer to the relay. What breaks here, the client asks for again."""
+        """Ask the own service and stream its answer to the relay. After a break here, the client asks again."""
         body = _joined(start, chunks) if pulled.method in ("POST", "PUT") else None
         headers = {"Lease": pulled.lease, CHECKSUM_HEADER: pulled.checksum}
         headers = {name: value for name, value in headers.items() if value}
@@ -130,7 +130,7 @@ class Puller:
 
 
 async def _split(chunks: AsyncIterator[bytes]) -> tuple[Pulled, bytes]:
-    """The header of a frame, and what came of its payload with it."""
+    """The header of a frame, and the part of its payload that came with it."""
     buffer = b""
     async for chunk in chunks:
         buffer += chunk

@@ -156,7 +156,7 @@ class Relay:
         return Response(status_code=204)
 
     async def _pass_on(self, waiting: _Waiting, request: Request) -> None:
-        """The frame's header (its payload length is 0: unknown) decides the answer, what follows is its body."""
+        """The frame's header (its payload length is 0: unknown) decides the answer; its body follows."""
         buffer = b""
         async for chunk in request.stream():
             if waiting.left:

@@ -45,7 +45,7 @@ class Raised:
 
     @contextmanager
     def wall(self, name: str, without: str) -> Iterator[None]:
-        """Note whether a wall was raised in the block. without: what a model can do then."""
+        """Note whether a wall was raised in the block. without: the danger without the wall."""
         try:
             yield
         except OSError as error:

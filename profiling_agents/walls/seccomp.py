@@ -13,7 +13,7 @@ from profiling_agents.walls import kernel
 
 SET_MODE_FILTER = 1
 LEAVE_SPECULATION = 1 << 2
-"""Without this flag, older kernels slow down every process behind a filter, and with it what is measured."""
+"""Without this flag, older kernels slow down every process behind a filter, and so the models that are measured."""
 
 COLUMNS = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)

@@ -244,7 +244,7 @@ class _ModelBuilder:
         return np.dtype(self.types.get(name, FLOAT))
 
     def _parameter(self, name: str, shape: Shape) -> np.ndarray:
-        """Random values; of integers, positions of what is looked up with them, else zeros."""
+        """Random values; integers are positions where they look something up, else zeros."""
         kind = self._type(name)
         if kind.kind == "b":
             return self.rng.random(shape) < 0.5

@@ -217,7 +217,7 @@ class TransposedConvolution(nn.Module):
 
 
 def _transposed_pads(pads: tuple[int, ...], extra: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding that torch does, and what is left to crop (or add) around the result in F.pad's order."""
+    """Padding that torch does, and the rest to crop (or add) around the result, in F.pad's order."""
     rank = len(extra)
     if pads[:rank] == pads[rank:]:
         return pads[:rank], ()

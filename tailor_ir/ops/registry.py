@@ -1,4 +1,4 @@
-"""The record that an operator fills in, and what its functions are given."""
+"""The record that an operator fills in, and the arguments of its functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -94,7 +94,7 @@ def has_fixed_shape(tensor: gs.Tensor) -> bool:
 
 
 def _depth_first(graph: gs.Graph) -> list[gs.Node]:
-    """Nodes in an order in which each follows what it alone needs at once, so that large constants live shortly."""
+    """Nodes in an order in which each directly follows the nodes that it alone needs, so that large constants live shortly."""
     ordered: list[gs.Node] = []
     seen: set[int] = set()
     pending = [(node, False) for output in reversed(graph.outputs) for node in output.inputs]

@@ -131,7 +131,7 @@ def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]
 
 
 def _weight_names(model: onnx.ModelProto, state: Mapping[str, torch.Tensor] | None) -> frozenset[str]:
-    """Initializers that hold what the network learned; everything else that is constant may be folded."""
+    """Initializers with learned values; all other constants may be folded."""
     settings = {
         node.input[position]
         for node in model.graph.node

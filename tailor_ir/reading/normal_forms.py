@@ -36,7 +36,7 @@ def bypass(graph: gs.Graph, node: gs.Node) -> None:
 
 
 def drop_idle(graph: gs.Graph) -> None:
-    """Take out what does nothing: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
+    """Remove nodes without effect: padding by nothing, full ranges, reshaping to the same shape, casts to the same type."""
     for node in list(graph.nodes):
         if _is_idle(node):
             bypass(graph, node)
@@ -169,7 +169,7 @@ def _is_look_up(table: gs.Tensor, positions: gs.Tensor) -> bool:
 
 
 def _drop_default_states(node: gs.Node) -> None:
-    """Zero states and full lengths are what recurrent layers start from anyway."""
+    """Remove zero states and full lengths of recurrent layers, which are the defaults."""
     steps = node.inputs[0].shape[0]
     for position, default in ((4, steps), (5, 0), (6, 0)):
         given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()

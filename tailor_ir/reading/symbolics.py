@@ -228,7 +228,7 @@ def _affine_grid(g: Any, theta: Any, size: Any, corners: Any) -> Any:
 
 
 def _antialiased(mode: str) -> Callable[..., Any]:
-    """Interpolation that averages what falls together: each axis is multiplied by a matrix of weights."""
+    """Interpolation that averages positions that fall together: each axis is multiplied by a matrix of weights."""
 
     def resize(g: Any, x: Any, size: Any, corners: Any, *scales: Any) -> Any:
         """Source: torch.nn.functional.interpolate, antialias=True."""

@@ -1,4 +1,4 @@
-"""Patterns of nodes: small trees that are compared with what computes a value.
+"""Patterns of nodes: small trees that are compared with the nodes that compute a value.
 
 A pattern is `Value` (anything, by name: the same name twice is the same value), `Number` (a constant), `Op` (a node,
 its operands patterns; Add and Mul in either order) or `Either`. A `RewriteRule` makes one node of every match whose inner
@@ -81,7 +81,7 @@ class Matcher:
         self.parameters = frozenset(graph.parameters)
 
     def matches(self, pattern: Pattern, value: str, found: Match) -> Iterator[Match]:
-        """All ways in which `pattern` fits what computes `value`."""
+        """All ways in which `pattern` fits the nodes that compute `value`."""
         match pattern:
             case Value():
                 if found.values.get(pattern.name, value) == value:

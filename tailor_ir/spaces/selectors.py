@@ -61,7 +61,7 @@ class Selectors:
         return name in (self.spec or {})
 
     def refuse_unmatched(self, dropped: Sequence[str]) -> None:
-        """SpaceError for a selector that asks for what this network does not have."""
+        """SpaceError for a selector that matches nothing in this network."""
         for selector in self.spec or {}:
             if selector not in self._matched:
                 why = next((f" ({d})" for d in dropped if d.split(":")[0] == selector), "")

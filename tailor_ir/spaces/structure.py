@@ -50,7 +50,7 @@ class Structure:
         return tuple(nodes), outputs
 
     def unit_of(self) -> dict[str, Hashable]:
-        """Node name -> what its unit is: nodes of one unit are in one block, and present in the same SubNets."""
+        """Node name -> its unit. Nodes of one unit are in one block, and present in the same SubNets."""
         block_of = {node.name: at for at, block in enumerate(self.regions.blocks) for node in block.nodes}
         return {name: (block_of.get(name), where) for name, where in self.presence.items()}
 

@@ -71,7 +71,7 @@ class Regions:
 
 
 def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
-    """(entry, exit) of plain blocks with weights whose result has the shape of what they read, as in networks without sums."""
+    """(entry, exit) of plain blocks with weights that keep the shape of their operand, as in networks without sums."""
     return tuple(
         (block.entry, block.exit)
         for block in regions.blocks

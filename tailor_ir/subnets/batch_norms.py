@@ -12,7 +12,7 @@ Statistics = dict[str, torch.Tensor]  # name of a running mean or variance -> (c
 
 @dataclass(slots=True)
 class Moments:
-    """Mean and variance (C,) of what one norm is given: means over the batches so far."""
+    """Mean and variance (C,) of a norm's input: means over the batches so far."""
 
     mean: torch.Tensor
     variance: torch.Tensor

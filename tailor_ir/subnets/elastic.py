@@ -223,7 +223,7 @@ class Elastic(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:
-        """Everything that does not depend on x: cut tensors, and what follows from them alone.
+        """Values that do not depend on x: cut tensors, and values that follow from them alone.
 
         Without gradients it is kept until a tensor changes, or another SubNet is activated.
         """

@@ -108,7 +108,7 @@ class FixedValues:
 
 
 def can_keep(sources: Sequence[torch.Tensor]) -> bool:
-    """Whether changes of the tensors can be seen, and what follows from them does not depend on the surroundings."""
+    """Whether changes of the tensors can be seen, and values that follow from them do not depend on the surroundings."""
     device = sources[0].device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return not autocast and not any(source.is_inference() for source in sources)

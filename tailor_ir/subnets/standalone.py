@@ -23,7 +23,7 @@ MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "training"}
 
 
 class SubnetTensors:
-    """Everything that a SubNet computes from stored tensors alone, as copies: its weights, and what follows from them."""
+    """Copies of a SubNet's weights, and of all values that follow from its weights alone."""
 
     def __init__(self, elastic: Elastic, subnet: Subnet, statistics: Statistics | None) -> None:
         self.elastic, self.subnet, self.statistics = elastic, subnet, statistics or {}

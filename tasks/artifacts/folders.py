@@ -87,7 +87,7 @@ class MadeFrom(BaseModel):
 
 
 def _mend(folder: StageFolder) -> Iterator[str]:
-    """Set aside what is damaged of a folder, published or worked in; a line for each."""
+    """Set aside the damaged files of a folder, published or worked in; a line for each."""
     if folder.final.exists() and not folder.anew and (what := damage(folder.final)):
         place = set_aside(folder.final, folder.final)
         yield f"stored files are damaged ({what}): set aside as '{place}' and made again"

@@ -24,7 +24,7 @@ class Trained:
 
 
 def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
-    """The network as a SuperNet without variables, saved in a folder; what an earlier call left there is replaced.
+    """The network as a SuperNet without variables, saved in a folder; files of an earlier call are replaced.
 
     UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
     """

@@ -24,7 +24,7 @@ DIGEST = re.compile(r"[0-9a-f]{4,16}")
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One SubNet as it was named. `budget_ms` is 0 for all but budgets; `subnet`: what a file says."""
+    """One SubNet as it was named. `budget_ms` is 0 for all but budgets; `subnet`: the content of a file."""
 
     kind: Literal["budget", "digest", "name", "file"]
     word: str

@@ -20,7 +20,7 @@ WHOLE = "whole SubNet"
 
 
 def chosen_tables(row: Row) -> RenderableType:
-    """The SubNet that a rule chose: what is predicted, and its stages with their share of the latency."""
+    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency."""
     facts = _facts(f"{row['device']}: {row['rule']['text']}")
     speed_up = row["largest_ms"] / row["predicted_ms"]
     facts.add_row(
@@ -86,7 +86,7 @@ def _sections(found: Row) -> Table:
 
 
 def comparison_table(compared: Row) -> RenderableType:
-    """Two SubNets layer by layer, a rule below each section; what only one has is a dash in the other."""
+    """Two SubNets layer by layer, a rule below each section; a layer that only one has is a dash in the other."""
     first, second = compared["first"], compared["second"]
     table = Table(
         title=escape(f"{compared['device']}: {first['word']} and {second['word']}"),

@@ -45,7 +45,7 @@ class DataDescription(Stored):
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
-        """Names of what is not equal."""
+        """Names of the properties that differ."""
         pairs = {
             "classes": (self.class_names, other.class_names),
             "channels": (self.channels, other.channels),

@@ -56,7 +56,7 @@ class Parquet:
         return side_by_side(indices[np.lexsort((rng.random(len(indices)), place))], batch_size)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Decoded images; augmented by a random resized crop and a flip. What the last call read is kept."""
+        """Decoded images; augmented by a random resized crop and a flip. The rows of the last call are kept."""
         group_of = self._group_of(indices)
         held, groups = self._held, np.unique(group_of).tolist()
         columns = {group: held[group] if group in held else self._read(group) for group in groups}

@@ -14,7 +14,7 @@ WAIT_S = 0.1
 
 
 def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batch, None, None]:
-    """The same batches in the same order, on `device`; a thread reads the next ones. What it raises is raised here.
+    """The same batches in the same order, on `device`. A thread reads the next ones; its errors are raised here.
 
     Close it when not all are taken.
     """

@@ -139,7 +139,7 @@ class EvaluationData:
         }
 
     def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
-        """Other images to evaluate on, with the same training images and what was taken from them. limited: as many as here."""
+        """Other images to evaluate on, with the same training images and statistics. limited: as many images as here."""
         other = copy.copy(self)
         other._dataset = dataset
         other._limit = self._limit if limited else None

@@ -1,4 +1,4 @@
-"""ONNX models for any batch, from models for two: what differs between these follows the batch."""
+"""ONNX models for any batch, made from models for two batches: numbers in which these differ follow the batch."""
 
 from collections.abc import Iterator, Sequence
 

@@ -43,7 +43,7 @@ def fact_file(card: Card) -> bytes:
 
 
 def properties(card: Card) -> dict[str, str]:
-    """The facts as texts: what is no text as JSON.
+    """The facts as texts; other values as JSON.
 
     Class names of more than `MOST_CLASSES_BYTES` are left out, which `classes_left_out` tells. Unknown facts are left out, too.
     """

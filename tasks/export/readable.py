@@ -23,7 +23,7 @@ Content = Path | bytes
 
 
 def write_readable(exported: Path, folder: Path) -> None:
-    """Write what stage export left in `exported` into `folder`, as copies: the folder's files can be changed without harm.
+    """Copy the files of stage export from `exported` into `folder`: the folder's files can be changed without harm.
 
     Files of an earlier run are removed, where they are as they were written. Other files stay; where one has a name that is
     needed, it is moved aside, as `NAME.kept-1`. UserError for a folder that cannot be written.

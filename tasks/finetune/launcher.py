@@ -102,7 +102,7 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
 
 
 def _clear(job: Job) -> None:
-    """Remove what ranks leave that fail or are killed."""
+    """Remove the files of ranks that failed or were killed."""
     for pattern in ("error-rank*.json", ".*.tmp"):
         for file in job.folder.glob(pattern):
             file.unlink()

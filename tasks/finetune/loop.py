@@ -83,7 +83,7 @@ class Trainer:
         device: torch.device,
         move: Move = unseen,
     ) -> None:
-        """move: told what the rank is at, and in which step."""
+        """move: called with the phase of the rank, and its step."""
         self.job = job
         self.move = move
         self.settings = job.settings

@@ -93,7 +93,7 @@ def _is_address(text: str) -> bool:
 
 
 class Settings(TrainSettings):
-    """Fine-tuning of a SuperNet: which SubNets each step trains, and what teaches them."""
+    """Fine-tuning of a SuperNet: the SubNets of each step, and their teacher."""
 
     strategy: Literal["sandwich", "compound", "random", "progressive"] = "sandwich"
     """sandwich: largest, smallest and random SubNets (BigNAS, ECCV 2020); compound: the random ones couple
@@ -101,7 +101,7 @@ class Settings(TrainSettings):
     that opens in phases (progressive shrinking of Once-for-all, ICLR 2020)."""
     random_subnets: int = Field(default=1, ge=0)
     teacher: Literal["largest", "base"] = "largest"
-    """What soft labels come from: the largest SubNet in the same step, where the strategy trains it (in-place), or the
+    """The source of soft labels: the largest SubNet in the same step, where the strategy trains it (in-place), or the
     network as it was before (a frozen copy), for all SubNets."""
     distillation: float = Field(default=1.0, ge=0, le=1)
     """Weight of the teacher's soft labels in the loss; the rest is the labels'."""

@@ -54,7 +54,7 @@ class Phase(IntEnum):
 
 
 Move = Callable[[Phase, int], None]
-"""Told what a rank is at, and in which step."""
+"""A callback for the phase of a rank, and its step."""
 
 
 def unseen(phase: Phase, step: int) -> None:
@@ -154,7 +154,7 @@ class Watchdog:
     def __init__(self, job: Job, meeting: Path, name: str, say: Callable[[str], None]) -> None:
         self._job, self._name, self._say = job, name, say
         self.ended: dict[int, str] = {}
-        """Ranks that were ended, with what they did before."""
+        """Ranks that were ended, with their last phases."""
         count = job.settings.processes
         (meeting / PULSE_FILE).write_bytes(bytes(8 * WORDS * count))
         self._numbers = _shared(meeting)

@@ -54,7 +54,7 @@ ABSENT: dict[str, Any] = {
     "cost_ms": None,
     "energy_mj": None,
 }
-"""Columns that came later, and what a part that was written before them means."""
+"""Columns that came later, and their values in parts that were written before."""
 
 
 class DeviceIdentity(TypedDict):
@@ -205,7 +205,7 @@ def device_of(row: Row) -> DeviceKey:
 
 
 def entry_of(row: Row) -> Entry:
-    """The operator of a row. ValueError when it says what cannot be."""
+    """The operator of a row. ValueError for impossible values."""
     return Entry(**{one.name: row[one.name] for one in fields(Entry)})
 
 

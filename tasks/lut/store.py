@@ -23,7 +23,7 @@ class LutStore:
         methods: Sequence[ProfilingMethod] = METHODS,
         settings: Collection[str] | None = None,
     ) -> Lut:
-        """The table of a device, to be filled: what is not valid in it counts as not there."""
+        """The table of a device, to be filled; invalid entries count as absent."""
         folder = self.root / device.name
         return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)
 
@@ -50,7 +50,7 @@ class LutStore:
             yield folder.name, *parts.compact(folder)
 
     def merge(self, sources: Sequence["LutStore"]) -> dict[str, int]:
-        """Append what `sources` know and this store does not, or knows from earlier; entries added for each device.
+        """Append entries of `sources` that this store does not have, or has from earlier; entries added for each device.
 
         UserError when a source holds no table or an entry that is not valid; then nothing is added.
         """

@@ -128,7 +128,7 @@ class Lut:
         return (digest for digest in digests if self.get(digest) is None)
 
     def require(self, features: "Iterable[OperatorFeature]") -> None:
-        """UserError when an operator has no entry: it names the operators, and what makes the table complete."""
+        """UserError when an operator has no entry; it names the operators, and the way to complete the table."""
         missing = [feature for feature in features if self.get(feature.digest) is None]
         if not missing:
             return

@@ -143,7 +143,7 @@ class SubNetMeter:
     def _lines(
         self, subjects: Sequence[Subject], reference: Subject, made: dict[str, ModelJob | str]
     ) -> Iterator[TimedLine]:
-        """As many at a time as the device has in turn: what was measured, and the reference's latency.
+        """The measurements of SubNets, each with the reference's latency; as many at a time as the device takes in turn.
 
         `made`: jobs by key, or why there is none; those that are not there yet are put in.
         """

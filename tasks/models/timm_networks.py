@@ -21,7 +21,7 @@ def _timm_options(settings: ModelSettings, resolution: int) -> dict[str, Any]:
 
 
 def unknown(name: str) -> tuple[str, str] | None:
-    """For a network that timm does not have: what is wrong, and what is allowed. None when timm has it."""
+    """The error for a network that timm does not have, and the allowed names. None when timm has it."""
     plain = name.split(".")[0]
     if timm.is_model(plain):
         return None

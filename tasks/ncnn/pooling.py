@@ -47,7 +47,7 @@ def _set(node: onnx.NodeProto, name: str, value: int | Sequence[int]) -> None:
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of values; 0 for what is open."""
+    """Shapes of values; 0 for an open size."""
     return dict(_known(onnx.shape_inference.infer_shapes(model).graph))
 
 

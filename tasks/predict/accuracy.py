@@ -60,7 +60,7 @@ def measure_sensitivities(
 
 
 def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
-    """Sensitivities from what was measured for `modifications(space)`, in that order."""
+    """Sensitivities from the accuracies of `modifications(space)`, in that order."""
     largest, *rest = (MeasuredAccuracy(accuracy=found.share, loss=found.loss) for found in measured)
     following = iter(rest)
     rows = []
@@ -152,7 +152,7 @@ class AccuracyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> "AccuracyPredictor":
-        """Read what `save` wrote. UserError when the file is not that."""
+        """Read a predictor that `save` wrote. UserError for another file."""
         return cls(Sensitivities.read(path))
 
 

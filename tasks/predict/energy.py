@@ -162,7 +162,7 @@ class EnergyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote. UserError when the file is not that."""
+        """Read a predictor that `save` wrote. UserError for another file."""
         file = EnergyFile.read(path)
         calibration = None
         if file.calibration is not None and file.latency is not None:

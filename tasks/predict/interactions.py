@@ -44,7 +44,7 @@ def with_interactions(
     file: Path | SubNetLines,
     progress: Progress,
 ) -> AccuracyPredictor:
-    """The predictor with what the strongest pairs add, at most `most` evaluations more than `plain` has.
+    """The predictor with the interactions of the strongest pairs, from at most `most` evaluations more than `plain`.
 
     Each is a JSON line of `file`, where those that `plain` is made of are, too; a second call goes on from there.
     """
@@ -80,7 +80,7 @@ def _fours(measured: Sequence[Accuracy]) -> list[Sequence[Accuracy]]:
 
 
 def _error(four: Sequence[Accuracy]) -> float:
-    """Standard error of what both do together beyond the sum: all four SubNets have seen the same images."""
+    """Standard error of an interaction: all four SubNets have seen the same images."""
     largest, first, second, both = (found.right.astype(np.int64) for found in four)
     return float(np.std(both - first - second + largest) / np.sqrt(len(both)))
 
@@ -116,5 +116,5 @@ def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredicto
 
 
 def _errors(stated: PointErrors) -> PointErrors:
-    """Without what is the same of both predictors."""
+    """The errors alone, without fields that are equal for both predictors."""
     return PointErrors.model_validate({name: getattr(stated, name) for name in PointErrors.model_fields})

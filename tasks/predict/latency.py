@@ -92,7 +92,7 @@ class LatencyPredictor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote. UserError when the file is not that."""
+        """Read a predictor that `save` wrote. UserError for another file."""
         return cls.of_record(LatencyFile.read(path))
 
 

@@ -61,7 +61,7 @@ def run(
     batch: int = 1,
     profiled: Path | None = None,
 ) -> StageResult:
-    """Write the predictors, and what they say of the largest and the smallest SubNet; of one sample.
+    """Write the predictors, and their predictions for the largest and the smallest SubNet; for one sample.
 
     `latency`, `profiled`: folders of the device's latency and profile stages, which ran in batches of `batch`; None: nothing
     was measured. Memory needs no file: `MemoryPredictor.compile` reads it off the SuperNet.

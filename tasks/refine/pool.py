@@ -53,7 +53,7 @@ class Budget:
 
 
 class Pool:
-    """The SubNets to be measured, by digest: the search's winners, and what budgets ask for. All keep the search's limits.
+    """The SubNets to be measured, by digest: the search's winners, and candidates of budgets. All keep the search's limits.
 
     targets, fronts: one for each device, of one search.
     """

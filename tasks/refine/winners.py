@@ -146,7 +146,7 @@ def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Lea
 
 
 def _winner(row: Winner, digest: str, table: Candidates) -> Winner:
-    """The measured winner of a budget on one device; where it is another than `row`, with what was measured of `row`."""
+    """The measured winner of a budget on one device; if it is another than `row`, with the measurements of `row`."""
     candidates = {one.digest: one for one in table.candidates}
     stays, chosen, before = row.digest == digest, candidates[digest], candidates.get(row.digest)
     measured_ms = chosen.latency.p50_ms

@@ -15,7 +15,7 @@ __all__ = ["DATA_FILE", "PAGE_FILE", "DeviceSources", "Settings", "Sources", "ru
 
 
 def run(sources: Sources, settings: Settings, out: Path) -> dict[str, Any]:
-    """Write report.html and report.json into `out`; returns what report.json holds."""
+    """Write report.html and report.json into `out`; returns the content of report.json."""
     from tasks.report.gather import gather  # plotly takes a second
     from tasks.report.page import render
 

@@ -24,7 +24,7 @@ SHOWN = {
     "accuracy": "at equal latency",
     "latency": "at equal accuracy",
 }
-"""Heads of tables in the terminal, by what `cells` calls it."""
+"""Heads of tables in the terminal, by the keys of `cells`."""
 
 
 def title(name: str) -> str:
@@ -78,7 +78,7 @@ def _text(row: Row) -> str:
 
 
 def cards(device: Row) -> list[dict[str, str]]:
-    """At which share of the budgets the winners are above every baseline, and what they gain over the strongest."""
+    """The share of budgets at which winners are above every baseline, and their gain over the strongest one."""
     found = device["baselines"]
     if not found:
         return []

@@ -19,7 +19,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
 
 
 def reference(report: Row) -> tuple[str, float | None]:
-    """Whose test accuracy losses are counted from: the base model, or what comes nearest to it in this run."""
+    """The network from whose test accuracy losses are counted: the base model, or the nearest to it in this run."""
     for name in ("base model", "largest SubNet"):
         if (accuracy := report["accuracies"].get(f"{name}, test")) is not None:
             return name, accuracy

@@ -13,7 +13,7 @@ MAX_LINES = 16
 
 
 def point_label(title: str, facts: Iterable[str], architecture: Sequence[str]) -> str:
-    """A title, facts, and the architecture where there is one, a line for each stage; what is too long is cut."""
+    """A title, facts, and the architecture if there is one, a line for each stage; further lines are cut."""
     more = [f"… {len(architecture) - MAX_LINES} more"] if len(architecture) > MAX_LINES else []
     shown = [*facts, *([""] if architecture else []), *architecture[:MAX_LINES], *more]
     return "<br>".join([f"<b>{escape(title)}</b>", *map(escape, shown)])

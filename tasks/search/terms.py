@@ -82,7 +82,7 @@ def _calibrated(energy: EnergyPredictor, model: Sequence[Table]) -> tuple[Table,
 
 
 def _memory(memory: MemoryPredictor) -> Additive:
-    """At every moment the parameters and what is alive then at least."""
+    """For every moment, the parameters and a lower bound of the values alive then."""
     parameters = _scaled(memory.parameters.tables, FLOAT_BYTES / MIB)
     cardinalities = memory.parameters.cardinalities
     rows = [(*parameters, *_scaled(tables, 1 / MIB)) for tables in moments(memory.activations.terms, cardinalities)]

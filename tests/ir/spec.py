@@ -1,6 +1,6 @@
 """What must hold of a network after every pass that rewrites it: tables of named checks, and the hook that runs them.
 
-`ir_checks` look at the IR's graphs, `onnx_checks` at ONNX graphs on their way into the IR. A check yields what is wrong,
+`IR_CHECKS` look at the IR's graphs, `ONNX_CHECKS` at ONNX graphs on their way into the IR. A check yields what is wrong,
 one line each; `installed` runs all of them after each pass, and a failure names the pass and the check.
 """
 
