@@ -12,7 +12,7 @@ from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops.kernels import KERNEL_TRANSFORM, SIZES
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.structure.propagation import AxisMap
-from tailor_ir.structure.regions import Regions, inner_of
+from tailor_ir.structure.regions import Regions, groups_inside
 
 
 def transform_kernels(graph: Graph, tensors: Tensors, structure: Structure) -> tuple[Graph, Tensors]:
@@ -79,7 +79,7 @@ def _transform(weight: str, sizes: tuple[int, ...], reader: Node) -> Node:
 
 def _why_none(axis_map: AxisMap, regions: Regions) -> str:
     blocks = [block for stage in regions.stages for block in stage.blocks]
-    if any(inner_of(block, axis_map, regions.carriers).kernels for block in blocks):
+    if any(groups_inside(block, axis_map, regions.carriers).kernels for block in blocks):
         return (
             "kernel_transform: the space leaves every kernel as it is; allowed: with a kernel_size variable; "
             "name one in the space ('*.kernel_size': 'auto'), or leave kernel_transform out"

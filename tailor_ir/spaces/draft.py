@@ -12,9 +12,9 @@ from tailor_ir.spaces.presence import Selection, merged
 from tailor_ir.spaces.selectors import Selectors
 from tailor_ir.spaces.sizing import Sizing
 from tailor_ir.spaces.variables import Choice, Variable
-from tailor_ir.structure.block_groups import InnerGroups
+from tailor_ir.structure.block_groups import BlockGroups
 from tailor_ir.structure.propagation import AxisMap
-from tailor_ir.structure.regions import Block, Regions, Stage, inner_of
+from tailor_ir.structure.regions import Block, Regions, Stage, groups_inside
 
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this where the network's own are
 CHANNELS_LAST = ("MatMul", "LayerNormalization", "RMSNormalization")
@@ -48,7 +48,7 @@ class NamedBlock:
 
     prefix: str
     block: Block
-    inner: InnerGroups
+    groups: BlockGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Draft:
     def named_blocks(self) -> list[NamedBlock]:
         """All blocks of all stages, in order."""
         return [
-            NamedBlock(f"{stage.name}.block.{index}", block, inner_of(block, self.axis_map, self.regions.carriers))
+            NamedBlock(f"{stage.name}.block.{index}", block, groups_inside(block, self.axis_map, self.regions.carriers))
             for stage in self.regions.stages
             for index, block in enumerate(stage.blocks, start=1)
         ]

@@ -10,7 +10,7 @@ from tailor_ir.structure.propagation import AxisMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InnerGroups:
+class BlockGroups:
     """Groups of one block, by their meaning. element_channels: hidden group -> channels for each of its elements."""
 
     hidden: tuple[int, ...] = ()
@@ -21,9 +21,9 @@ class InnerGroups:
     key_size: int = 1  # channels that a query and a key of one head are compared in
 
 
-def inner_groups(
+def find_groups(
     nodes: Sequence[Node], boundary: Sequence[Axis], axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]
-) -> InnerGroups:
+) -> BlockGroups:
     """The groups that live among `nodes` alone and are not part of `boundary`, the axes that the block shares."""
     computed = {name for node in nodes for name in node.outputs}
     inside = {group for name in computed for group in groups_of(axis_map.axes[name])} - groups_of(boundary)
@@ -45,7 +45,7 @@ def inner_groups(
         for axis in axis_map.axes.get(n, ())
         if isinstance(axis, Kernel)
     )
-    return InnerGroups(
+    return BlockGroups(
         hidden=tuple(sorted(hidden)),
         heads=tuple(sorted(heads)),
         values=tuple(sorted(values)),

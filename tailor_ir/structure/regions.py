@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
-from tailor_ir.structure.block_groups import InnerGroups, inner_groups
+from tailor_ir.structure.block_groups import BlockGroups, find_groups
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.residuals import find_residuals
 
@@ -262,7 +262,7 @@ def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
 def _kind(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> str:
     convolutions = [node for node in block.nodes if node.op == "Conv"]
     if any(depthwise(node, axis_map) for node in convolutions):
-        return "MBConv" if inner_of(block, axis_map, carriers).hidden else "DepthwiseSeparable"
+        return "MBConv" if groups_inside(block, axis_map, carriers).hidden else "DepthwiseSeparable"
     if not block.residual:
         return "Plain"
     if any(node.op == "MatMul" for node in block.nodes):
@@ -347,7 +347,7 @@ def carriers_of(graph: Graph, axis_map: AxisMap) -> dict[int, frozenset[str]]:
     return {group: frozenset(names) for group, names in found.items()}
 
 
-def inner_of(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> InnerGroups:
+def groups_inside(block: Block, axis_map: AxisMap, carriers: Mapping[int, frozenset[str]]) -> BlockGroups:
     """The groups inside a block that have choices."""
     boundary = (*axis_map.axes[block.entry], *axis_map.axes[block.exit])
-    return inner_groups(block.nodes, boundary, axis_map, carriers)
+    return find_groups(block.nodes, boundary, axis_map, carriers)

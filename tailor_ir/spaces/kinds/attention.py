@@ -8,19 +8,19 @@ VALUE_SHARES = (0.5, 0.75, 1.0)  # proposed, of the network's own width
 
 
 def _propose_heads(draft: Draft, named: NamedBlock) -> None:
-    if named.inner.heads:
-        groups = draft.same_size(named.inner.heads)
+    if named.groups.heads:
+        groups = draft.same_size(named.groups.heads)
         full = draft.axis_map.groups[groups[0]]
         proposed = sorted({max(1, full // 2), -(-3 * full // 4), full})
         propose_sizes(draft, HEADS, named, groups, range(1, full + 1), proposed, 1)
 
 
 def _propose_values(draft: Draft, named: NamedBlock) -> None:
-    if named.inner.values:
-        groups = draft.same_size(named.inner.values)
+    if named.groups.values:
+        groups = draft.same_size(named.groups.values)
         full = draft.axis_map.groups[groups[0]]
         proposed = sorted({kept_elements(share * full, full) for share in VALUE_SHARES})
-        propose_sizes(draft, VALUES, named, groups, range(1, full + 1), proposed, named.inner.key_size)
+        propose_sizes(draft, VALUES, named, groups, range(1, full + 1), proposed, named.groups.key_size)
 
 
 HEADS = Kind(name="heads", scope="block", phase=3, part="Attention", of_block=_propose_heads)

@@ -12,8 +12,8 @@ RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own
 
 
 def _propose(draft: Draft, named: NamedBlock) -> None:
-    element_channels = named.inner.element_channels
-    groups = tuple(group for group in named.inner.hidden if group not in draft.widths)
+    element_channels = named.groups.element_channels
+    groups = tuple(group for group in named.groups.hidden if group not in draft.widths)
     if not groups:
         return
     full = max(draft.axis_map.groups[g] * element_channels[g] for g in groups)

@@ -8,8 +8,8 @@ SMALLEST_KERNEL = 3  # of the proposed ones
 
 
 def _propose(draft: Draft, named: NamedBlock) -> None:
-    if named.inner.kernels:
-        groups = draft.same_size(named.inner.kernels)
+    if named.groups.kernels:
+        groups = draft.same_size(named.groups.kernels)
         full = draft.axis_map.groups[groups[0]]
         legal = [size for size in range(1, full + 1) if draft.padded(groups, full - size)]
         propose_sizes(draft, KERNEL, named, groups, legal, range(SMALLEST_KERNEL, full + 1, 2), 1)

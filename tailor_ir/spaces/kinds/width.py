@@ -7,7 +7,7 @@ from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
 from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.variables import Choice
-from tailor_ir.structure.block_groups import inner_groups
+from tailor_ir.structure.block_groups import find_groups
 from tailor_ir.structure.regions import Stage
 
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
@@ -30,8 +30,8 @@ def _of_stage(draft: Draft, stage: Stage) -> None:
 
 def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
     """Channels that are neither a stage's stream nor inside one block: one multiplier for those of a stage."""
-    everything = inner_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
-    inside = {g for named in blocks for g in (*named.inner.hidden, *named.inner.heads, *named.inner.values)}
+    everything = find_groups(draft.graph.nodes, (), draft.axis_map, draft.regions.carriers)
+    inside = {g for named in blocks for g in (*named.groups.hidden, *named.groups.heads, *named.groups.values)}
     labels = _labels(draft)
     found: dict[tuple[str, bool], list[int]] = {}
     for group in everything.hidden:
