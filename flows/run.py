@@ -12,6 +12,7 @@ from rich.progress import Progress as Bars
 from flows.devices import Devices
 from flows.machine.signals import is_interrupted
 from flows.progress import StageProgress, is_interruption
+from flows.results import SECONDS
 from flows.tracking import Tracker
 from flows.tracking.metrics import numbers
 from flows.versions import code_version
@@ -20,8 +21,6 @@ from tasks.errors import UserError
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
 from tasks.shortage import shortage
-
-SECONDS = "seconds"
 
 Body = Callable[[Path, Progress], StageResult]
 

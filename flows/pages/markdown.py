@@ -4,8 +4,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.pages.facts import Facts, Row
-from flows.pages.tables import report_rows
+from flows.pages.facts import Facts
+from flows.pages.tables import Row, report_rows
 
 
 def summary(title: str, state: str, folder: Path, facts: Facts) -> str:

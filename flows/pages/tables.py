@@ -1,54 +1,73 @@
 """Rows of the tables in Prefect's UI: the winners of a device, as far as they are known, and a dry run."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from flows.pages.facts import NONE, Facts, Row
+from flows.pages.facts import NONE, Facts
 from tasks.pages.text import count, millions, milliseconds, percent
+from tasks.plan import ProfilePlan
+from tasks.schemas.exports import Card, ExportedWinner, Exports
+from tasks.schemas.front import Front, Winner
 
+Row = Mapping[str, Any]
+"""A part of a report, as JSON."""
 WITHIN = {True: "yes", False: "misses"}
 
 
-def front_rows(front: Row) -> list[Facts]:
+def front_rows(front: Front) -> list[Facts]:
     """The winners of a search, or of a refinement, which has measured them."""
     return [
-        _winner(row, row, WITHIN.get(row.get("within_budget"), NONE), {"validation": row.get("measured_accuracy")})
-        for row in front["winners"]
+        _winner(
+            row,
+            row,
+            NONE if row.within_budget is None else WITHIN[row.within_budget],
+            {"validation": row.measured_accuracy},
+        )
+        for row in front.winners
     ]
 
 
-def exported_rows(exports: Row) -> list[Facts]:
+def exported_rows(exports: Exports) -> list[Facts]:
     """The winners as they were exported and measured."""
-    cards = {card["digest"]: card for card in exports["subnets"]}
-    return [_winner(row, cards[row["digest"]], _within(row), row["accuracy"]) for row in exports["winners"]]
+    cards = {card.digest: card for card in exports.subnets}
+    return [
+        _winner(row, cards[row.digest], _within(row.measured_ms, row.within_budget), row.accuracy)
+        for row in exports.winners
+    ]
 
 
-def _within(row: Row) -> str:
+def _within(measured_ms: float | None, kept: bool) -> str:
     """Of a winner that was to be measured."""
-    return "failed" if row["measured_ms"] is None else WITHIN[row["within_budget"]]
+    return "failed" if measured_ms is None else WITHIN[kept]
 
 
-def _winner(row: Row, sizes: Row, within: str, accuracy: Mapping[str, float | None]) -> Facts:
+def _winner(
+    row: Winner | ExportedWinner, sizes: Winner | Card, within: str, accuracy: Mapping[str, float | None]
+) -> Facts:
     return {
-        "budget": milliseconds(row["budget_ms"]),
-        "predicted": milliseconds(row["predicted_ms"]),
-        "measured": milliseconds(row.get("measured_ms")),
+        "budget": milliseconds(row.budget_ms),
+        "predicted": milliseconds(row.predicted_ms),
+        "measured": milliseconds(row.measured_ms),
         "within budget": within,
-        "predicted accuracy": percent(row["predicted_accuracy"]),
+        "predicted accuracy": percent(row.predicted_accuracy),
         "validation accuracy": percent(accuracy.get("validation")),
         "test accuracy": percent(accuracy.get("test")),
-        "MACs": millions(sizes["macs"]),
-        "parameters": millions(sizes["parameters"]),
-        "SubNet": row["digest"],
+        "MACs": millions(sizes.macs),
+        "parameters": millions(sizes.parameters),
+        "SubNet": row.digest,
     }
 
 
-def plan_rows(plan: Mapping[str, Row]) -> list[Facts]:
+def plan_rows(plan: Mapping[str, ProfilePlan]) -> list[Facts]:
     """A dry run of profiling: a row for each device."""
-    names = ("operators", "known", "known_noisy", "known_failed", "to_measure")
     return [
         {
             "device": device,
-            **{name.replace("_", " "): count(row[name]) for name in names},
+            "operators": count(row["operators"]),
+            "known": count(row["known"]),
+            "known noisy": count(row["known_noisy"]),
+            "known failed": count(row["known_failed"]),
+            "to measure": count(row["to_measure"]),
             "device time": f"{row['estimated_s']:.1f} s",
             "estimated from": row["estimated_from"],
         }
@@ -59,7 +78,8 @@ def plan_rows(plan: Mapping[str, Row]) -> list[Facts]:
 def report_rows(device: Row) -> list[Facts]:
     """The base model and the winners of one device of a report."""
     rows = [("base model", NONE, device["base"])]
-    rows += [(milliseconds(row["budget_ms"]), _within(row), row) for row in device["winners"]]
+    for row in device["winners"]:
+        rows.append((milliseconds(row["budget_ms"]), _within(row["measured_ms"], row["within_budget"]), row))
     return [
         {
             "budget": budget,

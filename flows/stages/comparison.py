@@ -8,6 +8,7 @@ import tasks.base
 import tasks.baselines
 from flows.config import FlowConfig, RunConfig
 from flows.pages import facts
+from flows.results import of
 from flows.stages.inputs import model_key
 from flows.stages.spec import DEVICES, Context, Scope, StageSpec
 from flows.stages.winners import chosen
@@ -20,6 +21,8 @@ from tasks.models import ModelSettings
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.progress import Progress
+from tasks.schemas.baselines import Baselines, Compared
+from tasks.schemas.results import BaseResult
 from tasks.schemas.stored import StageResult
 from tasks.search import FRONT_FILE
 
@@ -52,7 +55,7 @@ SIBLING = StageSpec(
     modules=("tasks.base", "tasks.finetune.worker"),
     settings=lambda at: key_settings(_training(at)),
     inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
-    facts=facts.network,
+    facts=of(BaseResult, facts.base),
     wanted=lambda config, until: config.baselines.wanted,
 )
 """One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
@@ -120,7 +123,7 @@ BASELINES = StageSpec(
     settings=_baseline_settings,
     inputs=_baseline_inputs,
     artifacts=lambda at: (BASELINES_FILE,),
-    facts=facts.baselines,
+    facts=of(Baselines, facts.baselines),
     wanted=lambda config, until: config.baselines.wanted,
 )
 """The networks of all baselines, and the winners of all devices, with their accuracies."""
@@ -141,7 +144,7 @@ COMPARED = StageSpec(
     settings=lambda at: key_settings(at.config.predict, RepeatedTimingSettings),
     inputs=lambda at: (at.fingerprint, at.device, at.trained, at.file("baselines", BASELINES_FILE)),
     artifacts=lambda at: (tasks.baselines.COMPARED_FILE,),
-    facts=facts.compared,
+    facts=of(Compared, facts.compared),
     wanted=lambda config, until: config.baselines.wanted,
     agent=True,
     ends="report",

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypedDict
 
 from flows.config import FlowConfig
 from flows.devices import Devices
-from flows.run import SECONDS, Output, StageRun, Surroundings
+from flows.results import SECONDS
+from flows.run import Output, StageRun, Surroundings
 from flows.session import STORE_FOLDER
 from flows.stages.spec import ALONE, Context, StageSpec
 from flows.stages.walk import rows

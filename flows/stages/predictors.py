@@ -10,6 +10,7 @@ import tasks.predict.validate
 import tasks.profile
 from flows.config import FlowConfig
 from flows.pages import facts
+from flows.results import of
 from flows.run import Run
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
 from flows.stages.supernets import operators_of
@@ -19,6 +20,9 @@ from tasks.predict.settings import AccuracySettings, LatencySettings
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
+from tasks.schemas.accuracy import AccuracyValidation
+from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.resources import Resources
 from tasks.schemas.stored import StageResult
 
 
@@ -71,7 +75,7 @@ SENSITIVITIES = StageSpec(
     settings=lambda at: key_settings(at.config.predict, AccuracySettings),
     inputs=lambda at: (at.data, at.trained),
     artifacts=lambda at: (SENSITIVITIES_FILE, tasks.predict.sensitivity.VALIDATION_FILE),
-    facts=facts.accuracy_errors,
+    facts=of(AccuracyValidation, facts.accuracy_errors),
     ends="predict",
 )
 """The accuracy predictor and its error."""
@@ -85,7 +89,7 @@ LATENCY = StageSpec(
     settings=lambda at: key_settings(at.config.predict, LatencySettings),
     inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER)),
     artifacts=lambda at: (LATENCY_FILE, VALIDATION_FILE),
-    facts=facts.latency_errors,
+    facts=of(LatencyValidation, facts.latency_errors),
     agent=True,
     ends="predict",
 )
@@ -107,7 +111,7 @@ RESOURCES = StageSpec(
         at.file("latency", VALIDATION_FILE),
     ),
     artifacts=lambda at: (tasks.predict.resources.RESOURCES_FILE,),
-    facts=facts.needs,
+    facts=of(Resources, facts.needs),
     ends="predict",
 )
 """Memory, multiply-accumulates, parameters and energy of SubNets on one device, on which "latency" measured some."""

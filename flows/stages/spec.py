@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.config import AdaptConfig, FlowConfig, RunConfig
-from flows.pages.facts import Facts, Row, nothing, plain
+from flows.pages.facts import Facts, nothing, plain
 from flows.run import Output, StageRun, Surroundings
 from flows.stages.inputs import data_key
 from flows.versions import code_version
@@ -175,9 +175,9 @@ class StageSpec:
     """Its device is asked: tried again when the agent is lost or busy."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
-    facts: Callable[[Row], Facts] = plain
+    facts: Callable[[StageResult], Facts] = plain
     """The facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
-    details: Callable[[Row], Facts] = nothing
+    details: Callable[[StageResult], Facts] = nothing
     """Further facts for the summary."""
     publish: Callable[[str, Output], None] = lambda device, output: None
     """Shows an output of a device in Prefect, besides the summary that every stage has."""

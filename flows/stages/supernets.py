@@ -12,11 +12,12 @@ import tasks.finetune
 import tasks.given
 from flows.config import AdaptConfig, FlowConfig, RunConfig
 from flows.pages import facts
+from flows.results import of
 from flows.stages.inputs import model_key
 from flows.stages.spec import SUPERNET, Context, Scope, StageSpec
 from tasks.artifacts import key_settings
 from tasks.progress import Progress
-from tasks.schemas.results import HISTORY_FILE
+from tasks.schemas.results import HISTORY_FILE, BaseResult, EnumerateResult, FinetuneResult
 from tasks.schemas.stored import StageResult
 
 SHAPES_ALONE = ("enumerate", "plan", "profile")
@@ -116,7 +117,7 @@ BASE = StageSpec(
     modules=("tasks.base", "tasks.finetune.worker"),
     settings=lambda at: key_settings(at.training.base),
     inputs=lambda at: (model_key(at.training.model), at.data),
-    facts=facts.network,
+    facts=of(BaseResult, facts.base),
     wanted=_trains_base,
 )
 """The base network, trained when it has no weights."""
@@ -154,7 +155,7 @@ FINETUNE = StageSpec(
     settings=lambda at: key_settings(at.training.finetune),
     inputs=lambda at: (at.data, at.supernet),
     artifacts=lambda at: (SUPERNET, HISTORY_FILE),
-    facts=facts.ends,
+    facts=of(FinetuneResult, facts.trained),
     registered=lambda at: f"autotailor-{at.training.name}",
     wanted=lambda config, until: until not in SHAPES_ALONE,
     ends="finetune",
@@ -169,8 +170,8 @@ ENUMERATE = StageSpec(
     settings=lambda at: {} if _samples(at) == 1 else {"batch": _samples(at)},
     inputs=lambda at: (at.supernet,),
     artifacts=lambda at: (tasks.enumerate.OPERATORS_FILE,),
-    facts=facts.operators,
-    details=facts.types,
+    facts=of(EnumerateResult, facts.operators),
+    details=of(EnumerateResult, facts.types),
     ends="enumerate",
 )
 """Every unique operator of the SuperNet."""

@@ -14,6 +14,7 @@ from flows.config import FlowConfig, RunConfig
 from flows.pages import facts
 from flows.pages.publish import publish_winners
 from flows.pages.tables import exported_rows, front_rows
+from flows.results import of
 from flows.run import Output
 from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from profiling_agents.client import AgentClient
@@ -32,6 +33,7 @@ from tasks.predict.validate import LATENCY_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
 from tasks.schemas.candidates import Candidates
+from tasks.schemas.exports import Exports
 from tasks.schemas.front import Front
 from tasks.schemas.stored import StageResult
 from tasks.search import FRONT_FILE
@@ -133,15 +135,15 @@ def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str
 
 
 def _publish(device: str, output: Output) -> None:
-    publish_winners(device, front_rows(output.result), "as predicted")
+    publish_winners(device, of(Front, front_rows)(output.result), "as predicted")
 
 
 def _publish_refined(device: str, output: Output) -> None:
-    publish_winners(device, front_rows(output.result), "as candidates were measured")
+    publish_winners(device, of(Front, front_rows)(output.result), "as candidates were measured")
 
 
 def _publish_exported(device: str, output: Output) -> None:
-    publish_winners(device, exported_rows(output.result), "as measured after the export")
+    publish_winners(device, of(Exports, exported_rows)(output.result), "as measured after the export")
 
 
 SEARCH = StageSpec(
@@ -154,8 +156,8 @@ SEARCH = StageSpec(
     inputs=_search_inputs,
     artifacts=_search_artifacts,
     by_device=_by_device,
-    facts=facts.front,
-    details=facts.searched,
+    facts=of(Front, facts.front),
+    details=of(Front, facts.searched),
     publish=_publish,
     ends="search",
 )
@@ -223,7 +225,7 @@ REFINE = StageSpec(
     artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, tasks.refine.MEASURED_FILE),
     by_device=_by_device,
     wanted=lambda config, until: config.refine.candidates > 1,
-    facts=facts.refined,
+    facts=of(Front, facts.refined),
     publish=_publish_refined,
     agent=True,
 )
@@ -314,8 +316,8 @@ EXPORT = StageSpec(
     },
     inputs=_export_inputs,
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),
-    facts=facts.exported,
-    details=facts.failures,
+    facts=of(Exports, facts.exported),
+    details=of(Exports, facts.failures),
     publish=_publish_exported,
     agent=True,
     ends="export",

@@ -1,40 +1,22 @@
 """Numbers of stages and runs, as metrics of MLflow."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flows.results import of
 from tasks.report.headline import fastest_within, reference
+from tasks.schemas.accuracy import AccuracyValidation
+from tasks.schemas.exports import Exports
+from tasks.schemas.front import Front
+from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.results import BaseResult, FinetuneResult
+from tasks.schemas.stored import StageResult
 
 Row = Mapping[str, Any]
 Series = Mapping[str, Sequence[float]]
 """Metric name -> its values by step."""
 
-OF_RUNS: Mapping[str, Mapping[str, str]] = {
-    "base": {
-        "base_validation_accuracy": "validation_accuracy",
-        "base_test_accuracy": "test_accuracy",
-    },
-    "finetune": {
-        "largest_validation_accuracy": "largest_validation_accuracy",
-        "largest_test_accuracy": "largest_test_accuracy",
-        "smallest_validation_accuracy": "smallest_validation_accuracy",
-        "smallest_test_accuracy": "smallest_test_accuracy",
-    },
-    "sensitivities": {
-        "accuracy_predictor_mean_error_points": "mean_error_points",
-        "accuracy_predictor_kendall_tau": "kendall_tau",
-    },
-    "latency": {
-        "latency_predictor_median_relative_error": "held_out.median_relative_error",
-        "latency_predictor_max_relative_error": "held_out.max_relative_error",
-        "latency_predictor_kendall_tau": "held_out.kendall_tau",
-    },
-    "search": {"hypervolume": "hypervolume.value"},
-    "refine": {"hypervolume": "hypervolume.value", "replaced_winners": "refinement.replaced"},
-    "export": {"base_ms": "largest.latency.p50_ms"},
-}
-"""Metrics of a whole run, by stage: name, and where the stage's result has it. Those of a device begin with its name."""
 NOT_RESULTS = ("device", "settings", "config", "seconds")
 """Parts of a result that are no outcome of the stage."""
 
@@ -52,26 +34,80 @@ def numbers(result: Row, prefix: str = "") -> dict[str, float]:
     return found
 
 
-def run_metrics(stage: str, device: str, result: Row) -> Series:
-    """Metrics of a run from a stage; the winners' numbers are a series from the tightest budget to the widest."""
-    known = numbers(result)
-    found = {name: [known[source]] for name, source in OF_RUNS.get(stage, {}).items() if source in known}
-    if stage == "export":
-        found |= _winners(result["winners"])
+def run_metrics(stage: str, device: str, result: StageResult) -> Series:
+    """Metrics of a run from a stage; names of those of a device begin with its name."""
+    found = OF_RUNS[stage](result) if stage in OF_RUNS else {}
     return {f"{device}/{name}" if device else name: values for name, values in found.items()}
 
 
-def _winners(rows: Sequence[Row]) -> dict[str, list[float]]:
-    measured = [row for row in rows if row["measured_ms"] is not None]
-    found = {
-        "winner_budget_ms": [row["budget_ms"] for row in measured],
-        "winner_ms": [row["measured_ms"] for row in measured],
+def _known(**numbers: float | None) -> Series:
+    """Metrics of one value each, where there is one."""
+    return {name: [float(value)] for name, value in numbers.items() if value is not None}
+
+
+def of_base(result: BaseResult) -> Series:
+    """Of the base network."""
+    return _known(base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy)
+
+
+def of_ends(result: FinetuneResult) -> Series:
+    """Of the trained SuperNet."""
+    return _known(
+        largest_validation_accuracy=result.largest_validation_accuracy,
+        largest_test_accuracy=result.largest_test_accuracy,
+        smallest_validation_accuracy=result.smallest_validation_accuracy,
+        smallest_test_accuracy=result.smallest_test_accuracy,
+    )
+
+
+def of_accuracy(result: AccuracyValidation) -> Series:
+    """Of the accuracy predictor."""
+    return _known(
+        accuracy_predictor_mean_error_points=result.mean_error_points,
+        accuracy_predictor_kendall_tau=result.kendall_tau,
+    )
+
+
+def of_latency(result: LatencyValidation) -> Series:
+    """Of the latency predictor of a device."""
+    held_out = result.held_out
+    return _known(
+        latency_predictor_median_relative_error=held_out.median_relative_error,
+        latency_predictor_max_relative_error=held_out.max_relative_error,
+        latency_predictor_kendall_tau=held_out.kendall_tau,
+    )
+
+
+def of_front(result: Front) -> Series:
+    """Of a search, or of a refinement."""
+    replaced = None if result.refinement is None else result.refinement.replaced
+    return _known(hypervolume=result.hypervolume.value, replaced_winners=replaced)
+
+
+def of_exports(result: Exports) -> Series:
+    """Of an export; the winners' numbers are a series from the tightest budget to the widest."""
+    measured = [(row, row.measured_ms) for row in result.winners if row.measured_ms is not None]
+    tested = [accuracy for row, _ in measured if (accuracy := row.accuracy.get("test")) is not None]
+    return {
+        **_known(base_ms=result.largest.latency.p50_ms),
+        "winner_budget_ms": [row.budget_ms for row, _ in measured],
+        "winner_ms": [measured_ms for _, measured_ms in measured],
+        "winner_test_accuracy": tested,
+        "best_test_accuracy": [max(tested)] if tested else [],
+        "winners_within_budget": [float(sum(row.within_budget for row in result.winners))],
     }
-    tested = [row["accuracy"]["test"] for row in measured if row["accuracy"] and row["accuracy"]["test"] is not None]
-    found["winner_test_accuracy"] = tested
-    found["best_test_accuracy"] = [max(tested)] if tested else []
-    found["winners_within_budget"] = [float(sum(bool(row["within_budget"]) for row in rows))]
-    return found
+
+
+OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
+    "base": of(BaseResult, of_base),
+    "finetune": of(FinetuneResult, of_ends),
+    "sensitivities": of(AccuracyValidation, of_accuracy),
+    "latency": of(LatencyValidation, of_latency),
+    "search": of(Front, of_front),
+    "refine": of(Front, of_front),
+    "export": of(Exports, of_exports),
+}
+"""Metrics of a whole run, by stage."""
 
 
 def speed_ups(report: Row, points: float) -> Series:

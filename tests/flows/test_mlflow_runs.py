@@ -8,7 +8,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.tracking.metrics import numbers, run_metrics, speed_ups
+from flows.tracking.metrics import numbers, of_exports, run_metrics, speed_ups
+from tasks.schemas.exports import ExportedWinner, Exports, Latency, MeasuredLargest
+from tasks.schemas.results import BaseResult
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -74,20 +76,37 @@ def test_numbers_of_a_result_are_its_finite_ones_by_dotted_name() -> None:
 
 
 def test_winners_that_were_not_measured_are_not_in_the_series() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"budget_ms": 1.0, "measured_ms": 0.9, "within_budget": True, "accuracy": {"test": 0.5}},
-        {"budget_ms": 2.0, "measured_ms": None, "within_budget": None, "accuracy": None},
+        {"budget_ms": 2.0, "measured_ms": None, "within_budget": False, "accuracy": {}},
         {"budget_ms": 3.0, "measured_ms": 3.1, "within_budget": False, "accuracy": {"test": 0.7}},
     ]
-    found = run_metrics("export", "ncnn", {"winners": rows, "largest": {"latency": {"p50_ms": 4.0}}})
-    assert found == {
-        "ncnn/base_ms": [4.0],
-        "ncnn/winner_budget_ms": [1.0, 3.0],
-        "ncnn/winner_ms": [0.9, 3.1],
-        "ncnn/winner_test_accuracy": [0.5, 0.7],
-        "ncnn/best_test_accuracy": [0.7],
-        "ncnn/winners_within_budget": [1.0],
+    common: dict[str, Any] = {"digest": "a", "predicted_ms": 1.0, "predicted_accuracy": 0.5, "files_ok": True}
+    winners = tuple(ExportedWinner.model_validate({**common, **row}) for row in rows)
+    known: dict[str, Any] = {"p50_ms": 4.0}
+    parts: dict[str, Any] = {
+        "winners": winners,
+        "largest": MeasuredLargest.model_construct(latency=Latency.model_construct(**known)),
     }
+    assert of_exports(Exports.model_construct(**parts)) == {
+        "base_ms": [4.0],
+        "winner_budget_ms": [1.0, 3.0],
+        "winner_ms": [0.9, 3.1],
+        "winner_test_accuracy": [0.5, 0.7],
+        "best_test_accuracy": [0.7],
+        "winners_within_budget": [1.0],
+    }
+
+
+def test_metrics_of_a_run_begin_with_the_name_of_their_device() -> None:
+    accuracies = {"validation_accuracy": 0.5, "test_accuracy": 0.25}
+    result = {**BaseResult(trained=True, **accuracies).to_json(), "seconds": 3.0}
+    assert run_metrics("base", "", result) == {"base_validation_accuracy": [0.5], "base_test_accuracy": [0.25]}
+    assert run_metrics("base", "ncnn", result) == {
+        "ncnn/base_validation_accuracy": [0.5],
+        "ncnn/base_test_accuracy": [0.25],
+    }
+    assert run_metrics("profile", "ncnn", {"known": 1}) == {}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from flows.pages import facts
 from flows.pages.tables import front_rows
 from tasks.artifacts import read_json, read_lines
 from tasks.pages.text import milliseconds, percent
+from tasks.schemas.baselines import Baselines, Compared
+from tasks.schemas.front import Front
 from tests.flows.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -182,14 +184,14 @@ def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict
     changed = command("run", "refine.candidates=3")
     assert _worked(changed) == ["refine/onnxruntime", "export/onnxruntime"]
     (refined,) = command.output.glob("stages/refine/onnxruntime/*/front.json")
-    front = read_json(refined)
+    front, known = read_json(refined), Front.read(refined)
     assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
     chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
     assert chosen == [row["digest"] for row in front["winners"]]
-    told, kept = facts.refined(front), sum(row["within_budget"] for row in front["winners"])
+    told, kept = facts.refined(known), sum(row["within_budget"] for row in front["winners"])
     assert told["candidates measured"] == str(front["refinement"]["measured"])
     assert told["within budget"] == f"{kept} of {len(front['winners'])}"
-    assert [row["measured"] for row in front_rows(front)] == [milliseconds(r["measured_ms"]) for r in front["winners"]]
+    assert [row["measured"] for row in front_rows(known)] == [milliseconds(r["measured_ms"]) for r in front["winners"]]
 
 
 def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
@@ -206,6 +208,6 @@ def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
     found = read_json(compared)
     assert set(found["baselines"]) == {"uniform", "random", "macs", "siblings"}
     assert [row["digest"] for row in found["winners"]] == [row["digest"] for row in changed["devices"][0]["winners"]]
-    assert facts.compared(found)["within budget"] == percent(found["within_budget"])
+    assert facts.compared(Compared.read(compared))["within budget"] == percent(found["within_budget"])
     (chosen,) = command.output.glob("stages/baselines/*/baselines.json")
-    assert "siblings 1" in facts.baselines(read_json(chosen))["of"]
+    assert "siblings 1" in facts.baselines(Baselines.read(chosen))["of"]
