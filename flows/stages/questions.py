@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import tailor_ir
 from flows.config import FlowConfig
@@ -13,7 +13,7 @@ from flows.stages.walk import work
 from flows.stages.winners import EXPORT, SEARCH, readable_exports
 from tasks.artifacts import RESULT_FILE
 from tasks.choose import Pick, Question, WinnerRule, pick
-from tasks.choose.compare import architecture, side_by_side
+from tasks.choose.compare import ComparedSubNet, ComparedSubNets, architecture, side_by_side
 from tasks.choose.pick import resolve
 from tasks.choose.rules import ROUNDS, between, choose
 from tasks.layers import Layers
@@ -33,6 +33,13 @@ from tasks.search.problem import Problem
 from tasks.search.results import SubNetRow, rows_of
 
 Row = dict[str, Any]
+
+
+class ComparedAccuracy(TypedDict):
+    """The network with the accuracy, on the validation split, that shares are of."""
+
+    name: str
+    accuracy: float
 
 
 class Searched:
@@ -122,7 +129,7 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
     }
 
 
-def _base(searched: Searched) -> Row:
+def _base(searched: Searched) -> ComparedAccuracy:
     """Whose accuracy on the validation split shares are of: the base model, or the largest SubNet where there is none."""
     if searched.base is not None:
         return {"name": "base model", "accuracy": searched.base.validation_accuracy}
@@ -140,21 +147,21 @@ def _nearer(rule: WinnerRule, searched: Searched, accuracy: float) -> tuple[Winn
     return found
 
 
-def _compared(picks: tuple[Pick, Pick], searched: Searched) -> Row:
+def _compared(picks: tuple[Pick, Pick], searched: Searched) -> ComparedSubNets:
     front = searched.front
     if budgets_ms := sorted({each.budget_ms for each in picks if each.kind == "budget"}):
         front = front.model_copy(update={"winners": searched.further(budgets_ms) + front.winners})
     known = [*front.winners, *searched.known()]
     rows = searched.described([resolve(each, front, known, searched.device).config for each in picks])
     layers = searched.layers()
-    first, second = (
-        {"word": each.word, **row, "elsewhere": layers.elsewhere(row["config"])}
+    sides = [
+        ComparedSubNet(word=each.word, **row, elsewhere=layers.elsewhere(row["config"]))
         for each, row in zip(picks, rows, strict=True)
-    )
+    ]
     return {
         "device": searched.device,
-        "first": first,
-        "second": second,
+        "first": sides[0],
+        "second": sides[1],
         "offset_ms": layers.offset_ms,
         "layers": side_by_side(layers, rows[0]["config"], rows[1]["config"]),
     }

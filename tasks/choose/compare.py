@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from tasks.layers import LayerRow, Layers, SectionRow, SubNetLayer
+from tasks.search.results import SubNetRow
 
 
 class PlacedLayer(LayerRow):
@@ -35,6 +36,23 @@ class ComparedLayer(TypedDict):
     first: LayerRow | None
     second: LayerRow | None
     difference_ms: float | None
+
+
+class ComparedSubNet(SubNetRow):
+    """One side of a comparison: `word`, by which it was asked for; choices that belong to no section."""
+
+    word: str
+    elsewhere: dict[str, float]
+
+
+class ComparedSubNets(TypedDict):
+    """Two SubNets side by side on one device."""
+
+    device: str
+    first: ComparedSubNet
+    second: ComparedSubNet
+    offset_ms: float
+    layers: list[ComparedLayer]
 
 
 def architecture(layers: Layers, config: Mapping[str, Any]) -> ArchitectureRows:

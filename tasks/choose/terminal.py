@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from tasks.choose.compare import ArchitectureRows, ComparedLayer, ComparedSubNet, ComparedSubNets
+from tasks.layers import LayerRow
 from tasks.pages.text import amount, milliseconds, percent
 from tasks.schemas.front import Front
 
@@ -62,7 +64,7 @@ def _facts(title: str) -> Table:
     return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
 
 
-def _sections(found: Row) -> Table:
+def _sections(found: ArchitectureRows) -> Table:
     table = Table()
     table.add_column("section")
     for column in ("blocks", "channels", "output"):
@@ -85,7 +87,7 @@ def _sections(found: Row) -> Table:
     return table
 
 
-def comparison_table(compared: Row) -> RenderableType:
+def comparison_table(compared: ComparedSubNets) -> RenderableType:
     """Two SubNets layer by layer, a rule below each section; a layer that only one has is a dash in the other."""
     first, second = compared["first"], compared["second"]
     table = Table(
@@ -113,7 +115,9 @@ def comparison_table(compared: Row) -> RenderableType:
     return table
 
 
-def _totals(first: Row, second: Row) -> Iterator[tuple[str, Callable[[Row], str], str]]:
+def _totals(
+    first: ComparedSubNet, second: ComparedSubNet
+) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
     """Rows below the layers: name, text of a side, difference."""
     points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])
     yield WHOLE, lambda side: _number(side["predicted_ms"]), _difference(second["predicted_ms"] - first["predicted_ms"])
@@ -122,7 +126,7 @@ def _totals(first: Row, second: Row) -> Iterator[tuple[str, Callable[[Row], str]
     yield "parameters", lambda side: amount(side["parameters"]), ""
 
 
-def _add_section(table: Table, rows: Sequence[Row]) -> None:
+def _add_section(table: Table, rows: Sequence[ComparedLayer]) -> None:
     for position, row in enumerate(rows):
         sides = [row["first"], row["second"]]
         titles = dict.fromkeys(side["title"] for side in sides if side)
@@ -138,7 +142,7 @@ def _add_section(table: Table, rows: Sequence[Row]) -> None:
         )
 
 
-def _cells(side: Row | None) -> tuple[str, str]:
+def _cells(side: LayerRow | None) -> tuple[str, str]:
     if side is None:
         return NOTHING, NOTHING
     before, after = side["channels"]

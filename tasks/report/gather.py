@@ -13,7 +13,7 @@ from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import RESULT_FILE, read_lines
 from tasks.layers import Layers
-from tasks.lut import Lut
+from tasks.lut import Entry, Lut
 from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
 from tasks.profile import LUT_FOLDER
@@ -22,6 +22,14 @@ from tasks.report.breakdown import breakdown
 from tasks.report.exported import files_of
 from tasks.report.headline import headline
 from tasks.report.refined import refinement
+from tasks.report.rows import (
+    ReportedModification,
+    ReportedOperators,
+    ReportedReference,
+    ReportedSensitivities,
+    ReportedSpace,
+    SubNetSize,
+)
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
@@ -86,7 +94,7 @@ def _ends(sources: Sources) -> EndsAccuracy | None:
     return None
 
 
-def _supernet(net: SuperNet, enumerated: EnumerateResult) -> Row:
+def _supernet(net: SuperNet, enumerated: EnumerateResult) -> ReportedSpace:
     space = net.space
     return {
         "variables": [
@@ -117,14 +125,14 @@ def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> 
     return found
 
 
-def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> Row:
+def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> ReportedReference:
     """The network beside the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
     if base is not None or ends is None:
-        return {"name": "base model", "accuracy": base and base.test_accuracy}
+        return {"name": "base model", "accuracy": None if base is None else base.test_accuracy}
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}
 
 
-def _device(device: DeviceSources, net: SuperNet, given: Row, sources: Sources) -> Row:
+def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sources: Sources) -> Row:
     front = Front.read(device.search / FRONT_FILE)
     exports = Exports.read(device.export / EXPORTS_FILE)
     validation = LatencyValidation.read(device.latency / LATENCY_VALIDATION_FILE)
@@ -165,7 +173,7 @@ def _device(device: DeviceSources, net: SuperNet, given: Row, sources: Sources) 
     }
 
 
-def _size(net: SuperNet, config: Config) -> Row:
+def _size(net: SuperNet, config: Config) -> SubNetSize:
     return {
         "macs": int(net.macs(config)),
         "parameters": int(net.parameters(config)),
@@ -240,12 +248,13 @@ def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
 
 def _lut(lut: Lut) -> Row:
     """Per operator type: how many, how many failed, the sum of their latencies and the median spread."""
-    types: dict[str, list[Any]] = {}
+    types: dict[str, list[Entry]] = {}
     for entry in lut.entries():
         types.setdefault(entry.operator, []).append(entry)
-    rows = []
+    rows: list[ReportedOperators] = []
     for operator, entries in types.items():
         ok = [entry for entry in entries if entry.state == "ok"]
+        times_ms = [entry.p50_ms for entry in ok if entry.p50_ms is not None]
         spreads = [entry.spread for entry in ok if entry.spread is not None]
         rows.append(
             {
@@ -253,17 +262,17 @@ def _lut(lut: Lut) -> Row:
                 "count": len(entries),
                 "ok": len(ok),
                 "failed": len(entries) - len(ok),
-                "total_ms": sum(entry.p50_ms for entry in ok) if ok else None,
+                "total_ms": sum(times_ms) if times_ms else None,
                 "median_spread": median(spreads) if spreads else None,
             }
         )
     return {**lut.summary(), "operators": sorted(rows, key=lambda row: -row["count"])}
 
 
-def _sensitivities(folder: Path) -> Row:
+def _sensitivities(folder: Path) -> ReportedSensitivities:
     table = Sensitivities.read(folder / SENSITIVITIES_FILE)
     largest_error = standard_error(table.largest.accuracy, table.samples)
-    rows = [
+    rows: list[ReportedModification] = [
         {
             "variable": row.variable,
             "choice": choice,
