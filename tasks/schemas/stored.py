@@ -42,6 +42,10 @@ class Stored(Record):
 
     version: int = 1
 
+    def model_post_init(self, context: Any) -> None:
+        """The version counts as set, so that a file inside another one has it however it was made."""
+        self.model_fields_set.add("version")
+
     def to_json(self) -> dict[str, Any]:
         """As it is stored, with the version first."""
         return {"version": self.version, **self.model_dump(mode="json", exclude_unset=True, exclude={"version"})}
