@@ -1,6 +1,5 @@
 """Networks that another library prunes become files for `baselines.files`."""
 
-import importlib.util
 from pathlib import Path
 
 import onnx
@@ -49,7 +48,6 @@ def test_files_that_are_there_are_not_made_again(config: RunConfig, tmp_path: Pa
     assert {file.read_bytes() for file in made} == {b"as it was"}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch_pruning") is None, reason="torch-pruning is not installed")
 def test_a_share_of_the_channels_goes_and_the_file_is_of_the_rest(config: RunConfig, tmp_path: Path) -> None:
     network = create(config.model, 10, 3, 32)
     assert isinstance(network, nn.Module)
