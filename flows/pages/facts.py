@@ -27,7 +27,6 @@ from tasks.schemas.results import (
 )
 from tasks.schemas.stored import StageResult
 
-"""A result of a stage, or a part of one, as JSON."""
 Facts = dict[str, str]
 """Name -> text, in the order of reading."""
 
