@@ -13,11 +13,12 @@ NEEDED = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "
 MORE = {"profiling_agents.sensing.caches": {"numpy"}}
 """What one module alone needs: `caches` fills a large array."""
 OWN_PACKAGES = {"messages", "sensing"}
-LISTED = "import sys, {modules}; print(*sorted(sys.modules))"
+LISTED = "import sys; before = set(sys.modules); import {modules}; print(*sorted(set(sys.modules) - before))"
+"""What an installation imports into every process (`*.pth`) is no matter of the modules."""
 
 
 def loaded(*modules: str) -> set[str]:
-    """All modules in a process that has imported some, without the standard library's."""
+    """All modules that importing some brings into a process, without the standard library's."""
     done = subprocess.run(
         [sys.executable, "-c", LISTED.format(modules=", ".join(modules))], capture_output=True, text=True, check=True
     )
