@@ -106,7 +106,7 @@ def test_two_processes_train_the_matrices_and_mix_as_one_does(compiled: Path, tm
 
 
 def test_a_killed_training_goes_on_with_its_matrices(compiled: Path, tmp_path: Path) -> None:
-    network = opened(compiled)
+    network, smallest = opened(compiled), tailor_ir.load(compiled).min_config
     net = network.module
     optimiser = make_optimiser(net, settings(1), network.undecayed())
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -115,7 +115,7 @@ def test_a_killed_training_goes_on_with_its_matrices(compiled: Path, tmp_path: P
     def steps(module: Any, state: torch.optim.Optimizer, count: int) -> list[float]:
         losses = []
         for _ in range(count):
-            module.activate(module.space.min_config)
+            module.activate(smallest)
             loss = module(x).square().sum()
             losses.append(loss.item())
             loss.backward()
