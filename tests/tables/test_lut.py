@@ -252,7 +252,7 @@ def test_a_killed_writer_leaves_only_whole_parts(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         sys.path[:0] = sys.argv[2:]
-        from lut_entries import DEVICE, entry
+        from tests.tables.lut_entries import DEVICE, entry
         from tasks.lut import Lut
         lut = Lut.open(Path(sys.argv[1]), DEVICE)
         for number in range(100_000):

@@ -20,7 +20,7 @@ SCRIPT = """
     import sys
     from pathlib import Path
     sys.path[:0] = sys.argv[3:]
-    from lut_entries import DEVICE, entry
+    from tests.tables.lut_entries import DEVICE, entry
     from tasks.lut import LutStore, parts
     folder, name = Path(sys.argv[1]), sys.argv[2]
 """
