@@ -43,10 +43,13 @@ def jobs(count: int) -> list[ModelJob]:
 def test_flipped_bits_lose_nothing_and_change_nothing(wire: Network, client: AgentClient) -> None:
     wire.garble = flips = Flips(0.3)
     with client.lease(ttl_s=60.0):
-        found = list(client.measure(jobs(JOBS), SETTINGS))
+        for _ in range(20):  # answers that arrive together are one part: how many parts there are, is up to the machine
+            found = list(client.measure(jobs(JOBS), SETTINGS))
+            assert [one.key for one in found] == [str(number) for number in range(JOBS)]
+            assert {one.state for one in found} == {"ok"}
+            if flips.count >= 5:
+                break
     assert flips.count >= 5
-    assert [one.key for one in found] == [str(number) for number in range(JOBS)]
-    assert {one.state for one in found} == {"ok"}
     assert client.capabilities().backend == "onnxruntime"
 
 
