@@ -1,5 +1,6 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
+from tailor_ir.conversion import Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperators
@@ -17,19 +18,24 @@ __all__ = [
     "Choice",
     "Config",
     "ConfigError",
+    "Conversion",
+    "ConversionRule",
     "Elastic",
     "ImportFailed",
     "OperatorFeature",
     "OperatorTerm",
     "PlacedOperators",
     "Regions",
+    "RuleOutcome",
     "Space",
     "SpaceError",
     "Statistics",
     "SuperNet",
     "TailorError",
+    "UndoneRule",
     "Variable",
     "compile",
+    "convert",
     "load",
     "operator_model",
 ]

@@ -18,6 +18,8 @@ COMPARING = "compare"
 CONFIG = "job"
 """The config that `--cfg` shows, by Hydra's name for it."""
 EXPORTING = "export"
+CONVERTING = "convert"
+MODEL_END = ".onnx"
 WITH_WORDS = ("lut", COMPARING)
 
 
@@ -32,7 +34,7 @@ class Arguments:
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
-    words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes
+    words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes; of `convert`: the files
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False
@@ -92,6 +94,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _is_word(command: str, text: str) -> bool:
     """Whether it is no override: a name or a file that the command takes."""
+    if command == CONVERTING:
+        return "=" not in text or text.endswith(MODEL_END)
     return "=" not in text and (command in WITH_WORDS or (command == EXPORTING and text.endswith(FILE_END)))
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import Arguments, help_of, parse
+from flows.cli.arguments import CONVERTING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.signals import Terminated, interruptible
 from tasks.errors import UserError
@@ -59,13 +59,8 @@ def _execute(arguments: Arguments) -> int:
     if arguments.shows_config:
         print(shown(arguments), end="")
         return 0
-    if arguments.command == "lut":
-        from flows.cli import lut
-
-        result: Any = lut.execute(arguments)
-        if arguments.json:
-            _write(arguments.json, result)
-        return 0
+    if arguments.command in ("lut", CONVERTING):
+        return _execute_alone(arguments)
 
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
@@ -82,13 +77,32 @@ def _execute(arguments: Arguments) -> int:
     wait_until_ready()
     try:
         if arguments.multirun:
-            result = execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
+            result: Any = execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
         else:
             result = execute(arguments, valid[0])
         if arguments.view and not arguments.dry_run:
             result["view"] = _write_view(arguments.view, valid[0], result)
     except USERS_ERRORS as error:
         return _refuse(error)
+    if arguments.json:
+        _write(arguments.json, result)
+    return 0
+
+
+def _execute_alone(arguments: Arguments) -> int:
+    """A command that works no stage."""
+    if arguments.command == CONVERTING:
+        from flows.cli import convert
+        from tailor_ir import TailorError
+
+        try:
+            result: Any = convert.execute(arguments)
+        except TailorError as error:
+            return _refuse(error)
+    else:
+        from flows.cli import lut
+
+        result = lut.execute(arguments)
     if arguments.json:
         _write(arguments.json, result)
     return 0

@@ -65,8 +65,8 @@ _SUPERNET = ("model", "data", "space", "compile")
 _COMPILE = (*_SUPERNET, "base")
 _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
-_PROFILE = (*_ENUMERATE, "profile")
-_MEASURED = ("device", "profile", "predict", "resources")
+_PROFILE = (*_ENUMERATE, "engine", "profile")
+_MEASURED = ("device", "engine", "profile", "predict", "resources")
 _ADAPT = ("data", *_MEASURED, "search", "refine", "baselines", "export", "report")
 _ALL = (*_FINETUNE, *_ADAPT[1:])
 
@@ -125,8 +125,9 @@ COMMANDS = {
     ),
     "profile": Command(
         summary="… and measure each on the devices",
-        about="Measures every unique operator on each device, and keeps the latencies in look-up tables that all runs "
-        "share. Trains nothing. With --dry-run: what each device knows already, and how long the rest takes.",
+        about="Chooses the options of each device's runtime, measures every unique operator on it, and keeps the "
+        "latencies in look-up tables that all runs share. Trains nothing. With --dry-run: what each device knows already, "
+        "and how long the rest takes.",
         flags=OF_STAGES,
         groups=(*_PROFILE, *_RUN),
         examples=(
@@ -202,6 +203,16 @@ COMMANDS = {
         forms=tuple(f"{form} [OPTION…]" for form in LUT_ACTIONS),
         flags=EVERYWHERE,
         examples=("autotailor lut show operators=[Conv]", "autotailor lut diff ncnn onnxruntime"),
+    ),
+    "convert": Command(
+        summary="an .onnx file with fewer nodes and the same outputs: convert IN.onnx OUT.onnx",
+        about="Fuses operators, merges duplicates, stores what no input reaches, and removes what changes nothing. After each "
+        "rule the outputs for random inputs are compared with the original's by onnxruntime; a rule that changes them is "
+        "undone, and named. Options: check=false leaves that out, seed=N draws "
+        "other inputs, fewest=true also takes nodes out of Gelus, which runtimes then run slower.",
+        forms=("IN.onnx OUT.onnx [OPTION…] [FLAG…]",),
+        flags=EVERYWHERE,
+        examples=("autotailor convert network.onnx smaller.onnx --json conversion.json",),
     ),
     "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
     "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),

@@ -14,6 +14,7 @@ from flows.cli.arguments import parse
 from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups
+from tests.hidden_modules import hide
 
 
 def _line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -85,7 +86,9 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith(f"usage: autotailor {name}")
 
 
-@pytest.mark.parametrize("example", [line for name in OWN if name != "lut" for line in COMMANDS[name].examples])
+@pytest.mark.parametrize(
+    "example", [line for name in OWN if name not in ("lut", "convert") for line in COMMANDS[name].examples]
+)
 def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.config import AdaptConfig, RunConfig
     from flows.validate import validate
@@ -170,7 +173,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
         (
             ["run", "device.ncnn.backend=tflite"],
-            "device.ncnn.backend: got 'tflite'; allowed: 'ncnn', 'ncnn-adb', 'onnxruntime' or",
+            "device.ncnn.backend: got 'tflite'; allowed: 'ncnn', 'ncnn-adb', 'onnxruntime', 'openvino' or",
         ),
         (["run", "device.ncnn.measure.time_cap=3"], "device.ncnn.measure: time_cap: "),
         (["run", "device.ncnn.subnet.layers=3"], "device.ncnn.subnet: layers: "),
@@ -316,6 +319,15 @@ def test_a_precision_that_the_agent_has_not_is_one_line(capsys: pytest.CaptureFi
         capsys, "run", "device=[onnxruntime]", "device.onnxruntime.precision=bf16", f"output_dir={tmp_path / 'out'}"
     )
     assert "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32" in line
+
+
+def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide("openvino", tmp_path, monkeypatch)
+    line = _line(capsys, "run", "device=[onnxruntime,openvino]", f"output_dir={tmp_path / 'out'}")
+    assert "backend 'openvino': No module named 'openvino'; install it with: pip install 'autotailor[openvino]'" in line
+    assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
 
 
 def test_a_remote_agent_of_another_precision_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

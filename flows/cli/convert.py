@@ -1,0 +1,101 @@
+"""`autotailor convert`: an .onnx file with fewer nodes and the same outputs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.table import Table
+
+from flows.cli.arguments import CONVERTING, MODEL_END, Arguments
+from flows.cli.terminal import Terminal
+from flows.compose import compose_config
+from flows.validate import validate
+from tasks.errors import UserError
+
+FORM = f"autotailor {CONVERTING} IN{MODEL_END} OUT{MODEL_END}"
+MIB = 2**20
+
+ConvertAnswer = Mapping[str, Any]
+"""What `--json` writes: the fields of `tailor_ir.Conversion` without the model, and both files."""
+
+
+class ConvertConfig(BaseModel):
+    """Whether outputs are compared after each rule, the seed of the inputs for that, and whether nodes count above speed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    check: bool = True
+    seed: int = Field(default=0, ge=0)
+    fewest: bool = False
+
+
+def config_of(arguments: Arguments) -> ConvertConfig:
+    """The options of the command."""
+    return validate(ConvertConfig, compose_config(CONVERTING, arguments.overrides, arguments.config_folder))
+
+
+def check(arguments: Arguments) -> tuple[Path, Path]:
+    """The file that is read and the one that is written. UserError: not two files, the same file, no folder for it."""
+    if len(arguments.words) != 2:
+        raise UserError(CONVERTING, f"got {len(arguments.words)} files", allowed="two", next_step=f"write {FORM}")
+    source, target = map(Path, arguments.words)
+    if source.resolve() == target.resolve() or (source.exists() and target.exists() and source.samefile(target)):
+        raise UserError(CONVERTING, f"'{target}' is read and written", next_step="name another file last")
+    if target.suffix != MODEL_END:
+        raise UserError(CONVERTING, f"got '{target}'", allowed=f"a file that ends in {MODEL_END}")
+    if target.is_dir() or not target.resolve().parent.is_dir():
+        reason = "is a folder" if target.is_dir() else "its folder does not exist"
+        raise UserError(CONVERTING, f"'{target}': {reason}", next_step="name a file in a folder that exists")
+    if arguments.json and arguments.json.resolve() in (source.resolve(), target.resolve()):
+        raise UserError("--json", f"'{arguments.json}' is one of the models", next_step="name another file")
+    return source, target
+
+
+def execute(arguments: Arguments) -> ConvertAnswer:
+    """Convert, show what was done, and return it as JSON. UserError, TailorError for bad input."""
+    source, target = check(arguments)
+    config = config_of(arguments)
+
+    import tailor_ir
+    from tasks.artifacts import write_bytes
+
+    found = tailor_ir.convert(source, check=config.check, seed=config.seed, fewest=config.fewest)
+    try:
+        write_bytes(target, found.model.SerializeToString())
+    except OSError as error:
+        raise UserError(CONVERTING, f"'{target}' cannot be written ({error.strerror})") from error
+    plain = ("nodes_before", "nodes_after", "bytes_before", "bytes_after", "difference")
+    answer = {
+        "source": str(source),
+        "file": str(target),
+        **{name: getattr(found, name) for name in plain},
+        "rules": [asdict(rule) for rule in found.rules],
+        "undone": [asdict(rule) for rule in found.undone],
+    }
+    _show(answer, Terminal())
+    return answer
+
+
+def _show(answer: ConvertAnswer, terminal: Terminal) -> None:
+    """A row for each rule, then both files."""
+    table = Table(title=f"{answer['source']} → {answer['file']}", title_justify="left")
+    table.add_column("rule")
+    table.add_column("stage")
+    for column in ("times", "nodes fewer", "largest difference"):
+        table.add_column(column, justify="right")
+    for rule in answer["rules"]:
+        table.add_row(
+            rule["name"], rule["stage"], str(rule["times"]), str(rule["nodes_fewer"]), _difference(rule["difference"])
+        )
+    terminal.show(table)
+    terminal.say(f"nodes: {answer['nodes_before']} → {answer['nodes_after']}")
+    terminal.say(f"size: {answer['bytes_before'] / MIB:.2f} → {answer['bytes_after'] / MIB:.2f} MiB")
+    terminal.say(f"largest difference of an output: {_difference(answer['difference'])}")
+    for rule in answer["undone"]:
+        terminal.say(f"undone: {rule['name']} ({rule['reason']})")
+
+
+def _difference(difference: float | None) -> str:
+    return "not checked" if difference is None else f"{difference:.1e}" if difference else "0"
