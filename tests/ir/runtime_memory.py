@@ -33,6 +33,8 @@ FUNCTIONS = {
     "CreateSessionFromArray": 8,
     "Run": 9,
     "CreateSessionOptions": 10,
+    "SetSessionExecutionMode": 13,
+    "EnableMemPattern": 16,
     "DisableMemPattern": 17,
     "SetSessionLogSeverityLevel": 22,
     "SetSessionGraphOptimizationLevel": 23,
@@ -53,7 +55,10 @@ FUNCTIONS = {
     "ReleaseKeyValuePairs": 300,
     "AllocatorGetStats": 319,
 }
-ENABLE_ALL, WARNING_AND_WORSE, ERRORS = 99, 2, 3
+DISABLE_ALL, ENABLE_ALL, WARNING_AND_WORSE, ERRORS = 0, 99, 2, 3
+SEQUENTIAL, PARALLEL = 0, 1
+PRIORITY_BASED = 1
+OPTIONS_BYTES = 128  # from their beginning, enough to find the fields that the C API has no function for
 ARENA, DEVICE = 1, 0
 FLOAT = 1
 ALIGNMENT = 64
@@ -127,6 +132,7 @@ class Runtime:
         library.OrtGetApiBase.restype = ctypes.POINTER(Pointer * 2)
         get_api = ctypes.CFUNCTYPE(Pointer, ctypes.c_uint32)(library.OrtGetApiBase().contents[0])
         self._api = ctypes.cast(get_api(API_VERSION), ctypes.POINTER(Pointer * (max(FUNCTIONS.values()) + 1))).contents
+        self._as_it_stands = False
         self._counter = Counter()
         self._environment = self._make("CreateEnv", ctypes.c_int(ERRORS), ctypes.c_char_p(b"memory"))
         self._cpu = self._make("CreateCpuMemoryInfo", ctypes.c_int(DEVICE), ctypes.c_int(0))
@@ -139,8 +145,9 @@ class Runtime:
         )
         self._call("RegisterAllocator", self._environment, ctypes.byref(self._allocator))
 
-    def peaks(self, model: bytes, x: np.ndarray) -> Peaks:
-        """Of a model with one input, float32."""
+    def peaks(self, model: bytes, x: np.ndarray, *, as_it_stands: bool = False) -> Peaks:
+        """Of a model with one input, float32. as_it_stands: run as files of `tailor_ir.memory.planned_file` are."""
+        self._as_it_stands = as_it_stands
         first, later = (self._asked(model, x, later) for later in (False, True))
         return Peaks(asked=first, arena=self._arena(model, x), planned=later)
 
@@ -191,7 +198,13 @@ class Runtime:
     def _session(self, model: bytes, own_allocator: bool, patterns: bool = False) -> Pointer:
         options = self._make("CreateSessionOptions")
         self._call("SetIntraOpNumThreads", options, ctypes.c_int(1))
-        self._call("SetSessionGraphOptimizationLevel", options, ctypes.c_int(ENABLE_ALL))
+        self._call(
+            "SetSessionGraphOptimizationLevel",
+            options,
+            ctypes.c_int(DISABLE_ALL if self._as_it_stands else ENABLE_ALL),
+        )
+        if self._as_it_stands:
+            self._keep_order(options)
         self._call("SetSessionLogSeverityLevel", options, ctypes.c_int(WARNING_AND_WORSE))
         if not patterns:
             self._call("DisableMemPattern", options)
@@ -202,6 +215,28 @@ class Runtime:
         session = self._make("CreateSessionFromArray", *arguments)
         self._release("SessionOptions", options)
         return session
+
+    def _keep_order(self, options: Pointer) -> None:
+        """Execution by priorities, without memory reuse. Fields of the C++ structure, next to fields that functions set.
+
+        They are the second integer, after the execution mode, and the byte after that of memory patterns.
+        """
+        assert options.value is not None
+        fields = (ctypes.c_ubyte * OPTIONS_BYTES).from_address(options.value)
+        mode = self._changed(options, fields, "SetSessionExecutionMode", ctypes.c_int(PARALLEL))
+        self._call("SetSessionExecutionMode", options, ctypes.c_int(SEQUENTIAL))
+        patterns = self._changed(options, fields, "DisableMemPattern")
+        self._call("EnableMemPattern", options)
+        order, reuse = mode + ctypes.sizeof(ctypes.c_int), patterns + 1
+        assert (mode, fields[order], fields[reuse]) == (0, 0, 1)
+        fields[order], fields[reuse] = PRIORITY_BASED, 0
+
+    def _changed(self, options: Pointer, fields: Any, function: str, *arguments: Any) -> int:
+        """The one byte of the options that a function changes."""
+        before = bytes(fields)
+        self._call(function, options, *arguments)
+        (at,) = (at for at, (old, new) in enumerate(zip(before, bytes(fields), strict=True)) if old != new)
+        return at
 
     def _run(self, session: Pointer, model: bytes, x: np.ndarray) -> None:
         graph = onnx.load_model_from_string(model).graph

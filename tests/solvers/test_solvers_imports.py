@@ -14,7 +14,7 @@ import scipy
 import solvers
 
 ROOM = Path(solvers.__path__[0])
-MODULES = ["solvers", *(f"solvers.{module.name}" for module in pkgutil.iter_modules([str(ROOM)]))]
+MODULES = ["solvers", *(module.name for module in pkgutil.walk_packages([str(ROOM)], "solvers."))]
 ROOMS = {"flows", "tasks", "tailor_ir", "profiling_agents"}
 LISTED = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
 
@@ -47,7 +47,8 @@ def test_the_solvers_run_where_numpy_and_scipy_alone_are_installed(tmp_path: Pat
 @pytest.mark.parametrize("module", MODULES)
 def test_a_solver_names_no_other_library(module: str) -> None:
     """Also inside functions, and for types alone."""
-    file = ROOM / ("__init__.py" if module == "solvers" else f"{module.partition('.')[2]}.py")
+    file = ROOM.joinpath(*module.split(".")[1:])
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
     named = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

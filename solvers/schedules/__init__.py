@@ -1,0 +1,11 @@
+"""Orders of steps with the least peak of memory, and places of their values in one block.
+
+A step reads and writes values of given sizes; a value takes memory from the step that writes it to the last one that reads it
+(`solvers.schedules.workload`). `solvers.schedules.best` finds the order, `solvers.schedules.offsets` the places.
+"""
+
+from solvers.schedules.best import Schedule, best_order
+from solvers.schedules.offsets import Placement, place
+from solvers.schedules.workload import Interval, ScheduledStep, Workload
+
+__all__ = ["Interval", "Placement", "Schedule", "ScheduledStep", "Workload", "best_order", "place"]

@@ -1,0 +1,210 @@
+"""Steps with values of given sizes: which orders are legal, and how many bytes are alive at each moment.
+
+The *done* steps of a moment are a bit mask: bit i is step i. In a legal order it is closed: with a step it has all steps that
+the step depends on. The bytes alive after some steps depend on which they are, not on their order, so that searches go from
+mask to mask.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+Done = int
+"""The steps that have run, as a bit mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledStep:
+    """reads, writes: values. What is written and never read takes memory for the time of the step.
+
+    in_place: values whose memory the first written one takes over, where this step is the last to read it; the preferred
+    one first.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    in_place: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A piece of memory, in use from its first moment to its last, both included. buffers: all that are stored there."""
+
+    bytes_: int
+    first: int
+    last: int
+    buffers: tuple[int, ...]
+
+
+class Workload:
+    """Steps in a legal order.
+
+    buffer_of: value -> the memory where it lies; views of a value lie where it does. bytes_: of each buffer. kept: buffers
+    that stay to the end. Where a value is not written by any step, its buffer is the caller's, and takes nothing.
+    """
+
+    def __init__(
+        self, steps: Sequence[ScheduledStep], buffer_of: Sequence[int], bytes_: Sequence[int], kept: Iterable[int] = ()
+    ) -> None:
+        self.steps, self.kept = tuple(steps), frozenset(kept)
+        self.all: Done = (1 << len(self.steps)) - 1
+        self._bytes = list(bytes_)
+        writer = {value: at for at, step in enumerate(steps) for value in step.writes}
+        self.before = tuple(_mask(writer[v] for v in step.reads if v in writer) for step in steps)
+        assert all(mask < 1 << at for at, mask in enumerate(self.before)), "not a legal order"
+        self.after = _transposed(self.before)
+        self.after_one = tuple(tuple(bits(mask)) for mask in self.after)
+        self.ancestors = _closure(self.before)
+        self.descendants = _transposed(self.ancestors)
+        callers = {buffer for value, buffer in enumerate(buffer_of) if value not in writer}
+        self.users = [0] * len(bytes_)  # the steps that write to a buffer or read from it
+        self.maker: dict[int, int] = {}  # buffer -> the first step that writes to it
+        self._touched: list[tuple[int, ...]] = []
+        self._made: list[tuple[int, ...]] = []
+        for at, step in enumerate(steps):
+            written = dict.fromkeys(buffer_of[value] for value in step.writes)
+            made = tuple(b for b in written if not self.users[b] and b not in callers)
+            self.maker.update((buffer, at) for buffer in made)
+            touched = {buffer_of[value] for value in (*step.reads, *step.writes)}
+            for buffer in touched:
+                self.users[buffer] |= 1 << at
+            self._made.append(made)
+            self._touched.append(tuple(sorted(b for b in touched if b in self.maker)))
+        self._grown = [sum(self._bytes[buffer] for buffer in made) for made in self._made]
+        self._in_place = [self._takes_over(step, made, buffer_of) for step, made in zip(steps, self._made, strict=True)]
+
+    def _takes_over(self, step: ScheduledStep, made: tuple[int, ...], buffer_of: Sequence[int]) -> tuple[int, ...]:
+        if not made or buffer_of[step.writes[0]] != made[0]:
+            return ()
+        read = [buffer_of[value] for value in step.reads]
+        wanted = [buffer_of[value] for value in step.in_place]
+        found = tuple(b for b in wanted if b in self.maker and b not in self.kept and read.count(b) == 1)
+        assert all(self._bytes[buffer] == self._bytes[made[0]] for buffer in found), "memory of another size"
+        return found
+
+    def _freed(self, buffer: int, done: Done) -> bool:
+        return not self.users[buffer] & ~done and buffer not in self.kept
+
+    def _taken(self, step: int, after: Done) -> int | None:
+        """The buffer whose memory the step takes over, when `after` is done with it."""
+        return next((buffer for buffer in self._in_place[step] if self._freed(buffer, after)), None)
+
+    def run(self, step: int, done: Done, live: int) -> tuple[int, int]:
+        """Bytes while a step runs, and after it. live: bytes before it, after the steps that are done."""
+        after = done | 1 << step
+        freed = sum(self._bytes[buffer] for buffer in self._touched[step] if self._freed(buffer, after))
+        taken = self._taken(step, after)
+        during = live + self._grown[step] - (self._bytes[taken] if taken is not None else 0)
+        return during, live + self._grown[step] - freed
+
+    def ready(self, done: Done, goal: Done) -> Done:
+        """The steps of the goal that can run next."""
+        return _mask(step for step in bits(goal & ~done) if not self.before[step] & ~done)
+
+    def ready_after(self, step: int, ready: Done, done: Done, goal: Done) -> Done:
+        """The same, when `step` was among those that were ready, and `done` has it."""
+        follows = _mask(later for later in self.after_one[step] if not self.before[later] & ~done)
+        return ready & ~(1 << step) | follows & goal
+
+    def live(self, done: Done) -> int:
+        """Bytes after some steps."""
+        made = (buffer for buffer, step in self.maker.items() if done >> step & 1)
+        return sum(self._bytes[buffer] for buffer in made if not self._freed(buffer, done))
+
+    def buffer_bytes(self, buffer: int) -> int:
+        return self._bytes[buffer]
+
+    def peak(self, order: Iterable[int], done: Done = 0) -> int:
+        """The most bytes at one moment of an order, which begins after the steps that are done."""
+        live = most = self.live(done)
+        for step in order:
+            assert not self.before[step] & ~done, "not a legal order"
+            during, live = self.run(step, done, live)
+            most, done = max(most, during), done | 1 << step
+        return most
+
+    def least_during(self, step: int) -> int:
+        """A lower bound of the bytes while a step runs, in any order: what was made before it and is read by it or after it."""
+        needed = self.descendants[step] | 1 << step
+        held = sum(
+            self._bytes[buffer]
+            for buffer, maker in self.maker.items()
+            if self.ancestors[step] >> maker & 1 and (self.users[buffer] & needed or buffer in self.kept)
+        )
+        free = [buffer for buffer in self._in_place[step] if not self.users[buffer] & self.descendants[step]]
+        return held + self._grown[step] - (self._bytes[free[0]] if free else 0)
+
+    def cuts(self) -> list[Done]:
+        """What is done after each step that all others come before or after, in order, and after all steps.
+
+        Any order passes through all of them.
+        """
+        found = []
+        for step in range(len(self.steps)):
+            if self.ancestors[step] | self.descendants[step] | 1 << step == self.all:
+                found.append(self.ancestors[step] | 1 << step)
+        return [*found, self.all] if not found or found[-1] != self.all else found
+
+    def intervals(self, order: Sequence[int]) -> list[Interval]:
+        """The pieces of memory of an order; what is written in place stays in one piece. Moments are positions in the order."""
+        pieces: dict[int, tuple[list[int], list[int]]] = {}  # buffer -> moments and buffers of its piece
+        done = 0
+        found: list[tuple[list[int], list[int]]] = []
+        for at, step in enumerate(order):
+            done |= 1 << step
+            taken = self._taken(step, done)
+            for buffer in self._made[step]:
+                if taken is not None and buffer == self._made[step][0]:
+                    pieces[buffer] = pieces[taken]
+                else:
+                    pieces[buffer] = ([], [])
+                    found.append(pieces[buffer])
+                pieces[buffer][1].append(buffer)
+            for buffer in self._touched[step]:
+                pieces[buffer][0].append(at)
+        end = len(order) - 1
+        return [
+            Interval(
+                self._bytes[buffers[0]],
+                moments[0],
+                end if self.kept.intersection(buffers) else moments[-1],
+                tuple(buffers),
+            )
+            for moments, buffers in found
+        ]
+
+
+def _mask(steps: Iterable[int]) -> int:
+    mask = 0
+    for step in steps:
+        mask |= 1 << step
+    return mask
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions of the ones of a mask."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _closure(before: Sequence[int]) -> tuple[int, ...]:
+    found: list[int] = []
+    for mask in before:
+        found.append(_union(mask, *(found[step] for step in bits(mask))))
+    return tuple(found)
+
+
+def _union(*masks: int) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _transposed(masks: Sequence[int]) -> tuple[int, ...]:
+    found = [0] * len(masks)
+    for at, mask in enumerate(masks):
+        for step in bits(mask):
+            found[step] |= 1 << at
+    return tuple(found)
