@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from profiling_agents.backends.base import ModelError
 from profiling_agents.backends.onnx_names import every_message, with_own_names
 from profiling_agents.backends.own_names import OwnNames
-from profiling_agents.messages import JobMessage
+from profiling_agents.messages import TENSOR_TYPES, JobMessage
 
 
 def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
@@ -34,6 +34,20 @@ def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessa
     weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     inputs = [names.restored(value.name) for value in model.graph.input if value.name not in weights]
     return names.job(job, "value", inputs, [names.restored(value.name) for value in model.graph.output])
+
+
+def input_types(model: onnx.ModelProto) -> dict[str, np.dtype]:
+    """Element types of the inputs by name, in order; ModelError for a type that does not travel."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found = {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        if dtype.name not in TENSOR_TYPES:
+            raise ModelError(f"input '{value.name}': type {dtype.name}; allowed: {', '.join(TENSOR_TYPES)}")
+        found[value.name] = dtype
+    return found
 
 
 def with_filled_tensors(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,11 +6,11 @@ another precision under the name of fp32.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx2torch
 import torch
 
@@ -24,12 +24,24 @@ from profiling_agents.backends.base import (
     random_arrays,
     require_fp32,
     restore_shape,
+    switch,
     translated,
 )
-from profiling_agents.backends.onnx_files import job_of, read_onnx, with_filled_tensors
+from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx, with_filled_tensors
 from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import TENSOR_TYPES, AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.messages import AgentError, EngineOption, Format, JobMessage, LayerTiming, RuntimeInfo
 from profiling_agents.sensing.pace import Runs
+
+EVERYWHERE = (
+    EngineOption(
+        name="layout",
+        choices=("contiguous", "channels_last"),
+        default="contiguous",
+        does="Images and kernels lie channel by channel, or pixel by pixel.",
+    ),
+)
+ON_CPU = (switch("mkldnn", "Convolutions and matrix products by oneDNN."),)
+IMAGE_AXES = 4
 
 
 class TorchBackend:
@@ -40,6 +52,7 @@ class TorchBackend:
     def __init__(self, options: RuntimeOptions) -> None:
         require_fp32(options)
         self._device = torch.device(_provider(options.provider))
+        self.engine_options = (*EVERYWHERE, *(ON_CPU if self._device.type == "cpu" else ()))
         torch.set_num_threads(options.threads)
         torch.set_num_interop_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -59,6 +72,7 @@ class TorchBackend:
             formats=self.formats,
             provider=self._device.type,
             accelerator=None if on_cpu else torch.cuda.get_device_name(self._device),
+            engine_options=self.engine_options,
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
@@ -67,10 +81,13 @@ class TorchBackend:
         with names.restored_errors():
             model = with_filled_tensors(read_onnx(files[0].read_bytes(), names))
             own_job = job_of(job, model, names)
-            inputs, outputs = _inputs_of(model), [value.name for value in model.graph.output]
+            inputs, outputs = input_types(model), [value.name for value in model.graph.output]
             with translated("onnx2torch", "convert"):
                 module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
-            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device), names)
+            engine = job.engine.settled(self.engine_options)
+            layout = torch.channels_last if engine["layout"] == "channels_last" else torch.contiguous_format
+            mkldnn = engine.get("mkldnn", "on") == "on"
+            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device, layout, mkldnn), names)
 
     def _start(self) -> None:
         """Compute once, so that the libraries map their memory before memory is limited."""
@@ -95,9 +112,16 @@ class TorchModel:
         inputs: dict[str, np.dtype],
         outputs: Sequence[str],
         device: torch.device,
+        layout: torch.memory_format = torch.contiguous_format,
+        mkldnn: bool = True,
     ) -> None:
+        """layout: of images and kernels. mkldnn: whether oneDNN computes, until `close`."""
         self._job = job
-        self._module = module
+        self._module = module.to(memory_format=layout)
+        self._layout = layout
+        self._flags = ExitStack()
+        if not mkldnn:
+            self._flags.enter_context(torch.backends.mkldnn.flags(enabled=False))
         self._types = inputs
         self._outputs = outputs
         self._device = device
@@ -180,6 +204,7 @@ class TorchModel:
     def close(self) -> None:
         """Free the module, and the memory that CUDA keeps for later."""
         del self._module
+        self._flags.close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -189,7 +214,8 @@ class TorchModel:
         for name, array in given.items():
             if array.dtype != self._types[name]:
                 raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
-        return [torch.tensor(given[name], device=self._device) for name in self._types]
+        tensors = [torch.tensor(given[name], device=self._device) for name in self._types]
+        return [one.contiguous(memory_format=self._layout) if one.dim() == IMAGE_AXES else one for one in tensors]
 
 
 def _provider(wanted: str | None) -> str:
@@ -197,17 +223,3 @@ def _provider(wanted: str | None) -> str:
     if wanted is not None and wanted not in allowed:
         raise AgentError(f"--provider: got {wanted}; allowed: {', '.join(allowed)}")
     return wanted or "cpu"
-
-
-def _inputs_of(model: onnx.ModelProto) -> dict[str, np.dtype]:
-    """Element types of the inputs by name, in order."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    found = {}
-    for value in model.graph.input:
-        if value.name in weights:
-            continue
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
-        if dtype.name not in TENSOR_TYPES:
-            raise ModelError(f"input '{value.name}': type {dtype.name}; allowed: {', '.join(TENSOR_TYPES)}")
-        found[value.name] = dtype
-    return found

@@ -1,0 +1,179 @@
+"""OpenVINO on the CPU, from ONNX files: one stream, tuned for latency, a fixed number of threads.
+
+The calling thread computes, and as many more as there are threads. OpenVINO binds none of them, so that they stay on the
+cores to which the agent is bound. The precision is always stated: by itself OpenVINO takes bf16 where the processor has it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import openvino
+
+from profiling_agents.backends.base import (
+    ModelError,
+    RuntimeOptions,
+    check_inputs,
+    library_hash,
+    random_arrays,
+    require_cpu,
+    restore_shape,
+    translated,
+)
+from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx
+from profiling_agents.backends.openvino.layers import time_layers
+from profiling_agents.backends.openvino.probe import PRECISIONS, probe_inputs, probe_model, rounded_precisions
+from profiling_agents.backends.own_names import NamedModel, OwnNames
+from profiling_agents.messages import (
+    AgentError,
+    EngineOption,
+    Format,
+    JobMessage,
+    LayerTiming,
+    Precision,
+    RuntimeInfo,
+)
+from profiling_agents.sensing.pace import Runs
+
+
+class OpenVinoBackend:
+    """OpenVINO in one precision with a fixed number of threads."""
+
+    formats: tuple[Format, ...] = ("onnx",)
+    engine_options: tuple[EngineOption, ...] = ()
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        require_cpu(options)
+        self._core = openvino.Core()
+        self._core.set_property({"CACHE_DIR": ""})
+        self._precision = options.precision
+        self._threads = options.threads
+        self._found = self._probe()
+        if self._precision not in self._found:
+            raise AgentError(
+                f"--precision: got {self._precision}, which OpenVINO {_version()} does not compute in on this processor; "
+                f"allowed: {', '.join(self._found)}"
+            )
+
+    def describe(self) -> RuntimeInfo:
+        """Version, the hash of the library that computes, and the precisions that were found."""
+        plugin = self._core.get_versions("CPU")["CPU"]
+        (library,) = (Path(openvino.__file__).parent / "libs").glob(f"*{plugin.description}*")
+        return RuntimeInfo(
+            backend="openvino",
+            version=_version(),
+            build=f"{library_hash(library)} {plugin.build_number}",
+            formats=self.formats,
+            precision=self._precision,
+            precisions=self._found,
+        )
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
+        """Parse, refuse external data, and compile; ModelError when OpenVINO refuses the model."""
+        names = OwnNames()
+        with names.restored_errors():
+            file = read_onnx(files[0].read_bytes(), names)
+            own_job = job_of(job, file, names)
+            types = input_types(file)
+            with translated("OpenVINO", "load"):
+                model = self._core.read_model(file.SerializeToString())
+                if model.is_dynamic():
+                    model.reshape(dict(zip(own_job.input_names, own_job.input_shapes, strict=True)))
+                return NamedModel(OpenVinoModel(own_job, partial(self._compiled, model), types), names)
+
+    def _compiled(
+        self, model: openvino.Model, precision: Precision | None = None, *, profiled: bool = False
+    ) -> openvino.CompiledModel:
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_NUM_THREADS": self._threads,
+            "INFERENCE_PRECISION_HINT": PRECISIONS[precision or self._precision],
+            "ENABLE_CPU_PINNING": False,
+            "ENABLE_HYPER_THREADING": True,  # the agent's cores are all its own, whichever they are
+            "PERF_COUNT": profiled,
+        }
+        return self._core.compile_model(model, "CPU", settings)
+
+    def _probe(self) -> tuple[Precision, ...]:
+        """The precisions in which this processor computes, fp32 first. AgentError unless OpenVINO takes the number of threads.
+
+        Computes once, so that the libraries map their memory before memory is limited.
+        """
+        model = self._core.read_model(probe_model().SerializeToString())
+        inputs = probe_inputs()
+        outputs: dict[Precision, list[np.ndarray]] = {}
+        for precision in PRECISIONS:
+            compiled = self._compiled(model, precision)
+            if (taken := compiled.get_property("INFERENCE_NUM_THREADS")) != self._threads:
+                raise AgentError(f"--threads: got {self._threads}; OpenVINO takes {taken} on the cores that it may use")
+            results = compiled.create_infer_request().infer(inputs)
+            outputs[precision] = [results[index] for index in range(len(results))]
+        return rounded_precisions(outputs)
+
+
+class OpenVinoModel:
+    """One compiled model; `compiled` makes more of it, such as the one that times layers."""
+
+    on_cpu = True
+    elsewhere = False
+
+    def __init__(
+        self, job: JobMessage, compiled: Callable[..., openvino.CompiledModel], types: dict[str, np.dtype]
+    ) -> None:
+        self._job = job
+        self._compiled = compiled
+        self._types = types
+        self._request = compiled().create_infer_request()
+
+    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Standard normal floats, zeros for all other types."""
+        types = [self._types[name] for name in self._job.input_names]
+        return random_arrays(self._job.input_shapes, types, rng)
+
+    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+        """Runs n times with inputs bound once; outputs stay where OpenVINO writes them."""
+        infer = self._bound(self._request, inputs)
+        with translated("OpenVINO", "run"):
+            infer()
+
+        def repeat(runs: int) -> None:
+            for _ in range(runs):
+                infer()
+
+        return repeat
+
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+        """OpenVINO's own counters of each layer, in a compiled model of its own."""
+        with translated("OpenVINO", "profile"):
+            compiled = self._compiled(profiled=True)
+            request = compiled.create_infer_request()
+            return time_layers(compiled, request, self._bound(request, inputs), self._job.input_names, runs)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Outputs as the runtime gives them, or in the job's output shapes."""
+        check_inputs(self._job, inputs)
+        names = self._job.output_names
+        with translated("OpenVINO", "run"):
+            self._bound(self._request, inputs)()
+            outputs = [np.array(self._request.get_tensor(name).data) for name in names]
+        if self._job.output_shapes is None:
+            return outputs
+        return [restore_shape(*one) for one in zip(names, outputs, self._job.output_shapes, strict=True)]
+
+    def close(self) -> None:
+        """Free the compiled model."""
+        del self._request, self._compiled
+
+    def _bound(self, request: openvino.InferRequest, inputs: Sequence[np.ndarray]) -> Callable[[], object]:
+        """One run of the request on copies of these inputs."""
+        for name, array in zip(self._job.input_names, inputs, strict=True):
+            if array.dtype != self._types[name]:
+                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
+            request.set_tensor(name, openvino.Tensor(array))
+        return partial(request.infer, share_outputs=True)
+
+
+def _version() -> str:
+    return str(openvino.__version__).split("-")[0]
