@@ -9,7 +9,7 @@ from flows.config import DeviceProfile
 from flows.machine.locks import only_user
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.client.ssh import ssh_agent
-from profiling_agents.messages import AgentError, Capabilities
+from profiling_agents.messages import DEFAULT_ENGINE, AgentError, Capabilities, Engine
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
 from tasks.measuring.fleet import Fleet, Meter
@@ -56,31 +56,37 @@ class Devices:
                 raise UserError(f"device.{name}.{field}", f"profile says {wanted}, agent has {got}", next_step=hint)
         return found
 
-    def fingerprint(self, name: str) -> str:
-        """The fingerprint by which measurements are comparable: the device's own, checked against the profile; the batch."""
-        own, batch = self.capabilities(name).fingerprint, self.profiles[name].batch
+    def fingerprint(self, name: str, engine: Engine = DEFAULT_ENGINE) -> str:
+        """The fingerprint by which measurements are comparable: of device (checked against the profile), engine and batch."""
+        own, batch = engine.fingerprint(self.capabilities(name).fingerprint), self.profiles[name].batch
         return own if batch == 1 else digest_of(own, batch)
 
     @contextmanager
-    def exclusive(self, name: str, *, alone: bool = False) -> Iterator[AgentClient]:
-        """The device's client, its lease held, with no other run of this machine on that device.
+    def exclusive(self, name: str, engine: Engine = DEFAULT_ENGINE, *, alone: bool = False) -> Iterator[AgentClient]:
+        """A client whose models run with an engine, the device's lease held, with no other run of this machine on that device.
 
         Agents that are started here keep to cores of their own; where there are not enough, or `alone` is asked for
         because this process computes between the measurements, they take turns.
         After an AgentError the next use connects anew.
         """
         turns = alone or share_cores([profile for profile in self.profiles.values() if profile.is_here])
-        with self._alone(name, turns), self._client_or_anew(name) as client, client.lease():
-            yield client
+        with self._alone(name, turns), self._client_or_anew(name) as client:
+            chosen = client.with_engine(engine)
+            with chosen.lease():
+                yield chosen
 
     @contextmanager
-    def meter(self, name: str) -> Iterator[Meter]:
+    def meter(self, name: str, engine: Engine = DEFAULT_ENGINE) -> Iterator[Meter]:
         """The meter of many models: the device, or all identical devices at once; exclusive until the block ends."""
         if not self.profiles[name].agents:
-            with self.exclusive(name) as client:
+            with self.exclusive(name, engine) as client:
                 yield client
             return
-        with self._alone(name), self._client_or_anew(name), Fleet(self._clients(name)) as fleet:
+        with (
+            self._alone(name),
+            self._client_or_anew(name),
+            Fleet([client.with_engine(engine) for client in self._clients(name)]) as fleet,
+        ):
             yield fleet
 
     @contextmanager

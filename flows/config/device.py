@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from profiling_agents.client.ssh import SshTarget
 from profiling_agents.messages import AgentError, Precision
+from tasks.engine.settings import Choices
 
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
@@ -50,7 +51,7 @@ class DeviceProfile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: Literal["ncnn", "ncnn-adb", "onnxruntime", "torch"]
+    backend: Literal["ncnn", "ncnn-adb", "onnxruntime", "openvino", "torch"]
     threads: int = Field(default=1, ge=1, le=256)
     precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
     cores: tuple[int, ...] | None = Field(
@@ -69,6 +70,9 @@ class DeviceProfile(BaseModel):
     token_file: Path | None = None
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
+    engine: Choices = Field(
+        default={}, description="option of the runtime -> choice, fixed on this device besides engine.fixed"
+    )
     measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
     subnet: dict[str, float | str] = Field(default={}, description="what differs from profile.subnet on this device")
     resources: dict[str, bool | float | tuple[float, ...]] = Field(

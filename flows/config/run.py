@@ -17,6 +17,7 @@ from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.choose import Question
 from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
+from tasks.engine.settings import Settings as EngineSettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings, origin_of
@@ -53,6 +54,7 @@ class CommonConfig(BaseModel):
 
     data: DataSettings = DataSettings()
     device: dict[DeviceName, DeviceProfile] = Field(default=LOCAL_DEVICES, min_length=1)
+    engine: EngineSettings = EngineSettings()
     profile: ProfileSettings = ProfileSettings()
     predict: PredictSettings = PredictSettings()
     resources: ResourceSettings = ResourceSettings()
@@ -99,6 +101,10 @@ class CommonConfig(BaseModel):
     def resources_of(self, device: str) -> ResourceSettings:
         """The settings of one device for memory and energy."""
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
+
+    def engine_of(self, device: str) -> EngineSettings:
+        """The engine settings of one device, with what its own profile fixes."""
+        return self.engine.model_copy(update={"fixed": {**self.engine.fixed, **self.device[device].engine}})
 
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with the changes of its own profile, and the store of the tables."""

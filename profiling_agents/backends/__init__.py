@@ -24,6 +24,12 @@ def _onnxruntime(options: RuntimeOptions) -> Backend:
     return OnnxRuntimeBackend(options)
 
 
+def _openvino(options: RuntimeOptions) -> Backend:
+    from profiling_agents.backends.openvino.backend import OpenVinoBackend
+
+    return OpenVinoBackend(options)
+
+
 def _torch(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.torch import TorchBackend
 
@@ -34,9 +40,13 @@ BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
     "ncnn": _ncnn,
     "ncnn-adb": _ncnn_adb,
     "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
     "torch": _torch,
 }
 """Makers by name; a runtime is imported only when it is chosen."""
+
+EXTRAS = frozenset({"openvino"})
+"""Backends whose runtime is an optional extra of the same name."""
 
 ELSEWHERE = frozenset({"ncnn-adb"})
 """Backends whose models run on another machine: no walls are raised around the process that talks to it."""
@@ -50,4 +60,10 @@ def open_backend(options: RuntimeOptions) -> Backend:
     try:
         return BACKENDS[name](options)
     except ImportError as error:
-        raise AgentError(f"backend '{name}': {error}; install the Python package '{name}' on the device") from error
+        raise AgentError(f"backend '{name}': {error}; {_installation(name)}") from error
+
+
+def _installation(name: str) -> str:
+    if name in EXTRAS:
+        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: pip install onnx {name})"
+    return f"install the Python package '{name}' on the device"

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from profiling_agents.messages import (
     AgentError,
+    EngineOption,
     Format,
     JobMessage,
     LayerTiming,
@@ -47,6 +48,11 @@ class RuntimeOptions(Message):
     threads: int = Field(ge=1)
     precision: Precision = "fp32"
     provider: str | None = None
+
+
+def switch(name: str, does: str, *, by_operator: bool = False) -> EngineOption:
+    """An option that is on by default."""
+    return EngineOption(name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator)
 
 
 def require_cpu(options: RuntimeOptions) -> None:
@@ -100,16 +106,17 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """One inference runtime."""
+    """One inference runtime. `engine_options`: of how it runs whole networks, with the threads that it has."""
 
     formats: tuple[Format, ...]
+    engine_options: tuple[EngineOption, ...]
 
     def describe(self) -> RuntimeInfo:
         """Version and build of the runtime in use."""
         ...
 
     def load(self, files: Sequence[Path], job: JobMessage) -> Model:
-        """Load a model from its stored files; ModelError when the runtime refuses it."""
+        """Load a model from its stored files, to run with the job's engine; ModelError when the runtime refuses it."""
         ...
 
 

@@ -5,7 +5,7 @@ one returns its cached output), with pooled allocators as benchncnn does.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ncnn
@@ -21,11 +21,21 @@ from profiling_agents.backends.base import (
     library_hash,
     require_cpu,
     restore_shape,
+    switch,
 )
 from profiling_agents.backends.ncnn_names import renamed_file
 from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
 from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, Precision, RuntimeInfo, Shape
+from profiling_agents.messages import (
+    AgentError,
+    EngineOption,
+    Format,
+    JobMessage,
+    LayerTiming,
+    Precision,
+    RuntimeInfo,
+    Shape,
+)
 from profiling_agents.sensing.pace import Runs
 
 OUT_OF_MEMORY = -100
@@ -34,11 +44,33 @@ OUT_OF_MEMORY = -100
 MAX_AXES = 4
 AS_IT_IS = 1  # extract a blob without converting it
 
+ENGINE_OPTIONS = (
+    switch("packing", "Channels lie in blocks of 4, 8 or 16, as wide as the vector registers."),
+    EngineOption(
+        name="winograd",
+        choices=("on", "23", "43", "63", "off"),
+        default="on",
+        does="3x3 convolutions by Winograd's method with tiles that ncnn picks, with tiles of one size alone, or not at all.",
+        by_operator=True,
+    ),
+    switch("sgemm", "Convolutions as a product of matrices, where no other method is picked.", by_operator=True),
+    switch("lightmode", "A blob is freed when its last reader has run."),
+    EngineOption(
+        name="allocator",
+        choices=("pool", "system"),
+        default="pool",
+        does="Memory of blobs is kept from run to run, or comes from the system for each run.",
+    ),
+)
+"""The wheel's OpenMP (libgomp) takes no time for which idle threads spin, so that there is no such option."""
+TILES = ("23", "43", "63")
+
 
 class NcnnBackend:
     """ncnn in one precision with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("ncnn",)
+    engine_options: tuple[EngineOption, ...] = ENGINE_OPTIONS
 
     def __init__(self, options: RuntimeOptions) -> None:
         require_cpu(options)
@@ -61,6 +93,7 @@ class NcnnBackend:
             precision=self._precision,
             precisions=self._found.precisions,
             arithmetic=self._found.arithmetic_of(self._precision),
+            engine_options=self.engine_options,
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
@@ -88,12 +121,14 @@ class NcnnModel:
         self._blobs = ncnn.UnlockedPoolAllocator()
         self._workspace = ncnn.PoolAllocator()
         self._net = ncnn.Net()
-        options = self._net.opt
+        options, engine = self._net.opt, job.engine.settled(ENGINE_OPTIONS)
         options.num_threads = threads
         options.use_vulkan_compute = False
         set_precision(options, OPTIONS[precision])
-        options.blob_allocator = self._blobs
-        options.workspace_allocator = self._workspace
+        _set_engine(options, engine)
+        if engine["allocator"] == "pool":
+            options.blob_allocator = self._blobs
+            options.workspace_allocator = self._workspace
         self._has_weights = True
 
     def load(self, param: Path, weights: Path | None = None) -> None:
@@ -201,6 +236,16 @@ class NcnnModel:
         if self._job.output_shapes is None:
             return array[np.newaxis]
         return restore_shape(name, array, self._job.output_shapes[index])
+
+
+def _set_engine(options: "ncnn.Option", engine: Mapping[str, str]) -> None:
+    """All options of the engine but the allocators, which the model owns."""
+    options.use_packing_layout = engine["packing"] == "on"
+    options.use_sgemm_convolution = engine["sgemm"] == "on"
+    options.lightmode = engine["lightmode"] == "on"
+    options.use_winograd_convolution = engine["winograd"] != "off"
+    for tile in TILES:
+        setattr(options, f"use_winograd{tile}_convolution", engine["winograd"] in ("on", tile))
 
 
 def _without_batch(name: str, shape: Shape) -> Shape:

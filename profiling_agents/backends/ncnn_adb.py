@@ -14,7 +14,7 @@ from profiling_agents.backends import adb
 from profiling_agents.backends.base import ModelError, RuntimeOptions
 from profiling_agents.backends.ncnn_names import renamed_file
 from profiling_agents.backends.own_names import OwnNames
-from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.messages import AgentError, EngineOption, Format, JobMessage, LayerTiming, RuntimeInfo
 from profiling_agents.sensing.pace import Runs
 
 LEAST_MS = 0.1
@@ -26,6 +26,7 @@ class NcnnAdbBackend:
     """benchncnn on one device: fp16 where its processor computes in it, as the tool is built."""
 
     formats: tuple[Format, ...] = ("ncnn",)
+    engine_options: tuple[EngineOption, ...] = ()
 
     def __init__(self, options: RuntimeOptions) -> None:
         if options.precision != "fp16":

@@ -1,7 +1,10 @@
-"""ONNX Runtime on one execution provider: all graph optimisations, sequential, fixed intra-op threads."""
+"""ONNX Runtime on one execution provider with a fixed number of threads.
+
+By default: all graph optimisations, one operator after the other.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,21 @@ from profiling_agents.backends.base import (
     random_arrays,
     require_fp32,
     restore_shape,
+    switch,
     translated,
 )
 from profiling_agents.backends.onnx_files import job_of, read_onnx
 from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import AgentError, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.messages import (
+    DEFAULT_ENGINE,
+    AgentError,
+    Engine,
+    EngineOption,
+    Format,
+    JobMessage,
+    LayerTiming,
+    RuntimeInfo,
+)
 from profiling_agents.sensing.pace import Runs
 
 TYPES = {
@@ -44,6 +57,47 @@ CPU = "CPUExecutionProvider"
 PROVIDER_OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 """TF32 would be another precision under the name of fp32."""
 
+LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+}
+ORDERS = {
+    "default": onnxruntime.ExecutionOrder.DEFAULT,
+    "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
+}
+EVERYWHERE = (
+    EngineOption(
+        name="graph",
+        choices=tuple(LEVELS),
+        default="all",
+        does="Optimisations of the graph; all: blocks of channels (NCHWc), too; extended: fused kernels; basic: folding.",
+    ),
+    EngineOption(
+        name="order",
+        choices=tuple(ORDERS),
+        default="default",
+        does="Nodes run in the runtime's own topological order, or by their priorities, then in the file's order.",
+    ),
+)
+ON_CPU = (
+    switch("memory_pattern", "Memory of all tensors is planned as one block after the first run."),
+    switch("arena", "Freed memory is kept for the next tensors instead of given back to the system."),
+)
+ON_CORES = (switch("spinning", "Idle threads wait in a loop instead of sleeping."),)
+AT_ONCE = "operators_at_once"
+
+
+def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
+    """Those that can matter: options of threads where there are several, of memory and threads on the CPU."""
+    if provider != CPU:
+        return EVERYWHERE
+    if threads == 1:
+        return (*EVERYWHERE, *ON_CPU)
+    counts = tuple(str(2**power) for power in range(threads.bit_length()) if 2**power <= threads)
+    does = "Operators on different branches run side by side, so many at once; the threads are divided among them."
+    return (*EVERYWHERE, *ON_CPU, *ON_CORES, EngineOption(name=AT_ONCE, choices=counts, default="1", does=does))
+
 
 class OnnxRuntimeBackend:
     """One execution provider with a fixed number of threads."""
@@ -54,6 +108,7 @@ class OnnxRuntimeBackend:
         require_fp32(options)
         self._threads = options.threads
         self._provider = options.provider or CPU
+        self.engine_options = engine_options(self._threads, self._provider)
         onnxruntime.set_default_logger_severity(3)
         available = onnxruntime.get_available_providers()
         if self._provider not in available:
@@ -72,6 +127,7 @@ class OnnxRuntimeBackend:
             build=build,
             formats=self.formats,
             provider=self._provider,
+            engine_options=self.engine_options,
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
@@ -80,18 +136,13 @@ class OnnxRuntimeBackend:
         with names.restored_errors():
             model = read_onnx(files[0].read_bytes(), names)
             own_job = job_of(job, model, names)
-            session = partial(self._session, model.SerializeToString())
+            session = partial(self._session, model.SerializeToString(), job.engine)
             return NamedModel(OnnxModel(own_job, session, on_cpu=self._provider == CPU), names)
 
-    def _session(self, content: bytes, profile: str | None = None) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3
-        # Waiting threads that spin would take the time of whatever else is timed on this machine.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0" if self._threads == 1 else "1")
+    def _session(
+        self, content: bytes, engine: Engine = DEFAULT_ENGINE, profile: str | None = None
+    ) -> onnxruntime.InferenceSession:
+        options = self._session_options(engine.settled(self.engine_options))
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
@@ -100,6 +151,24 @@ class OnnxRuntimeBackend:
         providers = [(self._provider, PROVIDER_OPTIONS.get(self._provider, {}))]
         with translated("ONNX Runtime", "load"):
             return onnxruntime.InferenceSession(content, options, providers=providers)
+
+    def _session_options(self, engine: Mapping[str, str]) -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        at_once = int(engine.get(AT_ONCE, "1"))
+        modes = onnxruntime.ExecutionMode
+        options.intra_op_num_threads = self._threads // at_once
+        options.inter_op_num_threads = at_once
+        options.execution_mode = modes.ORT_SEQUENTIAL if at_once == 1 else modes.ORT_PARALLEL
+        options.graph_optimization_level = LEVELS[engine["graph"]]
+        options.execution_order = ORDERS[engine["order"]]
+        options.enable_mem_pattern = engine.get("memory_pattern", "on") == "on"
+        options.enable_cpu_mem_arena = engine.get("arena", "on") == "on"
+        options.log_severity_level = 3
+        # Waiting threads that spin would take the time of whatever else is timed on this machine.
+        spinning = "1" if self._threads > 1 and engine.get("spinning", "on") == "on" else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
+        return options
 
     def _check_provider(self) -> None:
         """AgentError unless the provider runs a matrix product here."""

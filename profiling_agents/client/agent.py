@@ -1,6 +1,7 @@
 """One agent, by address and token: its lease, its queue, its results."""
 
 import contextlib
+import copy
 import secrets
 import threading
 import time
@@ -16,10 +17,13 @@ from profiling_agents import frames
 from profiling_agents.client.jobs import BATCH_BYTES, ModelJob, ModelTooLargeError, RunError, batches
 from profiling_agents.client.transport import READ_TIMEOUT_S, LostError, MissingFilesError, Retries, Transport
 from profiling_agents.messages import (
+    DEFAULT_ENGINE,
     MIB,
+    PROTOCOL,
     AgentBusyError,
     AgentError,
     Capabilities,
+    Engine,
     JobMessage,
     JobProgress,
     JobsQueued,
@@ -56,6 +60,18 @@ class AgentClient:
         self._capabilities: Capabilities | None = None
         self._lease: str | None = None
         self._uploaded: set[str] = set()
+        self._engine = DEFAULT_ENGINE
+
+    def with_engine(self, engine: Engine) -> "AgentClient":
+        """A client over the same connections whose jobs run with this engine; it takes a lease of its own.
+
+        Its `capabilities` name the engine, and have another fingerprint. They, and every job, raise AgentError for an option
+        that the device has not.
+        """
+        other = copy.copy(self)
+        other._engine = engine
+        other._lease, other._uploaded = None, set()
+        return other
 
     @property
     def url(self) -> str:
@@ -73,9 +89,24 @@ class AgentClient:
         self.close()
 
     def capabilities(self) -> Capabilities:
-        """The device's description; the agent is asked once."""
+        """The device's description, with this client's engine; the agent is asked once."""
+        own, engine = self._asked(), self._known_engine()
+        return own.model_copy(update={"engine": engine, "fingerprint": engine.fingerprint(own.fingerprint)})
+
+    def _known_engine(self) -> Engine:
+        """The engine by its fewest choices; AgentError for one that the device does not know."""
+        return self._engine.without_defaults(self._asked().engine_options) if self._engine.choices else self._engine
+
+    def _asked(self) -> Capabilities:
+        """The description as the agent gave it."""
         if self._capabilities is None:
-            self._capabilities = self._read(Capabilities, self._transport.request("GET", "/v1/capabilities"))
+            found = self._read(Capabilities, self._transport.request("GET", "/v1/capabilities"))
+            if found.protocol != PROTOCOL:
+                raise AgentError(
+                    f"agent {self.url}: speaks protocol {found.protocol}; allowed: {PROTOCOL}; "
+                    "install the same version of autotailor here and there"
+                )
+            self._capabilities = found
         return self._capabilities
 
     @contextmanager
@@ -122,7 +153,9 @@ class AgentClient:
         for batch in batches(jobs, min(BATCH_BYTES, self.capabilities().max_model_mib * MIB)):
             for job in batch:
                 self._refuse_large(job)
-            queued.append(self._queue([(job, job.message()) for job in batch], settings or MeasureSettings()))
+            queued.append(
+                self._queue([(job, job.message(self._known_engine())) for job in batch], settings or MeasureSettings())
+            )
         return range(queued[0].start, queued[-1].stop) if queued else range(0)
 
     def results(self, numbers: range) -> Generator[Measurement, None, None]:
@@ -154,7 +187,7 @@ class AgentClient:
 
     def run(self, job: ModelJob, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs of the device's runtime for these inputs. RunError with the reason when the model fails."""
-        message = job.message()
+        message = job.message(self._known_engine())
         header = RunRequest(job=message, tensors=frames.describe(inputs)).model_dump_json().encode()
         body = frames.pack(header, frames.to_bytes(inputs))
         with self._leased():
@@ -216,7 +249,7 @@ class AgentClient:
         for index, job in enumerate(batch):
             try:
                 self._refuse_large(job)
-                fitting.append((job, job.message()))
+                fitting.append((job, job.message(self._known_engine())))
             except ModelTooLargeError as error:
                 too_large[index] = str(error)
         results = self.results(self._queue(fitting, settings) if fitting else range(0))

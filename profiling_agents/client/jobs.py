@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from profiling_agents.messages import AgentError, Format, JobMessage, Shape, one_line
+from profiling_agents.messages import DEFAULT_ENGINE, AgentError, Engine, Format, JobMessage, Shape, one_line
 
 BATCH_JOBS = 16
 BATCH_BYTES = 64 << 20
@@ -25,6 +25,7 @@ class ModelJob:
     """A model to run. Files: ONNX (model,), ncnn (param, bin). Shapes count the batch axis (ncnn: 1).
 
     `output_shapes` restores shapes that the runtime does not keep; without them ncnn's outputs get a batch axis of 1.
+    `engine`: of this model alone; None: the client's.
     """
 
     key: str
@@ -34,9 +35,13 @@ class ModelJob:
     input_shapes: tuple[Shape, ...]
     output_names: tuple[str, ...]
     output_shapes: tuple[Shape, ...] | None = None
+    engine: Engine | None = None
 
-    def message(self) -> JobMessage:
-        """The job as a message, with digests instead of files. AgentError when the job contradicts itself."""
+    def message(self, engine: Engine = DEFAULT_ENGINE) -> JobMessage:
+        """The job as a message, with digests instead of files. AgentError when the job contradicts itself.
+
+        engine: of a job that has none of its own.
+        """
         try:
             return JobMessage(
                 key=self.key,
@@ -46,6 +51,7 @@ class ModelJob:
                 input_shapes=tuple(map(tuple, self.input_shapes)),
                 output_names=tuple(self.output_names),
                 output_shapes=None if self.output_shapes is None else tuple(map(tuple, self.output_shapes)),
+                engine=engine if self.engine is None else self.engine,
             )
         except ValidationError as error:
             raise AgentError(f"job '{self.key}': {one_line(error)}") from error

@@ -36,6 +36,7 @@ SERVICE_MODULES = ("h11", "httpx", "numpy", "psutil", "pydantic", "starlette", "
 BACKEND_MODULES = {
     "ncnn": ("ncnn",),
     "onnxruntime": ("onnx", "onnxruntime"),
+    "openvino": ("onnx", "openvino"),
     "torch": ("onnx", "onnx2torch", "torch"),
 }
 OPTIONS = (

@@ -82,6 +82,7 @@ def _answer(
     try:
         if request.job.format not in backend.formats:
             raise ModelError(f"format '{request.job.format}'; this device takes {', '.join(backend.formats)}")
+        request.job.engine.settled(backend.engine_options)  # refused here, whatever the backend looks at
         model = backend.load([Path(digest) for digest in request.job.files], request.job)
         try:
             if request.settings is not None:

@@ -18,6 +18,7 @@ from profiling_agents.messages.base import (
     one_line,
 )
 from profiling_agents.messages.device import (
+    PROTOCOL,
     Capabilities,
     CoreState,
     DeviceState,
@@ -25,6 +26,11 @@ from profiling_agents.messages.device import (
     RuntimeInfo,
     Temperature,
     Walls,
+)
+from profiling_agents.messages.engine import (
+    DEFAULT_ENGINE,
+    Engine,
+    EngineOption,
 )
 from profiling_agents.messages.jobs import (
     FILES_OF_FORMAT,
@@ -60,10 +66,12 @@ from profiling_agents.messages.settings import (
 )
 
 __all__ = [
+    "DEFAULT_ENGINE",
     "FILES_OF_FORMAT",
     "MAX_JOBS_PER_BATCH",
     "MAX_TENSORS_MIB",
     "MIB",
+    "PROTOCOL",
     "TENSOR_TYPES",
     "AgentBusyError",
     "AgentError",
@@ -77,6 +85,8 @@ __all__ = [
     "DeviceState",
     "Digest",
     "Dimension",
+    "Engine",
+    "EngineOption",
     "ErrorBody",
     "Format",
     "JobMessage",

@@ -3,6 +3,10 @@
 from typing import Literal
 
 from profiling_agents.messages.base import Format, Message, Precision
+from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption
+
+PROTOCOL = 4
+"""Raised with every change of a message that the other side would not read. Client and agent have the same."""
 
 
 class RuntimeInfo(Message):
@@ -10,6 +14,7 @@ class RuntimeInfo(Message):
 
     `precisions`: the precisions that a probe found to compute here. `arithmetic`: the precision in which products of fp16 are
     added up. `provider`: the implementation of the runtime. `accelerator`: its processor, where this is not the CPU.
+    `engine_options`: what a client may choose of how whole networks run, with these threads.
     """
 
     backend: str
@@ -21,6 +26,7 @@ class RuntimeInfo(Message):
     arithmetic: Precision | None = None
     provider: str = "cpu"
     accelerator: str | None = None
+    engine_options: tuple[EngineOption, ...] = ()
 
 
 class CoreState(Message):
@@ -74,6 +80,7 @@ class Capabilities(RuntimeInfo):
     """One device: runtime, processor, limits. Measurements with equal `fingerprint` are comparable.
 
     `state` is read anew whenever the device is asked. `running_system`: equal for processes that share processors.
+    `engine`: with which a client runs its models; its choices count in the `fingerprint` that the client sees.
     """
 
     protocol: int
@@ -99,3 +106,4 @@ class Capabilities(RuntimeInfo):
     max_tensors_mib: int
     fingerprint: str
     walls: Walls = Walls()
+    engine: Engine = DEFAULT_ENGINE

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from profiling_agents.messages.base import Digest, Format, Message, Name, Nonce, Shape
+from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine
 from profiling_agents.messages.settings import MeasureSettings
 
 FILES_OF_FORMAT: dict[str, tuple[int, ...]] = {"onnx": (1,), "ncnn": (1, 2)}
@@ -39,7 +40,7 @@ class JobMessage(Message):
     """One model to run: digests of its uploaded files, and its inputs and outputs by name.
 
     ncnn: files (param, bin), or (param,) with zeros for all weights: then it can be timed, not run for its outputs.
-    `output_shapes` restores shapes that the runtime does not keep.
+    `output_shapes` restores shapes that the runtime does not keep. `engine`: how the runtime runs it.
     """
 
     key: Name
@@ -49,6 +50,7 @@ class JobMessage(Message):
     input_shapes: tuple[Shape, ...]
     output_names: tuple[Name, ...] = Field(min_length=1, max_length=64)
     output_shapes: tuple[Shape, ...] | None = None
+    engine: Engine = DEFAULT_ENGINE
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling_agents.execution.measure import RULES_VERSION
-from profiling_agents.messages import MAX_TENSORS_MIB, Capabilities, RuntimeInfo, Walls
+from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, RuntimeInfo, Walls
 from profiling_agents.sensing import machine, sensors
 from profiling_agents.sensing.cores import Claim
 from profiling_agents.sensing.energy import gpu_sensors
 from profiling_agents.sensing.sensors import SYSTEM, core_kind, cpu_model, frequency_mhz, frequency_state, governor
 from profiling_agents.serving.options import ServerOptions
-
-PROTOCOL = 3
 
 
 def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, walls: Walls) -> Capabilities:
@@ -56,10 +54,10 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
     """sha256 (hex) over all properties that latency depends on: equal fingerprints mean comparable measurements.
 
     Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if it is pinned,
-    measuring rules.
+    measuring rules. The choices of an engine are added by the client that makes them.
     """
     facts = {
-        "runtime": runtime.model_dump(),
+        "runtime": runtime.model_dump(exclude={"engine_options"}),
         "threads": threads,
         "pinned": pinned,
         "cpu_model": cpu_model(),

@@ -37,7 +37,7 @@ def chain(backend: str) -> ModelJob:
     return onnx_job("chain", nodes, {"w": weights, "b": biases}, shape)
 
 
-@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "torch"])
+@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "openvino", "torch"])
 def test_layers_inside_a_network_add_up_to_it(backend: str) -> None:
     with local_agent(backend) as client:
         (found,) = client.measure([chain(backend)], SETTINGS)
@@ -50,6 +50,12 @@ def test_layers_inside_a_network_add_up_to_it(backend: str) -> None:
         assert [layer.outputs for layer in found.layers] == [("a",), ("a0", "a1"), ("b",), ("out0",)]
     elif backend == "torch":
         assert names == ["small", "relu", "again", "add"]
+    elif backend == "openvino":
+        assert [name for name, layer in zip(names, found.layers, strict=True) if layer.kind == "Convolution"] == [
+            "small/WithoutBiases",
+            "again/WithoutBiases",
+        ]
+        assert all(name.startswith(("small", "relu", "again", "out0")) for name in names)
     else:  # the runtime runs the sum and the ReLU inside the convolutions, and changes the layout around them
         assert [layer.kind for layer in found.layers].count("Conv") == 2
         assert "Add" not in [layer.kind for layer in found.layers]
