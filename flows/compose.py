@@ -23,7 +23,9 @@ from tasks.errors import UserError
 CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
-FREE_MAPPINGS = re.compile(r"(model\.options|baselines\.files|device\.[^.=]+\.(measure|subnet))[.=]")
+FREE_MAPPINGS = re.compile(
+    r"(model\.options|baselines\.files|engine\.fixed|device\.[^.=]+\.(engine|measure|subnet))[.=]"
+)
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
 Groups = dict[str, list[str]]
 SEE_HELP = "see 'autotailor --help'"

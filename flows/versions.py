@@ -28,6 +28,8 @@ LIBRARIES = (
     "prefect",
     "mlflow",
 )
+OPTIONAL_LIBRARIES = ("openvino",)
+"""Libraries of extras, which need not be there."""
 
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
@@ -98,4 +100,5 @@ def _imports(module: str, package: bool, source: str) -> tuple[str, ...]:
 
 def library_versions() -> dict[str, str]:
     """Installed versions of the libraries that decide the results."""
-    return {name: importlib.metadata.version(name) for name in LIBRARIES}
+    extras = [name for name in OPTIONAL_LIBRARIES if any(importlib.metadata.distributions(name=name))]
+    return {name: importlib.metadata.version(name) for name in (*LIBRARIES, *extras)}

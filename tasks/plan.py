@@ -16,6 +16,8 @@ from tasks.insitu.cover import covering_codes
 from tasks.lut import Entry, Lut
 from tasks.profile import STORE_FOLDER, FeaturesByDigest, Settings, open_table, unknown, unknown_alone
 
+TRIALS = 1.5
+"""Trials of a SubNet on a runtime with several implementations; measured: 1.2 to 1.5 (`benchmarks.kernels`)."""
 HANDLING_MS = 15.0
 """Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
 
@@ -79,7 +81,8 @@ def plan(
     costs = Costs.of(lut, settings.measure)
     subnets = _subnets(missing, supernet, batch) if settings.method == "in situ" else None
     alone = [feature.operator for feature in (missing if subnets is None else metered).values()]
-    estimated_ms = sum(map(costs.ms, alone)) + (subnets or 0) * _subnet_ms(settings.subnet)
+    trials = (subnets or 0) * (TRIALS if "ncnn" in capabilities.formats else 1.0)
+    estimated_ms = sum(map(costs.ms, alone)) + trials * _subnet_ms(settings.subnet)
     return {
         "description": lut.device.description,
         "store": str(lut.folder),

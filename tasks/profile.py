@@ -28,6 +28,7 @@ from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
 from tasks.progress import Bar, Progress
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 
 LUT_FOLDER = "lut"
 STORE_FOLDER = "luts"
@@ -142,7 +143,10 @@ def _succeeded(entry: Entry | None) -> bool:
 
 
 class ProfileResult(TypedDict):
-    """`known`: operators with an entry in the store before. `not_valid`: complaints about entries that were measured anew."""
+    """`known`: operators with an entry in the store before. `not_valid`: complaints about entries that were measured anew.
+
+    `implementations`: None where nothing was measured in situ.
+    """
 
     device: dict[str, Any]
     """`Capabilities`."""
@@ -152,6 +156,7 @@ class ProfileResult(TypedDict):
     not_valid: list[str]
     wall_s: float
     operators_per_s: float | None
+    implementations: insitu.Implementations | None
     lut: LutSummary
 
 
@@ -179,19 +184,20 @@ def run(
     since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
     todo = unknown(settings, lut, operators, since)
     start = time.perf_counter()
+    implementations: insitu.Implementations | None = None
     if settings.method == "in situ" and todo:
         assert supernet is not None
         net = tailor_ir.load(supernet, batch=batch)
-        file = out_folder / SUBNETS_FILE
-        text = settings.measured_with("in situ")
-        lut.append(insitu.entries(net, todo, meter, settings.subnet, text, settings.limits, file, progress))
+        text, file = settings.measured_with("in situ"), out_folder / SUBNETS_FILE
+        bench = insitu.Bench(meter, settings.subnet, text, settings.limits, file, progress)
+        entries, implementations = insitu.entries(net, todo, bench)
+        lut.append(entries)
     alone = unknown_alone(settings, lut, operators, capabilities, since)
     if alone:
         with progress.bar("profile", total=len(alone)) as bar:
             fill(settings, lut, alone, capabilities, meter, bar)
     wall_s, measured = time.perf_counter() - start, len(todo.keys() | alone.keys())
-    own = lut.snapshot(out_folder / LUT_FOLDER, operators)
-    own.require(operators.values())
+    own = _snapshot(lut, operators, out_folder)
     return {
         "device": capabilities.model_dump(mode="json"),
         "store": str(lut.folder),
@@ -200,8 +206,17 @@ def run(
         "not_valid": list(lut.invalid),  # in the store, and measured now in their place
         "wall_s": round(wall_s, 3),
         "operators_per_s": round(measured / wall_s, 2) if measured else None,
+        "implementations": implementations,
         "lut": own.summary(),
     }
+
+
+def _snapshot(lut: Lut, operators: FeaturesByDigest, out_folder: Path) -> Lut:
+    """The table of this network's operators in the stage's folder, and the implementations that count."""
+    own = lut.snapshot(out_folder / LUT_FOLDER, operators)
+    own.require(operators.values())
+    ChosenImplementations(operators=own.chosen(operators)).write(out_folder / IMPLEMENTATIONS_FILE)
+    return own
 
 
 def _since(file: Path) -> str:

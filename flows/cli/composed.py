@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import Arguments
+from flows.cli.arguments import CONVERTING, Arguments
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups, nearest
 from flows.validate import validate
@@ -68,6 +68,11 @@ def shown(arguments: Arguments) -> str:
 
         check(arguments)
         documents = [config_of(arguments).model_dump(mode="json")]
+    elif arguments.command == CONVERTING:
+        from flows.cli import convert
+
+        convert.check(arguments)
+        documents = [convert.config_of(arguments).model_dump(mode="json")]
     else:
         configs = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
         documents = [

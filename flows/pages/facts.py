@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flows.results import of
 from flows.tracking.metrics import numbers
+from tasks.engine.chosen import ChosenEngine
 from tasks.pages.text import amount, count, milliseconds, percent
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.baselines import Baselines, Compared
-from tasks.schemas.exports import Exports
+from tasks.schemas.exports import Exports, Latency
 from tasks.schemas.front import Front
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.resources import Resources
@@ -109,6 +110,20 @@ def operators(result: EnumerateResult) -> Facts:
 def types(result: EnumerateResult) -> Facts:
     """The number of operators of each type."""
     return {"operators by type": _counts(result.operators)}
+
+
+def engine(result: ChosenEngine) -> Facts:
+    """Of the choice of an engine."""
+    found = {"engine": result.text}
+    if result.gain is not None:
+        found["speed-up over the defaults"] = f"{result.speed_up:.2f}"
+    return found | {"choices tried": count(len(result.tried)), "choices left out": count(len(result.left_out))}
+
+
+def tried_engines(result: ChosenEngine) -> Facts:
+    """Every choice that was timed, with its time over the time without it."""
+    rows = [(f"{one.option}={one.choice}", one) for one in result.tried]
+    return {name: f"{one.gain.ratio:.3f}: {one.reason or 'kept'}" for name, one in rows}
 
 
 def latencies(result: StageResult) -> Facts:
@@ -223,10 +238,16 @@ def exported(result: Exports) -> Facts:
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "largest SubNet": milliseconds(result.largest.latency.p50_ms),
+        **_own_choices(result.largest.own_choices),
         "test accuracy": _range((row.accuracy.get("test") for row in rows), percent),
         "checked files": count(len(files) - failed),
         "failed files": count(failed),
     }
+
+
+def _own_choices(latency: Latency | None) -> Facts:
+    """The largest SubNet by the runtime's own choices of implementations, where others were chosen."""
+    return {} if latency is None else {"largest SubNet by the runtime's own choices": milliseconds(latency.p50_ms)}
 
 
 def failures(result: Exports) -> Facts:

@@ -22,6 +22,7 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.progress import Progress
 from tasks.schemas.baselines import Baselines, Compared
+from tasks.schemas.operators import ChosenImplementations
 from tasks.schemas.results import BaseResult
 from tasks.schemas.stored import StageResult
 from tasks.search import FRONT_FILE
@@ -131,18 +132,31 @@ BASELINES = StageSpec(
 
 def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
     given = (at.config.predict, at.trained, at.output("baselines").folder)
-    with at.run.devices.exclusive(at.device) as client:
-        return tasks.baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store)
+    with at.run.devices.exclusive(at.device, at.engine) as client:
+        chosen = ChosenImplementations.read(at.implementations())
+        profile = at.config.profile_of(at.device)
+        in_situ = profile.subnet if profile.method == "in situ" else None
+        return tasks.baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store, chosen, in_situ)
 
 
 COMPARED = StageSpec(
     name="compared",
     body=_compare,
     scope=DEVICES,
-    needs=("finetune", "baselines"),
+    needs=("finetune", "profile", "baselines"),
+    reads=("engine",),
     modules=("tasks.baselines",),
-    settings=lambda at: key_settings(at.config.predict, RepeatedTimingSettings),
-    inputs=lambda at: (at.fingerprint, at.device, at.trained, at.file("baselines", BASELINES_FILE)),
+    settings=lambda at: {
+        **key_settings(at.config.predict, RepeatedTimingSettings),
+        "profile": key_settings(at.config.profile_of(at.device)),
+    },
+    inputs=lambda at: (
+        at.fingerprint,
+        at.device,
+        at.trained,
+        at.file("baselines", BASELINES_FILE),
+        at.implementations(),
+    ),
     artifacts=lambda at: (tasks.baselines.COMPARED_FILE,),
     facts=of(Compared, facts.compared),
     wanted=lambda config, until: config.baselines.wanted,

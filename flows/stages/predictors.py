@@ -1,7 +1,9 @@
 """The measurements of a SuperNet and of devices, and the predictors made from them."""
 
 from pathlib import Path
+from typing import Any
 
+import tasks.engine
 import tasks.enumerate
 import tasks.plan
 import tasks.predict.resources
@@ -14,7 +16,9 @@ from flows.results import of
 from flows.run import Run
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
 from flows.stages.supernets import operators_of
+from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import key_settings
+from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.settings import AccuracySettings, LatencySettings
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
@@ -22,13 +26,17 @@ from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE
 from tasks.schemas.resources import Resources
 from tasks.schemas.stored import StageResult
+
+GRAPH_FILE = "graph.json"
+"""In the folder of a SuperNet: all but its weights. Engines do not depend on them, as look-up tables do not."""
 
 
 def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.profile_of(at.device)
-    with at.run.devices.meter(at.device) as meter:
+    with at.run.devices.meter(at.device, at.engine) as meter:
         return tasks.profile.run(settings, operators_of(at), meter, out, progress, at.supernet, at.batch)
 
 
@@ -38,7 +46,7 @@ def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
     settings, profiled = at.config.predict, at.output("profile").folder
-    with at.run.devices.exclusive(at.device) as client:
+    with at.run.devices.exclusive(at.device, at.engine) as client:
         return tasks.predict.validate.run(settings, at.supernet, profiled, client, out, progress, at.batch)
 
 
@@ -49,16 +57,48 @@ def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
     return tasks.predict.resources.run(settings, at.supernet, out, timed, at.batch, profiled)
 
 
+def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings = at.config.engine_of(at.device)
+    with at.run.devices.exclusive(at.device) as client:
+        given = (settings, at.supernet, at.device, client, out, progress, at.batch)
+        return tasks.engine.run(*given, by_operator=_by_operator(at))
+
+
+def _by_operator(at: Context) -> bool:
+    """Whether profiling chooses what can be chosen for single operators."""
+    return at.config.profile_of(at.device).method == "in situ"
+
+
+def _engine_settings(at: Context) -> dict[str, Any]:
+    return {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)}
+
+
+ENGINE = StageSpec(
+    name="engine",
+    body=_engine,
+    scope=DEVICES,
+    needs=("compile",),
+    modules=("tasks.engine",),
+    settings=_engine_settings,
+    inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
+    artifacts=lambda at: (ENGINE_FILE,),
+    facts=of(ChosenEngine, facts.engine),
+    details=of(ChosenEngine, facts.tried_engines),
+    wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
+    agent=True,
+)
+"""The options with which the runtime of one device runs whole networks. All later stages run models with them."""
+
 PROFILE = StageSpec(
     name="profile",
     body=_profile,
     scope=DEVICES,
     needs=("compile", "enumerate"),
-    reads=("batches",),
+    reads=("batches", "engine"),
     modules=("tasks.profile",),
     settings=lambda at: key_settings(at.config.profile_of(at.device)),
     inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / tasks.enumerate.OPERATORS_FILE),
-    artifacts=lambda at: (LUT_FOLDER,),
+    artifacts=lambda at: (LUT_FOLDER, IMPLEMENTATIONS_FILE),
     facts=facts.latencies,
     details=facts.profiled,
     anew=lambda at: bool(at.config.profile.remeasure),
@@ -85,9 +125,10 @@ LATENCY = StageSpec(
     body=_latency,
     scope=DEVICES,
     needs=("compile", "profile"),
+    reads=("engine",),
     modules=("tasks.predict.validate",),
     settings=lambda at: key_settings(at.config.predict, LatencySettings),
-    inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER)),
+    inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER), at.implementations()),
     artifacts=lambda at: (LATENCY_FILE, VALIDATION_FILE),
     facts=of(LatencyValidation, facts.latency_errors),
     agent=True,
@@ -118,7 +159,17 @@ RESOURCES = StageSpec(
 
 
 def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> tasks.plan.ProfilePlan:
-    """The plan of profiling on one device; nothing is measured."""
+    """The plan of profiling on one device; nothing is measured.
+
+    With the engine that a finished stage has chosen for it; with the runtime's defaults where none has.
+    """
     at = Context(run, config, PROFILE, device, outputs)
-    settings, capabilities = config.profile_of(device), run.devices.capabilities(device)
+    engine = _known_engine(run, config, device, outputs)
+    settings, capabilities = config.profile_of(device), run.devices.client(device).with_engine(engine).capabilities()
     return tasks.plan.plan(settings, operators_of(at), capabilities, at.supernet, at.batch)
+
+
+def _known_engine(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> Engine:
+    stage = ENGINE.at(Context(run, config, ENGINE, device, outputs))
+    folder = run.store.folder(stage.name, stage.key())
+    return ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

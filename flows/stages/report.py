@@ -64,6 +64,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         search=chosen[name].folder,
         export=outputs["export"][name].folder,
         compared=_folder(outputs, "compared", name),
+        engine=_folder(outputs, "engine", name),
     )
 
 

@@ -14,8 +14,11 @@ from flows.pages.facts import Facts, nothing, plain
 from flows.run import Output, StageRun, Surroundings
 from flows.stages.inputs import data_key
 from flows.versions import code_version
+from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
+from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.progress import Progress
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE
 from tasks.schemas.stored import StageResult
 
 Outputs = Mapping[str, Mapping[str, Output]]
@@ -85,8 +88,23 @@ class Context:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the device: its measurements are comparable while this is equal."""
-        return self.run.devices.fingerprint(self.device)
+        """The fingerprint of the device with its engine: its measurements are comparable while this is equal."""
+        return self.fingerprint_of(self.device)
+
+    def fingerprint_of(self, device: str) -> str:
+        """The fingerprint of one of several devices, with its engine."""
+        return self.run.devices.fingerprint(device, self.engine_of(device))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine with which the device runs models."""
+        return self.engine_of(self.device)
+
+    def engine_of(self, device: str) -> Engine:
+        """The engine of one of several devices: the runtime's defaults where the run has no stage "engine"."""
+        return (
+            ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if self.has("engine") else DEFAULT_ENGINE
+        )
 
     @property
     def training(self) -> RunConfig:
@@ -136,6 +154,10 @@ class Context:
     def file(self, stage: str, name: str, label: str | None = None) -> Path:
         """A file of an earlier stage."""
         return self.output(stage, label).folder / name
+
+    def implementations(self, label: str | None = None) -> Path:
+        """The implementations of operators on a device."""
+        return self.file("profile", IMPLEMENTATIONS_FILE, label)
 
 
 Body = Callable[[Context, Path, Progress], StageResult]

@@ -1,13 +1,14 @@
 """The stages of a run, in the order that they are worked. A new stage is one row here."""
 
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
-from flows.stages.predictors import LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.stages.predictors import ENGINE, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
 from flows.stages.winners import EXPORT, REFINE, SEARCH
 
 FOR_DEVICES = (
     ENUMERATE,
     BATCHES,
+    ENGINE,
     PROFILE,
     SENSITIVITIES,
     LATENCY,

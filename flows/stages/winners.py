@@ -20,6 +20,7 @@ from flows.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from profiling_agents.client import AgentClient
 from tasks.artifacts import digest_of, key_settings
 from tasks.data import load_splits
+from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData
 from tasks.measuring.settings import RepeatedTimingSettings
@@ -35,6 +36,7 @@ from tasks.progress import Progress
 from tasks.schemas.candidates import Candidates
 from tasks.schemas.exports import Exports
 from tasks.schemas.front import Front
+from tasks.schemas.operators import ChosenImplementations
 from tasks.schemas.stored import StageResult
 from tasks.search import FRONT_FILE
 
@@ -181,13 +183,14 @@ def _timed(at: Context) -> Iterator[list[tasks.refine.SearchedDevice]]:
 
     def device(one: _Given, agent: Callable[[], AbstractContextManager[AgentClient]]) -> tasks.refine.SearchedDevice:
         batch = at.config.device[one.device].batch
-        return tasks.refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch)
+        own = ChosenImplementations.read(at.implementations(one.device))
+        return tasks.refine.SearchedDevice(one.target(), at.output("search", one.device).folder, agent, batch, own)
 
     given, exclusive = _given(at), partial(at.run.devices.exclusive, alone=True)
     if len(given) > 1:
-        yield [device(one, partial(exclusive, one.device)) for one in given]
+        yield [device(one, partial(exclusive, one.device, at.engine_of(one.device))) for one in given]
         return
-    with exclusive(given[0].device) as client:
+    with exclusive(given[0].device, at.engine_of(given[0].device)) as client:
         yield [device(given[0], lambda: nullcontext(client))]
 
 
@@ -202,7 +205,7 @@ def _refine_settings(at: Context) -> dict[str, Any]:
 
 def _refine_inputs(at: Context) -> tuple[Any, ...]:
     names = _searched(at)
-    fingerprints = (at.run.devices.fingerprint(name) for name in names)
+    fingerprints = (at.fingerprint_of(name) for name in names)
     fronts = (at.file("search", FRONT_FILE, name) for name in names)
     return (
         at.data,
@@ -211,6 +214,7 @@ def _refine_inputs(at: Context) -> tuple[Any, ...]:
         *fingerprints,
         *(file for one in _given(at) for file in one.files),
         *fronts,
+        *(at.implementations(name) for name in names),
     )
 
 
@@ -218,7 +222,8 @@ REFINE = StageSpec(
     name="refine",
     body=_refine,
     scope=SEARCHES,
-    needs=("finetune", "sensitivities", "latency", "resources", "search"),
+    needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
+    reads=("engine",),
     modules=("tasks.refine",),
     settings=_refine_settings,
     inputs=_refine_inputs,
@@ -246,10 +251,15 @@ def _provenance(at: Context) -> tasks.export.Provenance:
         "latency predictor": at.file("latency", LATENCY_FILE),
         "accuracy predictor": _accuracy(at),
     }
+    engine = None
+    if at.has("engine"):
+        sources["engine"] = at.file("engine", ENGINE_FILE)
+        engine = ChosenEngine.read(sources["engine"])
     return tasks.export.Provenance(
         network=_source(config),
         data=config.data.title,
         digests={name: digest_of(path) for name, path in sources.items()},
+        engine=engine,
     )
 
 
@@ -265,15 +275,17 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     front = chosen(at)[at.device].folder / FRONT_FILE
     pool = (at.file("refine", tasks.refine.MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
     others = pool if at.config.export.replacements else ()
-    return at.fingerprint, at.data, at.trained, front, dict(provenance.network), dict(provenance.digests), *others
+    made_from = dict(provenance.network), dict(provenance.digests)
+    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations()
 
 
 def _export(at: Context, out: Path, progress: Progress) -> StageResult:
     found, settings = chosen(at)[at.device].folder, at.config.export
-    with at.run.devices.exclusive(at.device, alone=True) as client:
+    with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
-        return tasks.export.run(settings, *given, _alternatives(at))
+        implementations = ChosenImplementations.read(at.implementations())
+        return tasks.export.run(settings, *given, _alternatives(at), implementations)
 
 
 def _alternatives(at: Context) -> Callable[[], tasks.export.Alternatives] | None:
@@ -307,7 +319,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("refine",),
+    reads=("engine", "refine"),
     modules=("tasks.export",),
     settings=lambda at: {
         **key_settings(at.config.export),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flows.results import of
+from tasks.engine.chosen import ChosenEngine
 from tasks.report.headline import fastest_within, reference
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.exports import Exports
@@ -78,6 +79,11 @@ def of_latency(result: LatencyValidation) -> Series:
     )
 
 
+def of_engine(result: ChosenEngine) -> Series:
+    """Of the choice of a device's engine."""
+    return _known(engine_speed_up=result.speed_up)
+
+
 def of_front(result: Front) -> Series:
     """Of a search, or of a refinement."""
     replaced = None if result.refinement is None else result.refinement.replaced
@@ -100,6 +106,7 @@ def of_exports(result: Exports) -> Series:
 
 OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "base": of(BaseResult, of_base),
+    "engine": of(ChosenEngine, of_engine),
     "finetune": of(FinetuneResult, of_ends),
     "sensitivities": of(AccuracyValidation, of_accuracy),
     "latency": of(LatencyValidation, of_latency),

@@ -12,7 +12,7 @@ import numpy as np
 
 import tailor_ir
 from profiling_agents.client import AgentClient
-from profiling_agents.messages import Measurement
+from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import SuperNet
 from tasks.artifacts import NO_STORE, SubNetStore, digest_of
 from tasks.baselines.compare import Point, compare
@@ -23,6 +23,7 @@ from tasks.data import Dataset, DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
+from tasks.insitu import measure as insitu
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import Subject, SubNetMeter
 from tasks.predict.accuracy import AccuracyPredictor
@@ -40,12 +41,14 @@ from tasks.schemas.baselines import (
     TimedWinner,
 )
 from tasks.schemas.front import Winner
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.schemas.stored import StageResult
 from tasks.search import read_front
 from tasks.search.problem import Codes
 from tasks.search.settings import Settings as SearchSettings
 
 TIMED_FILE = "timed.jsonl"
+IN_SITU_FILE = "in_situ_{}.jsonl"
 EVALUATED_FILE = "evaluated_{}.jsonl"
 NETWORKS_FOLDER = "networks"
 SUPERNET = "supernet"
@@ -185,22 +188,33 @@ def compare_on(
     progress: Progress,
     batch: int = 1,
     store: SubNetStore = NO_STORE,
+    implementations: ChosenImplementations = OWN_CHOICES,
+    in_situ: MeasureSettings | None = None,
 ) -> StageResult:
     """Time the baselines and the winners of one device there, whose lease the caller holds; writes and returns `compared.json`.
 
     baselines: the folder of `choose`. Both sides are always timed here, side by side; the store gets their latencies. A second
-    call in the same folder goes on. UserError when no winner can be measured.
+    call in the same folder goes on. implementations: of the SuperNet's operators on the device; those of other networks are
+    chosen here, by timing their layers with `in_situ` (None: they run by the runtime's own choices). UserError when no
+    winner can be measured.
     """
     net = tailor_ir.load(supernet, batch=batch)
     chosen = Baselines.read(baselines / BASELINES_FILE)
     rows, winners = chosen.rows, chosen.winners[device]
+
+    def own(row: BaselineNetwork) -> Subject:
+        """A network that is no SubNet, by the implementations that are the fastest in it."""
+        other = tailor_ir.load(baselines / str(row.network), batch=batch)
+        if in_situ is None:
+            return Subject(row.digest, other, row.config, OWN_CHOICES)
+        bench = insitu.Bench(client, in_situ, "", timing.limits, out / IN_SITU_FILE.format(row.digest), progress)
+        return Subject(row.digest, other, row.config, insitu.chosen_in(other, bench))
+
     subjects = {net.space.digest(net.max_config): Subject(net.space.digest(net.max_config), net, net.max_config)}
-    for row in (*winners, *rows):
-        if row.digest not in subjects:
-            place = row.network if isinstance(row, BaselineNetwork) else None
-            own = net if place is None else tailor_ir.load(baselines / place, batch=batch)
-            subjects[row.digest] = Subject(row.digest, own, row.config)
-    meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds)
+    subnets = [*winners, *(row for row in rows if not row.network)]
+    subjects |= {row.digest: Subject(row.digest, net, row.config) for row in subnets}
+    subjects |= {row.digest: own(row) for row in rows if row.network}
+    meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, implementations)
     lines = meter.lines(store, supernet, out / TIMED_FILE, progress, anew=True)
     measured = meter.measure_all(list(subjects.values()), lines, progress, "measure baselines")
     timed = {one.key: one for one in measured}
@@ -208,17 +222,22 @@ def compare_on(
     timed_winners = tuple(_timed_winner(row, timed[row.digest]) for row in winners)
     if not any(row.measured_ms for row in timed_winners):
         raise UserError("baselines", f"no winner can be measured on '{device}': {timed_winners[0].reason}")
-    names = dict.fromkeys(row.baseline for row in timed_rows)
-    points = {name: _points([row for row in timed_rows if row.baseline == name]) for name in names}
-    gains = compare(_points(timed_winners), points, sorted({row.budget_ms for row in timed_winners}))
+    return _compared(device, timed_rows, timed_winners).write(out / COMPARED_FILE)
+
+
+def _compared(device: str, rows: tuple[TimedNetwork, ...], winners: tuple[TimedWinner, ...]) -> Compared:
+    """The gain of the winners over the networks of each baseline."""
+    names = dict.fromkeys(row.baseline for row in rows)
+    points = {name: _points([row for row in rows if row.baseline == name]) for name in names}
+    gains = compare(_points(winners), points, sorted({row.budget_ms for row in winners}))
     return Compared(
         **gains.to_json(),
         device=device,
-        within_budget=float(np.mean([row.within_budget for row in timed_winners])),
-        within_budget_when_chosen=_within_when_chosen(timed_winners),
-        rows=timed_rows,
-        winners=timed_winners,
-    ).write(out / COMPARED_FILE)
+        within_budget=float(np.mean([row.within_budget for row in winners])),
+        within_budget_when_chosen=_within_when_chosen(winners),
+        rows=rows,
+        winners=winners,
+    )
 
 
 class _Timed(TypedDict):

@@ -10,7 +10,17 @@ from tailor_ir import SuperNet
 from tasks.artifacts import json_bytes
 from tasks.data.description import DataDescription
 from tasks.data.images import INTERPOLATION
-from tasks.schemas.exports import Architecture, Card, CardDevice, ExportedFile, Origin, Preparation, VariableChoice
+from tasks.engine.chosen import ChosenEngine
+from tasks.schemas.exports import (
+    Architecture,
+    Card,
+    CardDevice,
+    ExportedFile,
+    Origin,
+    Preparation,
+    UsedEngine,
+    VariableChoice,
+)
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1000
@@ -21,7 +31,7 @@ MOST_CLASSES = 1000
 class Provenance:
     """The origin of a SubNet. `network`: name, source and licence of the weights that were the start.
 
-    `digests`: by name those of the SuperNet, the look-up table and the predictors.
+    `digests`: by name those of the SuperNet, the look-up table and the predictors. `engine`: of the device; None without one.
     """
 
     network: Mapping[str, str] = field(
@@ -29,6 +39,7 @@ class Provenance:
     )
     data: str = UNKNOWN
     digests: Mapping[str, str] = field(default_factory=dict)
+    engine: ChosenEngine | None = None
 
     @property
     def origin(self) -> Origin:
@@ -72,6 +83,14 @@ def card_device(capabilities: Capabilities) -> CardDevice:
     return CardDevice(**{name: getattr(capabilities, name) for name in CardDevice.model_fields})
 
 
+def used_engine(engine: ChosenEngine | None) -> UsedEngine | None:
+    """The engine as a card has it."""
+    if engine is None:
+        return None
+    kept = {one.option: one.gain.ratio for one in engine.kept}
+    return UsedEngine(choices=engine.chosen, speed_up=engine.speed_up, kept=kept)
+
+
 def card_files(card: Card) -> dict[str, bytes]:
     """The model card by suffix, for programs and for people."""
     return {".json": json_bytes(card.to_json()), ".md": markdown(card).encode()}
@@ -95,6 +114,7 @@ def markdown(card: Card) -> str:
                 (f"latency, batch {card.batch}", measured),
                 ("predicted latency", f"{card.predicted_ms:.4g} ms"),
                 ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
+                ("engine", _engine(card.engine)),
                 ("weights", network["weights"]),
                 ("licence of these weights", network["licence"]),
             ],
@@ -119,6 +139,15 @@ def markdown(card: Card) -> str:
         "BatchNorm statistics are the SubNet's own.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _engine(used: UsedEngine | None) -> str:
+    """The options of the runtime, and what they bring."""
+    if used is None or not used.choices:
+        return "the runtime's defaults"
+    kept = {name: f" ({ratio:.0%} of the time without)" for name, ratio in used.kept.items()}
+    choices = ", ".join(f"{name}={choice}{kept.get(name, '')}" for name, choice in used.choices.items())
+    return f"{choices}; {used.speed_up:.2f} times as fast as the runtime's defaults"
 
 
 def _images(wanted: Preparation) -> str:

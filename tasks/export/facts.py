@@ -34,6 +34,7 @@ def facts(card: Card) -> dict[str, Any]:
         "measured_ms": card.latency.p50_ms,
         "batch": card.batch,
         "device": card.device.to_json(),
+        "engine": {} if card.engine is None else card.engine.choices,
     }
 
 

@@ -1,7 +1,7 @@
 """The files of one SubNet in each format, each with a function that runs it for the check."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -18,9 +18,11 @@ from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import Statistics, onnx_of
+from tasks.measuring.subnets import Statistics, implementations_of, onnx_of
 from tasks.ncnn.conversion import ConversionError, convert
+from tasks.ncnn.kernels import masks_of
 from tasks.schemas.exports import Card
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
@@ -35,13 +37,17 @@ Images = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here."""
+    """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here.
+
+    masks: of the layers of an ncnn file.
+    """
 
     contents: tuple[bytes, ...]
     precision: Precision
     runtime: str
     on_device: bool
     outputs: Callable[[Images], Images]
+    masks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Maker:
     net: SuperNet
     client: AgentClient
     agents: ExitStack
+    implementations: ChosenImplementations = OWN_CHOICES
     _local: dict[Format, AgentClient] = field(default_factory=dict)
 
     def make(self, name: FileFormat, card: Card, statistics: Statistics, module: nn.Module) -> Made:
@@ -64,9 +71,11 @@ class Maker:
             case "ncnn" | "ncnn_fp16":
                 fp16 = name == "ncnn_fp16"
                 model = onnx_of(self.net, card.config, statistics, 1)
-                job = ncnn_job(card.digest, model, convert(model, self.settings.limits, fp16=fp16))
+                names = implementations_of(self.net, card.config, self.implementations)
+                files = convert(model, self.settings.limits, fp16=fp16, implementations=names)
+                job = ncnn_job(card.digest, model, files)
                 made = self._run_by_agent([job], "fp16" if fp16 else None)
-                return replace(made, contents=(*made.contents, fact_file(card)))
+                return replace(made, contents=(*made.contents, fact_file(card)), masks=masks_of(files))
 
     def _onnx(self, card: Card, statistics: Statistics) -> Made:
         if not self.settings.dynamic_batch:

@@ -2,26 +2,11 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from profiling_agents.messages import Precision
-from tasks.measuring.settings import TimingSettings
+from tasks.measuring.settings import TimingSettings, Tolerance
 
 FileFormat = Literal["onnx", "ncnn", "ncnn_fp16", "torch"]
-
-
-class Tolerance(BaseModel):
-    """Largest difference over the largest torch output, by the precision that the runtime computes in."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    fp32: float = Field(1e-4, gt=0)
-    bf16: float = Field(2e-2, gt=0)
-    fp16: float = Field(2e-2, gt=0)
-
-    def of(self, precision: Precision) -> float:
-        """The tolerance of one precision."""
-        return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16, "fp16_storage": self.fp16}[precision]
 
 
 class Settings(TimingSettings):

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,20 @@ from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, writ
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
-from tasks.export.card import UNKNOWN_PROVENANCE, Provenance, architecture, card_device, card_files, preparation
+from tasks.export.card import (
+    UNKNOWN_PROVENANCE,
+    Provenance,
+    architecture,
+    card_device,
+    card_files,
+    preparation,
+    used_engine,
+)
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.replacing import Alternatives, as_predicted, replaced
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
-from tasks.measuring.subnets import SubNetMeter
+from tasks.measuring.subnets import Subject, SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.progress import Progress
 from tasks.schemas.exports import (
@@ -42,12 +50,14 @@ from tasks.schemas.exports import (
     MissedWinner,
 )
 from tasks.schemas.front import FRONT_FILE, Winner
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.schemas.stored import StageResult
 from tasks.search import read_front
 
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 LARGEST = "largest"
+OWN_CHOICES_OF_LARGEST = "largest by the runtime's own choices"
 ROUNDS = 2
 """Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
 
@@ -64,6 +74,7 @@ def run(
     provenance: Provenance = UNKNOWN_PROVENANCE,
     store: SubNetStore = NO_STORE,
     alternatives: Callable[[], Alternatives] | None = None,
+    implementations: ChosenImplementations = OWN_CHOICES,
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
@@ -71,20 +82,22 @@ def run(
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
     earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
     store's measurements of the baseline are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first
-    miss. AgentError when the device is gone; call again.
+    miss. `implementations`: of operators on the device; files for its runtime name them. AgentError when the device is gone;
+    call again.
     """
     front = read_front(search / FRONT_FILE)
     net = tailor_ir.load(supernet, batch=batch)
-    meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS)
+    meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
 
     def measure(configs: Mapping[str, Config]) -> dict[str, Measurement]:
-        found = meter.measure([net.max_config, *configs.values()], lines, progress, "measure winners")
-        return dict(zip((LARGEST, *configs), found, strict=True))
+        subjects = _subjects(net, configs, implementations)
+        found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
+        return dict(zip(subjects, found, strict=True))
 
     rows, measured = replaced(front.winners, alternatives, settings.replacements, measure)
     with ExitStack() as stack:
-        exporter = Exporter(settings, net, data, Maker(settings, net, client, stack), provenance, out)
+        exporter = Exporter(settings, net, data, Maker(settings, net, client, stack, implementations), provenance, out)
         done = exporter.export_all({row.digest: row for row in rows}, measured, progress)
     cards = tuple(done.values())
     images = next(iter(data.values()))
@@ -93,10 +106,29 @@ def run(
         device=client.capabilities(),
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
-        largest=MeasuredLargest(latency=_latency(measured[LARGEST])),
+        largest=_largest(measured),
         **bundle,
         baseline=measure_baseline(front.baseline, meter, supernet, data, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _subjects(
+    net: SuperNet, configs: Mapping[str, Config], implementations: ChosenImplementations
+) -> dict[str, Subject]:
+    """The largest SubNet and some others by name; where implementations were chosen, the largest also without them."""
+    named = {LARGEST: net.max_config, **configs}
+    subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
+    if implementations.operators:
+        key = OWN_CHOICES_OF_LARGEST
+        subjects[key] = replace(subjects[LARGEST], key=key, implementations=OWN_CHOICES)
+    return subjects
+
+
+def _largest(measured: Mapping[str, Measurement]) -> MeasuredLargest:
+    own = measured.get(OWN_CHOICES_OF_LARGEST)
+    return MeasuredLargest(
+        latency=_latency(measured[LARGEST]), **({} if own is None else {"own_choices": _latency(own)})
+    )
 
 
 def _latency(measured: Measurement) -> Latency:
@@ -201,6 +233,7 @@ class Exporter:
             predicted_ms=winner.predicted_ms,
             latency=_latency(measured),
             device=card_device(self.maker.client.capabilities()),
+            engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,
         )
 
@@ -221,6 +254,7 @@ class Exporter:
             "on_device": made.on_device,
             "runtime": made.runtime,
             "precision": made.precision,
+            **({"masks": dict(made.masks)} if made.masks else {}),
         }
         if not difference <= tolerance:
             reason = f"outputs differ from torch by {difference:.3g}; allowed in {made.precision}: {tolerance:g}"

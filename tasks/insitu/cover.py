@@ -78,7 +78,7 @@ class _Cover:
             code = self._space.canonical_codes(code[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
-        return np.array(list(codes.values()), np.int64).reshape(-1, len(self._cardinalities))
+        return np.array(list(codes.values()), np.int64).reshape(len(codes), len(self._cardinalities))
 
     def _where(self, wanted: NDArray[np.int64]) -> dict[int, tuple[_Occurrence, NDArray[np.int64]]]:
         """For each wanted operator the choices (n, columns) with which it stands in one of its places."""

@@ -3,29 +3,32 @@
 Every SubNet is a line of a file as soon as it is measured, so that a killed run goes on with the next.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Cache, Measurement, MeasureSettings
+from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.artifacts import append_line, read_lines
 from tasks.insitu.cover import covering_codes
-from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.insitu.maker import SubNetMaker
+from tasks.insitu.networks import WholeSubNet
 from tasks.insitu.overhead import MeasuredLine, layer_overhead_ms, without_overhead
+from tasks.insitu.rules import Example, ImplementationRules
+from tasks.insitu.trials import CandidateNames, Trial, mixed, studied
 from tasks.lut import Entry, feature_text, now
+from tasks.lut.choice import position_of_chosen
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
-from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
-from tasks.ncnn.files import NcnnFiles
+from tasks.ncnn.conversion import ConversionLimits
 from tasks.progress import Progress
+from tasks.schemas.operators import ChosenImplementations
 
 USUAL = 0.25  # quantile of an operator's times
 SUBNETS_AT_ONCE = 8
@@ -40,70 +43,156 @@ class Seen:
     noisy: bool
 
 
-def entries(
-    net: SuperNet,
-    todo: Mapping[str, OperatorFeature],
-    meter: Meter,
-    settings: MeasureSettings,
-    settings_text: str,
-    limits: ConversionLimits,
-    file: Path,
-    progress: Progress,
-) -> Iterator[Entry]:
-    """An entry for each operator (by digest): the lower quartile of its times in the SubNets that have it.
+class Implementations(TypedDict):
+    """The implementations of operators besides the runtime's own choice. `operators`: those that have any.
+
+    `subnets`: SubNets that have all operators. `trials`: times that one of them was measured. `measured`, `left_out`:
+    implementations that were measured, and that the rules have left out. `checked`: of the measured ones, those that the rules
+    would have left out. `lost`: share of their operators' latency that leaving them out would have cost.
+    """
+
+    operators: int
+    subnets: int
+    trials: int
+    measured: int
+    left_out: int
+    checked: int
+    lost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A device, and how it times SubNets. `text`: the `settings` of entries. `file`: a line for each trial."""
+
+    meter: Meter
+    settings: MeasureSettings
+    text: str
+    limits: ConversionLimits
+    file: Path
+    progress: Progress
+
+
+def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) -> tuple[list[Entry], Implementations]:
+    """An entry for each operator (by digest) and implementation: the lower quartile of its times in the SubNets that have it.
 
     What disturbs a device only makes it slower, and most operators are in many SubNets, at different times.
     State "fused" where the device runs no layer for it: its time is in its neighbours'. State "failed" where no SubNet
     that has it could be measured. AgentError when the device is gone; call again with the same file.
     """
-    codes = covering_codes(net, set(todo.values()), np.random.default_rng(settings.seed))
+    codes = covering_codes(net, set(todo.values()), np.random.default_rng(bench.settings.seed))
     configs = [net.space.decode(code) for code in codes]
-    lines = measure_subnets(net, configs, meter, settings, limits, file, progress)
-    seen: dict[str, list[Seen]] = {digest: [] for digest in todo}
+    maker = SubNetMaker(net, "ncnn" in bench.meter.capabilities().formats, bench.limits)
+    candidates = maker.implementations(todo)
+    lines = _measured(maker, configs, candidates, bench)
+    seen = _seen(lines)
     reasons: dict[str, str] = {}
-    overhead_ms = layer_overhead_ms(lines)
     for line in lines:
-        for digest, time_ms in without_overhead(line["operators"], overhead_ms):
-            if digest in seen:
-                seen[digest].append(Seen(time_ms, line["noisy"]))
         if line["state"] == "failed":
             config = net.space.decode(net.space.row(line["config"]))
             reasons |= {feature.digest: line["reason"] or "" for feature in net.operators(config)}
+    found: list[Entry] = []
     for digest, feature in todo.items():
         reason = reasons.get(digest, "no SubNet that has it could be measured")
-        yield _entry(feature, seen[digest], settings.cache, settings_text, reason)
+        names = [name for name in ("", *candidates.get(digest, ())) if seen.get((digest, name))]
+        found += [_entry(feature, seen.get((digest, name), ()), bench, name, reason) for name in names or ("",)]
+    return found, _summary(found, candidates, lines, len(configs))
 
 
-def measure_subnets(
-    net: SuperNet,
-    configs: Sequence[Config],
-    meter: Meter,
-    settings: MeasureSettings,
-    limits: ConversionLimits,
-    file: Path,
-    progress: Progress,
+def chosen_in(net: SuperNet, bench: Bench) -> ChosenImplementations:
+    """The implementations that count in the operators of a SuperNet that no table has, such as a network without variables."""
+    found, _ = entries(net, {feature.digest: feature for feature in net.unique_operators()}, bench)
+    by_operator: dict[str, list[Entry]] = {}
+    for entry in found:
+        by_operator.setdefault(entry.digest, []).append(entry)
+    counting = {digest: own[position_of_chosen([one.timed for one in own])] for digest, own in by_operator.items()}
+    names = {digest: entry.implementation for digest, entry in counting.items() if entry.implementation}
+    return ChosenImplementations(operators=names)
+
+
+def _measured(
+    maker: SubNetMaker, configs: Sequence[Config], candidates: CandidateNames, bench: Bench
 ) -> list[MeasuredLine]:
-    """The lines of `file`, one for each SubNet."""
-    by_key = {net.space.digest(config): config for config in configs}
-    known = {line["key"]: line for line in read_lines(file) if line["key"] in by_key}
-    capabilities = meter.capabilities()
-    maker = _SubNetMaker(net, "ncnn" in capabilities.formats, limits)
-    todo = [(key, config) for key, config in by_key.items() if key not in known]
+    """The lines of all trials; without candidates each SubNet is one."""
+    if not candidates:
+        return measure_trials(maker, [Trial(config) for config in configs], bench, "profile in situ")
+    net = maker.net
+    order = np.random.default_rng(bench.settings.seed).permutation(len(configs))
+    trials, others = studied(net, [configs[at] for at in order], candidates)
+    lines = measure_trials(maker, trials, bench, "profile implementations")
+    features = {feature.digest: feature for trial in trials for feature in net.operators(trial.config)}
+    seen = {key: len(found) for key, found in _seen(lines).items()}
+    rules = ImplementationRules(_examples(features, _seen(lines), candidates))
+    more = list(mixed(net, others, candidates, rules, Counter(seen)))
+    return lines + measure_trials(maker, more, bench, "profile in situ")
+
+
+def _examples(
+    features: Mapping[str, OperatorFeature], seen: Mapping[tuple[str, str], Sequence[Seen]], candidates: CandidateNames
+) -> list[Example]:
+    """The operators that were measured by their own and by other implementations."""
+    medians = {key: float(np.median([one.time_ms for one in found])) for key, found in seen.items()}
+    return [
+        Example(feature, name, medians[digest, name] / own_ms)
+        for digest, feature in features.items()
+        if (own_ms := medians.get((digest, ""), 0.0)) > 0
+        for name in candidates.get(digest, ())
+        if medians.get((digest, name), 0.0) > 0
+    ]
+
+
+def _seen(lines: Sequence[MeasuredLine]) -> dict[tuple[str, str], list[Seen]]:
+    """The times of operators by implementation, without overhead."""
+    overhead_ms = layer_overhead_ms(lines)
+    seen: dict[tuple[str, str], list[Seen]] = {}
+    for line in lines:
+        for digest, time_ms in without_overhead(line["operators"], overhead_ms):
+            key = digest, line["implementations"].get(digest, "")
+            seen.setdefault(key, []).append(Seen(time_ms, line["noisy"]))
+    return seen
+
+
+def _summary(
+    found: Sequence[Entry], candidates: CandidateNames, lines: Sequence[MeasuredLine], subnets: int
+) -> Implementations:
+    measured = {(entry.digest, entry.implementation) for entry in found if entry.implementation}
+    checked = {pair for line in lines if line["checks"] for pair in line["implementations"].items()} & measured
+    before_ms = after_ms = 0.0
+    for digest in {digest for digest, _ in checked}:
+        every = [entry.timed for entry in found if entry.digest == digest]
+        without = [one for one in every if (digest, one.implementation) not in checked]
+        before_ms += without[position_of_chosen(without)].ms or 0.0 if without else 0.0
+        after_ms += every[position_of_chosen(every)].ms or 0.0 if without else 0.0
+    return {
+        "operators": len(candidates),
+        "subnets": subnets,
+        "trials": len(lines),
+        "measured": len(measured),
+        "left_out": sum(map(len, candidates.values())) - len(measured),
+        "checked": len(checked),
+        "lost": 1 - after_ms / before_ms if before_ms else None,
+    }
+
+
+def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, name: str) -> list[MeasuredLine]:
+    """The lines of the bench's file, one for each trial; those that are there are not measured again."""
+    by_key = {trial.key(maker.net): trial for trial in trials}
+    known = {line["key"]: line for line in read_lines(bench.file) if line["key"] in by_key}
+    todo = [(key, trial) for key, trial in by_key.items() if key not in known]
     made: dict[str, WholeSubNet] = {}
     failed: deque[Measurement] = deque()
 
     def jobs() -> Generator[ModelJob, None, None]:
         """The jobs, made as devices get free, in the thread of any device."""
-        for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, capabilities):
+        for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, bench.meter.capabilities()):
             failed.extend(failures)
             for subnet in subnets:
                 made[subnet.job.key] = subnet
                 yield subnet.job
 
-    with progress.bar("profile in situ", len(by_key), len(known)) as bar, closing(jobs()) as stream:
-        for measurement in _with_failures(meter.measure(stream, settings), failed):
+    with bench.progress.bar(name, len(by_key), len(known)) as bar, closing(jobs()) as stream:
+        for measurement in _with_failures(bench.meter.measure(stream, bench.settings), failed):
             line = _line(measurement, by_key[measurement.key], made.pop(measurement.key, None))
-            append_line(file, line)
+            append_line(bench.file, line)
             known[measurement.key] = line
             bar.advance()
     return [known[key] for key in by_key]
@@ -119,7 +208,7 @@ def _with_failures(measured: Iterator[Measurement], failed: deque[Measurement]) 
         yield failed.popleft()
 
 
-def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) -> MeasuredLine:
+def _line(measurement: Measurement, trial: Trial, subnet: WholeSubNet | None) -> MeasuredLine:
     operators: list[tuple[str, float, int]] = []
     if subnet is not None and measurement.state == "ok":
         features = [placed.feature.digest for placed in subnet.placed.operators]
@@ -132,52 +221,24 @@ def _line(measurement: Measurement, config: Config, subnet: WholeSubNet | None) 
         "p50_ms": measurement.p50_ms,
         "spread": measurement.spread,
         "noisy": measurement.noisy,
-        "config": dict(config),
+        "config": dict(trial.config),
+        "implementations": dict(trial.implementations),
+        "checks": trial.checks,
         "operators": operators,
     }
 
 
-class _SubNetMaker:
-    """Makes SubNets for the device; for ncnn it converts each operator once."""
-
-    def __init__(self, net: SuperNet, ncnn: bool, limits: ConversionLimits) -> None:
-        self._net, self._ncnn, self._limits = net, ncnn, limits
-        self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
-
-    def make(self, chunk: Sequence[tuple[str, Config]]) -> tuple[list[WholeSubNet], list[Measurement]]:
-        """The SubNets by digest, and a failure for each that the device cannot get."""
-        if not self._ncnn:
-            return [onnx_subnet(self._net, key, config) for key, config in chunk], []
-        self._convert([feature for _, config in chunk for feature in self._net.operators(config)])
-        made: list[WholeSubNet] = []
-        failures: list[Measurement] = []
-        for key, config in chunk:
-            outcomes = {feature: self._snippets[feature] for feature in self._net.operators(config)}
-            errors = {f: error for f, error in outcomes.items() if isinstance(error, ConversionError)}
-            if errors:
-                feature, error = next(iter(errors.items()))
-                failures.append(Measurement.failed(key, f"{feature.operator} {feature.digest}: {error}"))
-            else:
-                snippets = {feature: one for feature, one in outcomes.items() if isinstance(one, NcnnFiles)}
-                made.append(ncnn_subnet(self._net, key, config, snippets))
-        return made, failures
-
-    def _convert(self, features: Sequence[OperatorFeature]) -> None:
-        new = [feature for feature in dict.fromkeys(features) if feature not in self._snippets]
-        models = [tailor_ir.operator_model(feature) for feature in new]
-        self._snippets.update(zip(new, convert_operators(models, self._limits), strict=True))
-
-
-def _entry(feature: OperatorFeature, seen: Sequence[Seen], cache: Cache, settings_text: str, reason: str) -> Entry:
+def _entry(feature: OperatorFeature, seen: Sequence[Seen], bench: Bench, implementation: str, reason: str) -> Entry:
     calm = [one.time_ms for one in seen if not one.noisy]
     times_ms = calm or [one.time_ms for one in seen]
     common: dict[str, Any] = {
         "digest": feature.digest,
         "operator": feature.operator,
         "feature": feature_text(feature.to_json()),
-        "settings": settings_text,
+        "settings": bench.text,
+        "implementation": implementation,
         "method": "in situ",
-        "cache": cache,
+        "cache": bench.settings.cache,
         "measured_at": now(),
         "n": len(times_ms),
     }

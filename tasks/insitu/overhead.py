@@ -5,7 +5,7 @@ whole have no such overhead. The ratio of the sum of a SubNet's layers to its wh
 millisecond, and the slope is the overhead of one layer. The overhead matters where layers are many and short.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -17,7 +17,10 @@ OperatorTimes = Sequence[tuple[str, float, int]]  # digest of an operator, time 
 
 
 class MeasuredLine(TypedDict):
-    """A SubNet in `subnets.jsonl`: its config, its latency [ms] or the reason of a failure, and the times of its operators."""
+    """A SubNet in `subnets.jsonl`: its config, its latency [ms] or the reason of a failure, and the times of its operators.
+
+    `implementations`: of operators (by digest) that did not run by the runtime's own choice. `checks`: rules leave them out.
+    """
 
     key: str
     state: Literal["ok", "failed"]
@@ -26,6 +29,8 @@ class MeasuredLine(TypedDict):
     spread: float | None
     noisy: bool
     config: Config
+    implementations: Mapping[str, str]
+    checks: bool
     operators: OperatorTimes
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tasks.artifacts import digest_of
 from tasks.errors import UserError
+from tasks.lut.choice import TimedImplementation
 
 State = Literal["ok", "fused", "failed"]
 ProfilingMethod = Literal["alone", "in situ"]
@@ -26,6 +27,7 @@ SCHEMA = pa.schema(
         pa.field("feature", pa.string(), nullable=False),
         pa.field("method", pa.string(), nullable=False),
         pa.field("settings", pa.string(), nullable=False),
+        pa.field("implementation", pa.string(), nullable=False),
         pa.field("backend", pa.string(), nullable=False),
         pa.field("build", pa.string(), nullable=False),
         pa.field("precision", pa.string(), nullable=False),
@@ -49,6 +51,7 @@ SCHEMA = pa.schema(
 ABSENT: dict[str, Any] = {
     "method": "alone",
     "settings": "",
+    "implementation": "",
     "description": "",
     "cache": None,
     "cost_ms": None,
@@ -104,7 +107,8 @@ class Entry:
 
     Times are milliseconds; `n` counts samples; `spread` = (p90 - p10) / p50; `measured_at` is UTC in ISO 8601.
     `method`: "alone", as a model of its own, or "in situ", inside whole SubNets. `settings`: how it was measured, as
-    JSON text ("" when unknown). Entries of two methods or settings are kept apart. `cache`: state of the processor's
+    JSON text ("" when unknown). `implementation`: by which of the runtime's implementations, "" for the runtime's own choice.
+    Entries of two methods, settings or implementations are kept apart. `cache`: state of the processor's
     caches, where it was controlled. `cost_ms`: how long profiling waited for it, where known; of several
     identical devices, their share. `energy_mj`: of one run, by the device's power sensors, where they told it; unknown is
     None, never 0.
@@ -120,6 +124,7 @@ class Entry:
     measured_at: str
     method: ProfilingMethod = "alone"
     settings: str = ""
+    implementation: str = ""
     reason: str | None = None
     p50_ms: float | None = None
     p90_ms: float | None = None
@@ -157,9 +162,14 @@ class Entry:
         return 0.0 if self.state == "fused" else self.p50_ms
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Operator, method and settings: a later entry of the device with an equal key replaces this entry."""
-        return self.digest, self.method, self.settings
+    def timed(self) -> TimedImplementation:
+        """Its implementation with its latency, to be chosen from."""
+        return TimedImplementation(self.implementation, self.latency_ms, self.spread or 0.0, self.n)
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Operator, method, settings, implementation: a later entry of the device with an equal key replaces this entry."""
+        return self.digest, self.method, self.settings, self.implementation
 
 
 def _one_of(where: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:

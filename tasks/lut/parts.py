@@ -89,7 +89,9 @@ def compact(folder: Path) -> tuple[int, int]:
     meanwhile stays; killed anywhere, nothing is lost.
     """
     parts = read(folder)
-    rows = sorted(latest(parts.rows), key=lambda row: (row["digest"], row["method"], row["settings"]))
+    rows = sorted(
+        latest(parts.rows), key=lambda row: (row["digest"], row["method"], row["settings"], row["implementation"])
+    )
     if len(parts.files) > 1:
         write(folder, rows)
         for file in parts.files:
@@ -103,10 +105,10 @@ def compact(folder: Path) -> tuple[int, int]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """The latest row for each device, operator, method and settings."""
+    """The latest row for each device, operator, method, settings and implementation."""
     chosen: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = (device_of(row), row["digest"], row["method"], row["settings"])
+        key = (device_of(row), row["digest"], row["method"], row["settings"], row["implementation"])
         if key not in chosen or _order(chosen[key]) < _order(row):
             chosen[key] = row
     return list(chosen.values())

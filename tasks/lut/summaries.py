@@ -20,7 +20,10 @@ class DescribedDevice(DeviceIdentity):
 
 
 class LutSummary(TypedDict):
-    """A table in numbers. `methods`, `operators`: entries by method and by type, most first."""
+    """A table in numbers. `methods`, `operators`: entries by method and by type, most first.
+
+    `implementations`: operators by the implementation that counts, where it is not the runtime's own choice.
+    """
 
     device: DescribedDevice
     entries: int
@@ -31,6 +34,7 @@ class LutSummary(TypedDict):
     with_energy: int
     median_spread: float | None
     methods: dict[str, int]
+    implementations: dict[str, int]
     operators: dict[str, int]
     failures: list[Failure]
 

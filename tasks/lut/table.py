@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from tasks.errors import UserError
 from tasks.lut import parts
+from tasks.lut.choice import position_of_chosen
 from tasks.lut.entry import METHODS, DeviceKey, Entry, ProfilingMethod, Row, device_of, entry_of, row_of
 from tasks.lut.summaries import LutSummary
 
@@ -22,7 +23,8 @@ class Lut:
     """The entries of one device in one folder, one for each operator.
 
     An operator may have been measured by several methods: the first of `methods` that succeeded counts. It may have been
-    measured with several settings: the latest entry counts.
+    measured with several settings: the latest entry counts. Of several implementations the one counts that
+    `tasks.lut.choice` chooses.
     """
 
     def __init__(self, folder: Path, device: DeviceKey, methods: Sequence[ProfilingMethod] = METHODS) -> None:
@@ -32,7 +34,8 @@ class Lut:
         self.invalid: tuple[str, ...] = ()
         """Complaints about entries that were left out."""
         self._others: set[DeviceKey] = set()
-        self._entries: dict[str, dict[str, Entry]] = {}
+        self._entries: dict[str, dict[str, dict[str, Entry]]] = {}
+        """By operator (digest), method and implementation."""
 
     @classmethod
     def open(
@@ -75,9 +78,10 @@ class Lut:
         self.invalid = tuple(complaints)
 
     def _take(self, entry: Entry) -> None:
-        known = self._entries.setdefault(entry.digest, {})
-        if entry.method not in known or known[entry.method].measured_at <= entry.measured_at:
-            known[entry.method] = entry
+        known = self._entries.setdefault(entry.digest, {}).setdefault(entry.method, {})
+        name = entry.implementation
+        if name not in known or known[name].measured_at <= entry.measured_at:
+            known[name] = entry
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Write one more part; the part is on disk when the call returns. A later entry replaces an earlier entry."""
@@ -91,10 +95,11 @@ class Lut:
     def snapshot(self, folder: Path, digests: Iterable[str]) -> "Lut":
         """A table of these operators alone in a folder of its own, in one part; equal entries make equal files.
 
-        Every operator keeps the entry that counts (`get`). Its energy may be in another entry, which is kept, too.
+        Every operator keeps the entry that counts (`get`) and those of its other implementations. Its energy may be in another
+        entry, which is kept, too.
         """
-        found = ((self.get(digest), self._metered(digest)) for digest in sorted(set(digests)))
-        chosen = [entry for both in found for entry in dict.fromkeys(both) if entry is not None]
+        found = ((*self.implementations(digest), self._metered(digest)) for digest in sorted(set(digests)))
+        chosen = [entry for each in found for entry in dict.fromkeys(each) if entry is not None]
         parts.write(folder, [row_of(self.device, entry) for entry in chosen], SNAPSHOT)
         return Lut.open(folder, self.device, methods=self.methods)
 
@@ -104,13 +109,29 @@ class Lut:
 
     def get(self, digest: str) -> Entry | None:
         """The entry that counts for an operator: of the first method that succeeded, else of the first method that failed."""
-        found = self._entries.get(digest, {})
-        inorder = [found[method] for method in self.methods if method in found]
+        inorder = self._in_order(digest)
         return next((entry for entry in inorder if entry.state != "failed"), inorder[0] if inorder else None)
 
     def of_method(self, digest: str, method: ProfilingMethod) -> Entry | None:
-        """The entry of an operator that one method gave."""
-        return self._entries.get(digest, {}).get(method)
+        """The entry of an operator that one method gave, of the implementation that counts."""
+        found = list(self._entries.get(digest, {}).get(method, {}).values())
+        return found[position_of_chosen([entry.timed for entry in found])] if found else None
+
+    def implementations(self, digest: str) -> tuple[Entry, ...]:
+        """The entries of all implementations of an operator by the method that counts, in the order of their names."""
+        counts = self.get(digest)
+        found = {} if counts is None else self._entries[digest][counts.method]
+        return tuple(found[name] for name in sorted(found))
+
+    def chosen(self, digests: Iterable[str]) -> dict[str, str]:
+        """The implementation that counts, by operator (digest), of those for which it is not the runtime's own choice."""
+        counting = ((digest, self.get(digest)) for digest in digests)
+        return {digest: entry.implementation for digest, entry in counting if entry and entry.implementation}
+
+    def _in_order(self, digest: str) -> list[Entry]:
+        """The entries that count for an operator, one for each method, in order of trust."""
+        found = (self.of_method(digest, method) for method in self.methods)
+        return [entry for entry in found if entry is not None]
 
     def energies_mj(self) -> dict[str, float]:
         """Energy of one run [mJ] by operator (digest), of all operators whose energy a device's sensors measured."""
@@ -119,9 +140,7 @@ class Lut:
 
     def _metered(self, digest: str) -> Entry | None:
         """The entry with an operator's energy: of the first method that has an energy."""
-        found = self._entries.get(digest, {})
-        inorder = (found[method] for method in self.methods if method in found)
-        return next((entry for entry in inorder if entry.energy_mj), None)
+        return next((entry for entry in self._in_order(digest) if entry.energy_mj), None)
 
     def missing(self, digests: Iterable[str]) -> Iterator[str]:
         """Operators (digests) without an entry. An operator that failed has an entry."""
@@ -162,6 +181,7 @@ class Lut:
             "with_energy": len(self.energies_mj()),
             "median_spread": spreads[len(spreads) // 2] if spreads else None,
             "methods": dict(Counter(entry.method for entry in entries).most_common()),
+            "implementations": dict(Counter(entry.implementation for entry in entries if entry.implementation)),
             "operators": dict(Counter(entry.operator for entry in entries).most_common()),
             "failures": [
                 {"operator": entry.operator, "digest": entry.digest, "reason": entry.reason} for entry in failed

@@ -15,6 +15,7 @@ from pyarrow import csv
 
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
+from tasks.lut.choice import TimedImplementation, position_of_chosen
 from tasks.lut.entry import SCHEMA, ProfilingMethod, Row, complaint, device_of
 from tasks.lut.summaries import EntryCounts, Ratios, TableDifference, TableListing
 
@@ -176,7 +177,17 @@ def _types(rows: Iterable[Row]) -> dict[str, int]:
 
 def export(rows: Sequence[Row], file: Path) -> None:
     """Write all columns as CSV, one line for each entry. UserError when the file cannot be written."""
-    ordered = sorted(rows, key=lambda row: (_name(row), row["operator"], row["digest"], row["method"], row["settings"]))
+    ordered = sorted(
+        rows,
+        key=lambda row: (
+            _name(row),
+            row["operator"],
+            row["digest"],
+            row["method"],
+            row["settings"],
+            row["implementation"],
+        ),
+    )
     stream = io.BytesIO()
     csv.write_csv(pa.Table.from_pylist(ordered, schema=SCHEMA), stream)
     try:
@@ -186,11 +197,26 @@ def export(rows: Sequence[Row], file: Path) -> None:
 
 
 def _current(rows: Iterable[Row]) -> list[Row]:
-    """The latest entry of each device, operator and method, with whichever settings it was measured."""
-    chosen: dict[tuple[Any, ...], Row] = {}
+    """The latest entry of each device, operator and method, with whichever settings it was measured.
+
+    Of several implementations of an operator the one that counts.
+    """
+    latest: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in sorted(rows, key=lambda row: str(row["measured_at"])):
-        chosen[device_of(row), row["digest"], row["method"]] = row
-    return list(chosen.values())
+        latest.setdefault((device_of(row), row["digest"], row["method"]), {})[row["implementation"]] = row
+    return [_chosen(list(found.values())) for found in latest.values()]
+
+
+def _chosen(rows: Sequence[Row]) -> Row:
+    """The row that counts among those of one operator's implementations."""
+    timed = [
+        TimedImplementation(row["implementation"], _latency_ms(row), row["spread"] or 0.0, row["n"]) for row in rows
+    ]
+    return rows[position_of_chosen(timed)]
+
+
+def _latency_ms(row: Row) -> float | None:
+    return 0.0 if row["state"] == "fused" else row["p50_ms"]
 
 
 def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

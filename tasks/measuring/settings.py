@@ -1,8 +1,8 @@
-"""Settings for timing SubNets."""
+"""Settings for timing SubNets, and for comparing their outputs."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiling_agents.messages import MeasureSettings
+from profiling_agents.messages import MeasureSettings, Precision
 from tasks.ncnn.conversion import ConversionLimits
 
 
@@ -27,3 +27,17 @@ class RepeatedTimingSettings(TimingSettings):
     """Settings for timing a whole SubNet on a device several times."""
 
     rounds: int = Field(1, ge=1, le=100, description="times that each SubNet is measured at least")
+
+
+class Tolerance(BaseModel):
+    """Largest difference over the largest torch output, by the precision that the runtime computes in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fp32: float = Field(1e-4, gt=0)
+    bf16: float = Field(2e-2, gt=0)
+    fp16: float = Field(2e-2, gt=0)
+
+    def of(self, precision: Precision) -> float:
+        """The tolerance of one precision."""
+        return {"fp32": self.fp32, "bf16": self.bf16, "fp16": self.fp16, "fp16_storage": self.fp16}[precision]

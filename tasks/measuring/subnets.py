@@ -20,6 +20,7 @@ from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert
 from tasks.progress import Progress
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 Statistics = dict[str, torch.Tensor]
 ATTEMPTS = 2  # while a measurement is noisy
@@ -46,13 +47,27 @@ def onnx_of(
         return path.read_bytes()
 
 
+def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementations) -> dict[str, str]:
+    """The implementations that count in one SubNet, by the values that its operators write."""
+    return {
+        name: chosen.operators[one.feature.digest]
+        for one in net.placed_operators(config).operators
+        if one.feature.digest in chosen.operators
+        for name in one.names
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A SubNet to be timed. `key`: its name among those that are measured together."""
+    """A SubNet to be timed. `key`: its name among those that are measured together.
+
+    implementations: of its operators; None: those of the meter.
+    """
 
     key: str
     net: SuperNet
     config: Config
+    implementations: ChosenImplementations | None = None
 
     def model(self, *, weights: bool) -> bytes:
         """Its ONNX model, as `onnx_of`."""
@@ -75,6 +90,7 @@ class SubNetMeter:
     """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.
 
     They travel without their weights, which change no time, but do change the energy: with them where it is measured.
+    implementations: of their operators on the device.
     """
 
     net: SuperNet
@@ -82,6 +98,7 @@ class SubNetMeter:
     settings: MeasureSettings
     limits: ConversionLimits
     rounds: int = 1
+    implementations: ChosenImplementations = OWN_CHOICES
 
     def measure(
         self, configs: Sequence[Config], file: Path | SubNetLines, progress: Progress, name: str = "measure"
@@ -137,6 +154,7 @@ class SubNetMeter:
             "batch": self.net.batch,
             "settings": self.settings.model_dump(mode="json"),
             "limits": asdict(self.limits),
+            **({"implementations": self.implementations.operators} if self.implementations.operators else {}),
         }
         return SubNetLines(own, "key", store.open(key, progress), anew)
 
@@ -193,13 +211,15 @@ class SubNetMeter:
         weights = self.settings.energy_ms > 0
         if "onnx" in formats:
             return [(one.key, onnx_job(one.key, one.model(weights=weights))) for one in subjects]
-        models = [(one.key, one.model(weights=True)) for one in subjects]
+        models = [(one, one.model(weights=True)) for one in subjects]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
-            return list(pool.map(lambda pair: (pair[0], self._converted(pair[0], pair[1], weights)), models))
+            return list(pool.map(lambda pair: (pair[0].key, self._converted(*pair, weights=weights)), models))
 
-    def _converted(self, key: str, model: bytes, weights: bool) -> ModelJob | str:
+    def _converted(self, subject: Subject, model: bytes, *, weights: bool) -> ModelJob | str:
+        chosen = self.implementations if subject.implementations is None else subject.implementations
+        names = implementations_of(subject.net, subject.config, chosen)
         try:
-            job = ncnn_job(key, model, convert(model, self.limits))
+            job = ncnn_job(subject.key, model, convert(model, self.limits, implementations=names))
         except ConversionError as error:
             return str(error)
         return job if weights else replace(job, files=job.files[:1])

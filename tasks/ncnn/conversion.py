@@ -11,10 +11,11 @@ import resource
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import ncnn
 import onnx
@@ -24,6 +25,7 @@ from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.backends.own_names import OwnNames
 from tasks.ncnn import joined_models
 from tasks.ncnn.files import Layer, NcnnFiles
+from tasks.ncnn.kernels import masks_for, with_masks
 from tasks.ncnn.pooling import fit_pools
 
 MIB = 2**20
@@ -45,13 +47,24 @@ class ConversionLimits:
     memory_mib: int = 8192
 
 
-def convert(model: bytes, limits: ConversionLimits = ConversionLimits(), *, fp16: bool = False) -> NcnnFiles:
+def convert(
+    model: bytes,
+    limits: ConversionLimits = ConversionLimits(),
+    *,
+    fp16: bool = False,
+    implementations: Mapping[str, str] = MappingProxyType({}),
+) -> NcnnFiles:
     """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
 
-    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs.
+    Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs. implementations: of convolutions, by
+    the value that the ONNX node writes (`tasks.ncnn.kernels`).
     Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
     """
-    return _checked(_converted(model, limits, fp16=fp16))
+    files = _checked(_converted(model, limits, fp16=fp16))
+    if not implementations:
+        return files
+    plain = files if not fp16 else _converted(model, limits)  # the same layers, with weights that can be compared
+    return with_masks(files, masks_for(model, plain, implementations))
 
 
 def convert_operators(models: Sequence[bytes], limits: ConversionLimits = ConversionLimits()) -> list[Outcome]:

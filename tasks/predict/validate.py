@@ -20,6 +20,7 @@ from tasks.profile import LUT_FOLDER, device_key
 from tasks.progress import Progress
 from tasks.schemas.agreement import RelativeErrors
 from tasks.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.schemas.stored import StageResult
 
 LATENCY_FILE = "latency.json"
@@ -47,7 +48,8 @@ def run(
     configs = validation_configs(net, settings.random_subnets, settings.seed)
     codes = net.space.encode(configs)
     networks = [network_of(net, lut, config) for config in configs]
-    meter = SubNetMeter(net, client, settings.measure, settings.limits, settings.rounds)
+    chosen = ChosenImplementations.read(profile / IMPLEMENTATIONS_FILE)
+    meter = SubNetMeter(net, client, settings.measure, settings.limits, settings.rounds, chosen)
     measured = meter.measure(configs, out / MEASURED_FILE, progress, "validate latency")
     measured_ms = _times(measured)
     fitted = FIXED_SUBNETS + settings.fit_subnets

@@ -32,6 +32,7 @@ from tasks.refine.pool import Budget, Pool, budgets_of
 from tasks.refine.settings import Settings
 from tasks.schemas.candidates import MEASURED_FILE, Asked, Candidate, Candidates, Proposal
 from tasks.schemas.front import FRONT_FILE
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 from tasks.schemas.stored import Config
 from tasks.search import read_front
 from tasks.search.stage import Target
@@ -51,13 +52,15 @@ Timed = list[dict[str, Measurement]]
 class SearchedDevice:
     """A device with its predictors, as in the search, and the folder of its `front.json`.
 
-    agent: the device's client with its lease, for as long as SubNets are timed. batch: samples of one run.
+    agent: the device's client with its lease, for as long as SubNets are timed. batch: samples of one run. implementations: of
+    operators there.
     """
 
     target: Target
     search: Path
     agent: Callable[[], AbstractContextManager[AgentClient]]
     batch: int = 1
+    implementations: ChosenImplementations = OWN_CHOICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class _Timer:
         """Measurements by digest. longer: for twice as many rounds."""
         rounds = self.timing.rounds * (2 if longer else 1)
         with self.device.agent() as client:
-            meter = SubNetMeter(self.net, client, self.timing.measure, self.timing.limits, rounds)
+            chosen = self.device.implementations
+            meter = SubNetMeter(self.net, client, self.timing.measure, self.timing.limits, rounds, chosen)
             lines = meter.lines(self.store, self.supernet, self.folder / TIMED_FILE, self.progress)
             found = meter.measure([self.net.max_config, *configs], lines, self.progress, name)
         return {one.key: one for one in found[1:]}

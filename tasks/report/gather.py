@@ -19,6 +19,7 @@ from tasks.predict.correction import Correction
 from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
+from tasks.report.engine import chosen_engine
 from tasks.report.exported import files_of
 from tasks.report.headline import headline
 from tasks.report.refined import refinement
@@ -145,11 +146,13 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "name": device.name,
         "batch": device.batch,
         "runtime": exports.device.model_dump(mode="json"),
+        "engine": chosen_engine(device.engine),
         "base": {
             "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
             "config": net.max_config,
             "measured_ms": largest_ms,  # of the same shapes; latency does not depend on weights
+            "own_choices_ms": own.p50_ms if (own := exports.largest.own_choices) is not None else None,
             **given,
         },
         "winners": _winners(net, front, exports),

@@ -1,7 +1,7 @@
 """The few numbers that answer: was it worth it?"""
 
 from tasks.pages.text import count, milliseconds, percent
-from tasks.report import baselines
+from tasks.report import baselines, engine
 from tasks.report.looks import Row
 
 
@@ -14,7 +14,13 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
         _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
     ]
     for device in report["devices"]:
-        cards += [_speed_card(device, name, accuracy, points), _error_card(device), *baselines.cards(device)]
+        cards += [
+            _speed_card(device, name, accuracy, points),
+            *engine.card(device),
+            *_implementation_cards(device),
+            _error_card(device),
+            *baselines.cards(device),
+        ]
     return cards
 
 
@@ -47,6 +53,16 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
     note = f"{times}, {percent(row['accuracy'])} (within {points:g} points of the {name})"
     return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
+
+
+def _implementation_cards(device: Row) -> list[dict[str, str]]:
+    """What the chosen implementations of operators bring alone, on the base network; it is no part of the speed-up."""
+    base_ms, own_ms = device["base"]["measured_ms"], device["base"]["own_choices_ms"]
+    if own_ms is None:
+        return []
+    times = f"{milliseconds(base_ms)} instead of {milliseconds(own_ms)}"
+    note = f"{times}: the {device['base']['name']} by the fastest implementations, not by the runtime's own choices"
+    return [_card(f"{device['name']}: implementations", f"{own_ms / base_ms:.2f} ×", note, device["name"])]
 
 
 def _error_card(device: Row) -> dict[str, str]:

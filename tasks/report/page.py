@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
-from tasks.report import baselines, charts
+from tasks.report import baselines, charts, engine
 from tasks.report.headline import fastest_within, reference
 from tasks.report.looks import Row
 
@@ -39,6 +39,7 @@ def render(report: Row) -> str:
             figures=_figures(report),
             baseline_title=baselines.title,
             baseline_cells=baselines.cells,
+            engine_rows=engine.rows,
             subnets=[_subnets(device) for device in report["devices"]],
             chosen=[_chosen(report, device) for device in report["devices"]],
             breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSources:
-    """Stage folders of one device. `batch`: samples of one run. `compared` is None where there are no baselines."""
+    """Stage folders of one device. `batch`: samples of one run.
+
+    `compared` is None where there are no baselines, `engine` where none was chosen.
+    """
 
     name: str
     batch: int = 1
@@ -17,6 +20,7 @@ class DeviceSources:
     search: Path
     export: Path
     compared: Path | None = None
+    engine: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,10 @@ class Latency(Record):
 
 
 class ExportedFile(Record):
-    """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none."""
+    """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
+
+    `masks`: of an ncnn file, by layer; each leaves the kernel that the device runs fastest.
+    """
 
     state: Literal["ok", "failed"]
     reason: str | None = None
@@ -39,6 +42,7 @@ class ExportedFile(Record):
     on_device: bool | None = None
     runtime: str | None = None
     precision: str | None = None
+    masks: dict[str, int] = Field(default_factory=dict)
 
 
 class VariableChoice(Record):
@@ -77,6 +81,18 @@ class CardDevice(Record):
     fingerprint: str
 
 
+class UsedEngine(Record):
+    """The options of the runtime with which the device ran the SubNet; others have the runtime's defaults.
+
+    `speed_up`: over the defaults, on SubNets of this SuperNet. `kept`: by option the time with its choice over the time without
+    it, as it was when it was chosen; without choices that the user gave.
+    """
+
+    choices: dict[str, str]
+    speed_up: float
+    kept: dict[str, float]
+
+
 class Preparation(Record):
     """What an application does with an image, with values in [0, 1], before the network sees it. In this order:
 
@@ -97,7 +113,7 @@ class Preparation(Record):
 class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
-    predicted_ms: what the search chose it by.
+    predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -114,6 +130,7 @@ class Card(Named, Stored):
     predicted_ms: float
     latency: Latency
     device: CardDevice
+    engine: UsedEngine | None = None
     made_from: Origin
 
 
@@ -156,9 +173,13 @@ class Bundle(Record):
 
 
 class MeasuredLargest(Record):
-    """The largest SubNet, measured beside the winners."""
+    """The largest SubNet, measured beside the winners.
+
+    `own_choices`: by the runtime's own choices of implementations, where others were chosen.
+    """
 
     latency: Latency
+    own_choices: Latency | None = None
 
 
 class MeasuredBaseline(Record):

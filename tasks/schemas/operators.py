@@ -1,10 +1,11 @@
-"""`operators.json`: every operator that any SubNet has."""
+"""`operators.json`: every operator that any SubNet has; `implementations.json`: those of operators that count on one device."""
 
 from typing import Any, ClassVar
 
 from tasks.schemas.stored import Config, Record, Stored
 
 OPERATORS_FILE = "operators.json"
+IMPLEMENTATIONS_FILE = "implementations.json"
 
 
 class UniqueOperator(Record):
@@ -22,3 +23,16 @@ class Operators(Stored):
     KIND: ClassVar[str] = "operators"
 
     operators: tuple[UniqueOperator, ...]
+
+
+class ChosenImplementations(Stored):
+    """`operators`: implementations by operator (digest), of those that do not run by the runtime's own choice."""
+
+    STAGE: ClassVar[str] = "profile"
+    KIND: ClassVar[str] = "implementations"
+
+    operators: dict[str, str]
+
+
+OWN_CHOICES = ChosenImplementations(operators={})
+"""Every operator runs as the runtime chooses."""

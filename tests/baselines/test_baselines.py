@@ -207,6 +207,23 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     assert [row["digest"] for row in again["rows"]] == [row["digest"] for row in found["rows"]]
 
 
+def test_networks_that_are_no_subnets_run_by_kernels_of_their_own_choice_on_the_device(
+    case: Case, chosen: tuple[Path, StageResult], tmp_path: Path
+) -> None:
+    in_situ = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=10.0, layers_ms=10.0)
+    with local_agent(backend="ncnn") as client, client.lease():
+        arguments = ("here", PREDICT, case.supernet, chosen[0], client, tmp_path, Silent())
+        found = baselines.compare_on(*arguments, in_situ=in_situ)
+        files = {file: read_lines(file) for file in tmp_path.glob("in_situ_*.jsonl")}
+        baselines.compare_on(*arguments, in_situ=in_situ)
+    assert len(files) == len([row for row in found["rows"] if row["network"]]) == 2
+    for file, lines in files.items():
+        assert {line["state"] for line in lines} == {"ok"}
+        kernels = [{*line["implementations"].values()} for line in lines]
+        assert kernels.count(set()) == kernels.count({"sgemm", "direct"}) == kernels.count({"direct"}) > 2
+        assert read_lines(file) == lines
+
+
 def test_what_is_evaluated_is_kept(case: Case, chosen: tuple[Path, StageResult]) -> None:
     out, found = chosen
     files = {file: file.read_bytes() for file in out.rglob("evaluated_*.jsonl")}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import flows.cli.convert
 import flows.cli.lut
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
@@ -49,6 +50,10 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
         assert main(command.words) == 0
     elif command.words[0] in ("agent", "relay"):
         assert_service_would_start(command.words, monkeypatch)
+    elif command.words[0] == "convert":
+        arguments = parse(command.words)
+        assert flows.cli.convert.check(arguments)
+        assert flows.cli.convert.config_of(arguments)
     elif command.words[0] == "lut":
         arguments = parse(command.words)
         flows.cli.lut.check(arguments)

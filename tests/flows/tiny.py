@@ -11,6 +11,7 @@ TINY = (
     "space.resolution=[24,32]",
     "space.width_mult=[0.5,1]",
     "device=[onnxruntime]",
+    "engine.tune=false",
     "profile.measure.time_cap_ms=5",
     "profile.subnet.time_cap_ms=20",
     "profile.subnet.layers_ms=30",

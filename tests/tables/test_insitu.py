@@ -92,6 +92,8 @@ def timed(state: Literal["ok", "failed"], operators: OperatorTimes, p50_ms: floa
         "spread": None,
         "noisy": False,
         "config": {},
+        "implementations": {},
+        "checks": False,
         "operators": operators,
     }
 
@@ -121,7 +123,7 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
     assert layer_overhead_ms([]) == 0.0
 
 
-@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "torch"])
+@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "openvino", "torch"])
 def agent(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient]]:
     """Name of a backend, and an agent that drives it."""
     with local_agent(request.param) as client:
@@ -157,16 +159,23 @@ def job(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) 
     return ncnn_job("real", model, convert(model, ConversionLimits()))
 
 
+@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "openvino"])
+def timing_device(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
+    """A leased agent."""
+    with local_agent(request.param) as client, client.lease():
+        yield client
+
+
 def test_profile_in_situ_knows_every_operator_and_adds_up(
-    supernet: Path, operators: Path, device: AgentClient, tmp_path: Path
+    supernet: Path, operators: Path, timing_device: AgentClient, tmp_path: Path
 ) -> None:
     net = tailor_ir.load(supernet)
-    planned = plan(SETTINGS, operators, device.capabilities(), supernet)
-    result = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
+    planned = plan(SETTINGS, operators, timing_device.capabilities(), supernet)
+    result = profile.run(SETTINGS, operators, timing_device, tmp_path, Silent(), supernet)
     lines = read_lines(tmp_path / profile.SUBNETS_FILE)
     assert planned["to_measure"] == result["measured_now"] == len(net.unique_operators())
-    assert planned["subnets"] == len({line["key"] for line in lines})
-    table = profile.open_table(SETTINGS, tmp_path / profile.STORE_FOLDER, device.capabilities())
+    assert planned["subnets"] == len({tuple(sorted(line["config"].items())) for line in lines})
+    table = profile.open_table(SETTINGS, tmp_path / profile.STORE_FOLDER, timing_device.capabilities())
     entries = [table.get(feature.digest) for feature in net.unique_operators()]
     known = [entry for entry in entries if entry is not None]
     assert len(known) == len(entries)
@@ -175,7 +184,7 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     assert {entry.cache for entry in known} == {SUBNET.cache}
     ratios = [subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]
     assert 1 / FACTOR <= np.median(ratios) <= FACTOR
-    again = profile.run(SETTINGS, operators, device, tmp_path, Silent(), supernet)
+    again = profile.run(SETTINGS, operators, timing_device, tmp_path, Silent(), supernet)
     assert again["measured_now"] == 0
     assert read_lines(tmp_path / profile.SUBNETS_FILE) == lines
 

@@ -1,0 +1,57 @@
+"""Trials as models for a device."""
+
+from collections.abc import Mapping, Sequence
+
+import tailor_ir
+from profiling_agents.messages import Measurement
+from tailor_ir import OperatorFeature, SuperNet
+from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.insitu.trials import Trial
+from tasks.ncnn import kernels
+from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
+from tasks.ncnn.files import NcnnFiles
+
+
+class SubNetMaker:
+    """Makes SubNets for the device; for ncnn it converts each operator once."""
+
+    def __init__(self, net: SuperNet, ncnn: bool, limits: ConversionLimits) -> None:
+        self.net = net
+        self._ncnn, self._limits = ncnn, limits
+        self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
+
+    def implementations(self, operators: Mapping[str, OperatorFeature]) -> dict[str, tuple[str, ...]]:
+        """The implementations that operators may have besides the runtime's own choice, of those that have some."""
+        if not self._ncnn:
+            return {}
+        self._convert(list(operators.values()))
+        snippets = {digest: self._snippets[feature] for digest, feature in operators.items()}
+        found = {digest: kernels.implementations(one) for digest, one in snippets.items() if isinstance(one, NcnnFiles)}
+        return {digest: names for digest, names in found.items() if names}
+
+    def make(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
+        """The SubNets by key, and a failure for each that the device cannot get."""
+        if not self._ncnn:
+            return [onnx_subnet(self.net, key, trial.config) for key, trial in chunk], []
+        self._convert([feature for _, trial in chunk for feature in self.net.operators(trial.config)])
+        made: list[WholeSubNet] = []
+        failures: list[Measurement] = []
+        for key, trial in chunk:
+            outcomes = {feature: self._snippets[feature] for feature in self.net.operators(trial.config)}
+            errors = {f: error for f, error in outcomes.items() if isinstance(error, ConversionError)}
+            if errors:
+                feature, error = next(iter(errors.items()))
+                failures.append(Measurement.failed(key, f"{feature.operator} {feature.digest}: {error}"))
+            else:
+                snippets = {
+                    feature: kernels.with_implementation(one, trial.implementations.get(feature.digest, ""))
+                    for feature, one in outcomes.items()
+                    if isinstance(one, NcnnFiles)
+                }
+                made.append(ncnn_subnet(self.net, key, trial.config, snippets))
+        return made, failures
+
+    def _convert(self, features: Sequence[OperatorFeature]) -> None:
+        new = [feature for feature in dict.fromkeys(features) if feature not in self._snippets]
+        models = [tailor_ir.operator_model(feature) for feature in new]
+        self._snippets.update(zip(new, convert_operators(models, self._limits), strict=True))

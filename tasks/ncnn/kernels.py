@@ -1,0 +1,99 @@
+"""The kernels of ncnn's convolutions, and how a file names them: a mask at each layer switches kernels off.
+
+ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm), then its direct convolution. It prefers them
+whatever the sizes are, and can be several times slower than with another kernel.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tasks.ncnn.files import FLAG_BYTES, Layer, NcnnFiles, weights_of
+
+MASK_KEY: Final = 31
+"""The parameter of a layer with its mask."""
+NO_SGEMM, NO_WINOGRAD = 1 << 5, 1 << 6
+MASKS: Mapping[str, int] = {"sgemm": NO_WINOGRAD, "direct": NO_WINOGRAD | NO_SGEMM}
+"""Implementations by name, with the mask that leaves no faster-ranked kernel."""
+DENSE = frozenset({"Convolution", "Deconvolution"})
+GROUPED = frozenset({"ConvolutionDepthWise", "DeconvolutionDepthWise"})
+
+
+def has_kernels(layer: Layer) -> bool:
+    """Whether masks decide the layer's kernel: convolutions with stored weights, but for depthwise ones."""
+    if layer.number(19):  # its weights are an input
+        return False
+    return layer.kind in DENSE or (layer.kind in GROUPED and layer.number(7, 1) != layer.number(0))
+
+
+def implementations(files: NcnnFiles) -> tuple[str, ...]:
+    """The implementations that an operator may have besides ncnn's own choice, () where no kernel can be chosen."""
+    layers = [layer for layer in files.layers() if has_kernels(layer)]
+    if not layers:
+        return ()
+    return tuple(MASKS) if any(map(_takes_winograd, layers)) else ("direct",)
+
+
+def _takes_winograd(layer: Layer) -> bool:
+    """3x3 with stride 1, not dilated."""
+    width, stride, dilation = layer.number(1), layer.number(3, 1), layer.number(2, 1)
+    square = (layer.number(11, width), layer.number(13, stride), layer.number(12, dilation))
+    return layer.kind == "Convolution" and (width, stride, dilation) == (3, 1, 1) and square == (3, 1, 1)
+
+
+def with_implementation(files: NcnnFiles, name: str) -> NcnnFiles:
+    """The files of an operator that runs by an implementation. KeyError for an unknown one; "": ncnn's own choice."""
+    return with_masks(files, {layer.name: MASKS[name] for layer in files.layers()} if name else {})
+
+
+def with_masks(files: NcnnFiles, masks: Mapping[str, int]) -> NcnnFiles:
+    """The files with masks at the layers of these names that have kernels to choose from."""
+    return replace(files, param=NcnnFiles.of(_masked(files.layers(), masks), b"").param)
+
+
+def _masked(layers: Iterable[Layer], masks: Mapping[str, int]) -> Sequence[Layer]:
+    return [
+        replace(layer, parameters=(*layer.parameters, f"{MASK_KEY}={masks[layer.name]}"))
+        if layer.name in masks and has_kernels(layer)
+        else layer
+        for layer in layers
+    ]
+
+
+def masks_of(files: NcnnFiles) -> dict[str, int]:
+    """The masks that a file names, by layer."""
+    found = {layer.name: layer.number(MASK_KEY) for layer in files.layers()}
+    return {name: mask for name, mask in found.items() if mask}
+
+
+def masks_for(model: bytes, files: NcnnFiles, wanted: Mapping[str, str]) -> dict[str, int]:
+    """The masks by layer for files that pnnx made of an ONNX model in fp32.
+
+    wanted: implementations of convolutions, by the name of the value that the ONNX node writes. pnnx keeps no names, but the
+    weights: a layer is the convolution with equal weights. A convolution whose weights pnnx has changed gets no mask.
+    """
+    by_weights: dict[bytes, list[str]] = {}
+    for value, weights in _convolutions(onnx.load_from_string(model).graph):
+        if value in wanted:
+            by_weights.setdefault(weights, []).append(value)
+    layers = list(files.layers())
+    masks: dict[str, int] = {}
+    for layer, content in zip(layers, weights_of(layers, files.bin), strict=True):
+        if has_kernels(layer) and (values := by_weights.get(content[FLAG_BYTES:][: 4 * layer.number(6)])):
+            masks[layer.name] = MASKS[wanted[values.pop(0)]]
+    return masks
+
+
+def _convolutions(graph: onnx.GraphProto) -> Iterator[tuple[str, bytes]]:
+    """The value that each convolution with stored weights writes, and its weights in ncnn's order."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("Conv", "ConvTranspose") and node.input[1] in stored:
+            weights = numpy_helper.to_array(stored[node.input[1]])
+            if node.op_type == "ConvTranspose":
+                weights = weights.swapaxes(0, 1)
+            yield node.output[0], np.ascontiguousarray(weights, np.float32).tobytes()

@@ -1,0 +1,98 @@
+"""ncnn computes the same by every kernel, and its files name the kernels that were asked for."""
+
+from pathlib import Path
+
+import ncnn
+import numpy as np
+import onnx
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from tasks.measuring.subnets import implementations_of, onnx_of
+from tasks.ncnn.conversion import convert, convert_operators
+from tasks.ncnn.files import NcnnFiles
+from tasks.ncnn.kernels import MASKS, has_kernels, implementations, masks_of, with_implementation
+from tasks.schemas.operators import ChosenImplementations
+from tests.ir.networks import perturb
+from tests.tables.operator_models import OPERATORS, convolution, model
+
+TOLERANCE = 1e-4  # relative to the largest output; Winograd's algorithm rounds differently
+
+
+def output(files: NcnnFiles, x: np.ndarray, folder: Path) -> np.ndarray:
+    (folder / "m.param").write_bytes(files.param)
+    (folder / "m.bin").write_bytes(files.bin)
+    net = ncnn.Net()
+    net.opt.num_threads = 1
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    assert net.load_param(str(folder / "m.param")) == 0
+    assert net.load_model(str(folder / "m.bin")) == 0
+    extractor = net.create_extractor()
+    extractor.input("in0", ncnn.Mat(x[0]).clone())
+    status, mat = extractor.extract("out0")
+    assert status == 0
+    return np.array(mat)
+
+
+def transposed(channels: int, filters: int, size: int) -> bytes:
+    weights = np.random.default_rng(0).standard_normal((channels, filters, 2, 2), dtype=np.float32)
+    nodes = [("ConvTranspose", ["in0", "w"], ["out0"], {"kernel_shape": [2, 2], "strides": [2, 2]})]
+    return model(nodes, [(1, channels, size, size)], [(1, filters, 2 * size, 2 * size)], {"w": weights})
+
+
+CONVOLUTIONS = {
+    "3x3": (convolution(16, 24, 12), ("sgemm", "direct")),
+    "3x3 with stride 2": (convolution(16, 24, 12, stride=2), ("direct",)),
+    "grouped": (convolution(16, 32, 12, groups=2), ("direct",)),
+    "depthwise": (convolution(16, 16, 12, groups=16), ()),
+    "transposed": (transposed(16, 8, 6), ("direct",)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_computes_the_same_by_each_of_its_kernels(name: str, tmp_path: Path) -> None:
+    content, expected = CONVOLUTIONS[name]
+    (files,) = convert_operators([content])
+    assert isinstance(files, NcnnFiles)
+    assert implementations(files) == expected
+    shape = [dim.dim_value for dim in onnx.load_from_string(content).graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    own = output(files, x, tmp_path)
+    for implementation in expected:
+        chosen = with_implementation(files, implementation)
+        assert set(masks_of(chosen).values()) == {MASKS[implementation]}
+        assert chosen.bin == files.bin
+        np.testing.assert_allclose(output(chosen, x, tmp_path), own, atol=TOLERANCE * np.abs(own).max(), rtol=0)
+    assert masks_of(with_implementation(files, "")) == {}
+
+
+def test_operators_without_a_convolution_have_no_kernels() -> None:
+    plain = [content for content in OPERATORS.values() if b"Conv" not in content]
+    converted = [one for one in convert_operators(plain) if isinstance(one, NcnnFiles)]
+    assert converted
+    assert not any(map(implementations, converted))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_convnext"])
+def test_a_whole_subnet_names_the_kernels_of_its_operators_in_fp32_and_fp16(name: str) -> None:
+    torch.manual_seed(0)
+    network = perturb(timm.create_model(name))
+    assert isinstance(network.pretrained_cfg, dict)
+    net = tailor_ir.compile(network, torch.zeros(1, *network.pretrained_cfg["input_size"]))
+    config = net.space.sample(np.random.default_rng(0))
+    features = [feature for feature in net.operators(config) if feature.operator == "Conv"]
+    chosen = ChosenImplementations(operators={feature.digest: "direct" for feature in features[::2]})
+    names = implementations_of(net, config, chosen)
+    content = onnx_of(net, config)
+    files, half = convert(content, implementations=names), convert(content, fp16=True, implementations=names)
+    plain = convert(content)
+    with_kernels = [layer.name for layer in plain.layers() if has_kernels(layer)]
+    assert 0 < len(masks_of(files)) < len(with_kernels)
+    assert set(masks_of(files)) <= set(with_kernels)
+    assert masks_of(half) == masks_of(files)
+    assert files.bin == plain.bin
+    every = ChosenImplementations(operators={feature.digest: "direct" for feature in features})
+    all_named = convert(content, implementations=implementations_of(net, config, every))
+    assert list(masks_of(all_named)) == with_kernels
