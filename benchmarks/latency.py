@@ -41,6 +41,8 @@ DEVICES: dict[str, tuple[str, str]] = {  # backend, precision
     "ncnn": ("ncnn", "fp32"),
     "ncnn_bf16": ("ncnn", "bf16"),
     "onnxruntime": ("onnxruntime", "fp32"),
+    "openvino": ("openvino", "fp32"),
+    "openvino_bf16": ("openvino", "bf16"),
 }
 MINUTES_ALLOWED = {"mobilenetv2": 4.0, "resnet50": 10.0}
 
