@@ -18,6 +18,7 @@ from profiling_agents.messages import (
     Message,
     Precision,
     RuntimeInfo,
+    RuntimeSettings,
     Shape,
 )
 from profiling_agents.sensing.pace import Runs
@@ -50,9 +51,26 @@ class RuntimeOptions(Message):
     provider: str | None = None
 
 
-def switch(name: str, does: str, *, by_operator: bool = False) -> EngineOption:
-    """An option that is on by default."""
-    return EngineOption(name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator)
+def switch(name: str, does: str, off: RuntimeSettings, *, by_operator: bool = False) -> EngineOption:
+    """An option that is on by default. off: what it changes in the runtime's settings."""
+    sets = {"off": off}
+    return EngineOption(name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator, sets=sets)
+
+
+def powers_of_two(most: int) -> tuple[str, ...]:
+    """1, 2, 4, … up to `most`."""
+    return tuple(str(2**power) for power in range(most.bit_length()))
+
+
+def thread_option(threads: int, setting: str) -> tuple[EngineOption, ...]:
+    """Fewer threads than a runtime may have, where it may have several. setting: the name of their number in its API."""
+    if threads == 1:
+        return ()
+    fewer = [count for count in powers_of_two(threads) if int(count) < threads]
+    does = "So many threads compute an operator: for small operators fewer are faster than all."
+    sets: dict[str, RuntimeSettings] = {count: {setting: int(count)} for count in fewer}
+    choices = (str(threads), *fewer[::-1])
+    return (EngineOption(name="threads", choices=choices, default=choices[0], does=does, sets=sets),)
 
 
 def require_cpu(options: RuntimeOptions) -> None:
@@ -106,9 +124,13 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """One inference runtime. `engine_options`: of how it runs whole networks, with the threads that it has."""
+    """One inference runtime. `engine_options`: of how it runs whole networks, with the threads that it has.
+
+    `settings`: what it is told before it runs a model with the default engine.
+    """
 
     formats: tuple[Format, ...]
+    settings: RuntimeSettings
     engine_options: tuple[EngineOption, ...]
 
     def describe(self) -> RuntimeInfo:

@@ -5,7 +5,7 @@ one returns its cached output), with pooled allocators as benchncnn does.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ncnn
@@ -22,9 +22,10 @@ from profiling_agents.backends.base import (
     require_cpu,
     restore_shape,
     switch,
+    thread_option,
 )
 from profiling_agents.backends.ncnn_names import renamed_file
-from profiling_agents.backends.ncnn_precision import OPTIONS, probe, set_precision
+from profiling_agents.backends.ncnn_precision import precision_options, probe
 from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import (
     AgentError,
@@ -32,8 +33,8 @@ from profiling_agents.messages import (
     Format,
     JobMessage,
     LayerTiming,
-    Precision,
     RuntimeInfo,
+    RuntimeSettings,
     Shape,
 )
 from profiling_agents.sensing.pace import Runs
@@ -44,39 +45,60 @@ OUT_OF_MEMORY = -100
 MAX_AXES = 4
 AS_IT_IS = 1  # extract a blob without converting it
 
+TILES = ("23", "43", "63")
+ALLOCATORS = {"blob_allocator": "UnlockedPoolAllocator", "workspace_allocator": "PoolAllocator"}
+NO_ALLOCATOR = "none"
 ENGINE_OPTIONS = (
-    switch("packing", "Channels lie in blocks of 4, 8 or 16, as wide as the vector registers."),
+    switch(
+        "packing",
+        "Channels lie in blocks of 4, 8 or 16, as wide as the vector registers.",
+        {"use_packing_layout": False},
+    ),
     EngineOption(
         name="winograd",
         choices=("on", "23", "43", "63", "off"),
         default="on",
         does="3x3 convolutions by Winograd's method with tiles that ncnn picks, with tiles of one size alone, or not at all.",
         by_operator=True,
+        sets={
+            "off": {"use_winograd_convolution": False},
+            **{tile: {f"use_winograd{other}_convolution": False for other in TILES if other != tile} for tile in TILES},
+        },
     ),
-    switch("sgemm", "Convolutions as a product of matrices, where no other method is picked.", by_operator=True),
-    switch("lightmode", "A blob is freed when its last reader has run."),
+    switch(
+        "sgemm",
+        "Convolutions as a product of matrices, where no other method is picked.",
+        {"use_sgemm_convolution": False},
+        by_operator=True,
+    ),
+    switch("lightmode", "A blob is freed when its last reader has run.", {"lightmode": False}),
     EngineOption(
         name="allocator",
         choices=("pool", "system"),
         default="pool",
         does="Memory of blobs is kept from run to run, or comes from the system for each run.",
+        sets={"system": dict.fromkeys(ALLOCATORS, NO_ALLOCATOR)},
     ),
 )
 """The wheel's OpenMP (libgomp) takes no time for which idle threads spin, so that there is no such option."""
-TILES = ("23", "43", "63")
 
 
 class NcnnBackend:
     """ncnn in one precision with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("ncnn",)
-    engine_options: tuple[EngineOption, ...] = ENGINE_OPTIONS
 
     def __init__(self, options: RuntimeOptions) -> None:
         require_cpu(options)
-        self._threads = options.threads
         self._precision = options.precision
+        self.engine_options = (*ENGINE_OPTIONS, *thread_option(options.threads, "num_threads"))
         self._found = probe()
+        self.settings: RuntimeSettings = {
+            "num_threads": options.threads,
+            "use_vulkan_compute": False,
+            **precision_options(options.precision),
+            **ALLOCATORS,
+        }
         if self._precision not in self._found.precisions:
             raise AgentError(
                 f"--precision: got {self._precision}, which ncnn {ncnn.__version__} does not compute in on this "
@@ -93,6 +115,7 @@ class NcnnBackend:
             precision=self._precision,
             precisions=self._found.precisions,
             arithmetic=self._found.arithmetic_of(self._precision),
+            settings=self.settings,
             engine_options=self.engine_options,
         )
 
@@ -102,7 +125,7 @@ class NcnnBackend:
         names = OwnNames()
         with names.restored_errors(), renamed_file(files[0], names) as param:
             own_job = names.job(job, "blob", None, names.known("blob"))
-            model = NcnnModel(own_job, without_batch, self._threads, self._precision)
+            model = NcnnModel(own_job, without_batch, job.engine.applied(self.settings, self.engine_options))
             model.load(param, *files[1:])
             return NamedModel(model, names)
 
@@ -113,22 +136,18 @@ class NcnnModel:
     on_cpu = True
     elsewhere = False
 
-    def __init__(self, job: JobMessage, shapes: Sequence[Shape], threads: int, precision: Precision) -> None:
+    def __init__(self, job: JobMessage, shapes: Sequence[Shape], settings: RuntimeSettings) -> None:
         self._job = job
         self._shapes = shapes
         # one thread: while others have the core, its clock stands still
-        self._clock_ns = time.thread_time_ns if threads == 1 else time.perf_counter_ns
-        self._blobs = ncnn.UnlockedPoolAllocator()
-        self._workspace = ncnn.PoolAllocator()
+        self._clock_ns = time.thread_time_ns if settings["num_threads"] == 1 else time.perf_counter_ns
         self._net = ncnn.Net()
-        options, engine = self._net.opt, job.engine.settled(ENGINE_OPTIONS)
-        options.num_threads = threads
-        options.use_vulkan_compute = False
-        set_precision(options, OPTIONS[precision])
-        _set_engine(options, engine)
-        if engine["allocator"] == "pool":
-            options.blob_allocator = self._blobs
-            options.workspace_allocator = self._workspace
+        self._pools = {
+            name: getattr(ncnn, str(settings[name]))() for name in ALLOCATORS if settings[name] != NO_ALLOCATOR
+        }
+        for name, value in {**settings, **self._pools}.items():
+            if value != NO_ALLOCATOR:
+                setattr(self._net.opt, name, value)
         self._has_weights = True
 
     def load(self, param: Path, weights: Path | None = None) -> None:
@@ -212,8 +231,8 @@ class NcnnModel:
     def close(self) -> None:
         """Free the net, then its memory pools: the other order crashes."""
         self._net.clear()
-        self._blobs.clear()
-        self._workspace.clear()
+        for pool in self._pools.values():
+            pool.clear()
 
     def _feeds(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, ncnn.Mat]]:
         check_inputs(self._job, inputs)
@@ -236,16 +255,6 @@ class NcnnModel:
         if self._job.output_shapes is None:
             return array[np.newaxis]
         return restore_shape(name, array, self._job.output_shapes[index])
-
-
-def _set_engine(options: "ncnn.Option", engine: Mapping[str, str]) -> None:
-    """All options of the engine but the allocators, which the model owns."""
-    options.use_packing_layout = engine["packing"] == "on"
-    options.use_sgemm_convolution = engine["sgemm"] == "on"
-    options.lightmode = engine["lightmode"] == "on"
-    options.use_winograd_convolution = engine["winograd"] != "off"
-    for tile in TILES:
-        setattr(options, f"use_winograd{tile}_convolution", engine["winograd"] in ("on", tile))
 
 
 def _without_batch(name: str, shape: Shape) -> Shape:

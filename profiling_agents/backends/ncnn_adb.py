@@ -14,7 +14,15 @@ from profiling_agents.backends import adb
 from profiling_agents.backends.base import ModelError, RuntimeOptions
 from profiling_agents.backends.ncnn_names import renamed_file
 from profiling_agents.backends.own_names import OwnNames
-from profiling_agents.messages import AgentError, EngineOption, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.messages import (
+    AgentError,
+    EngineOption,
+    Format,
+    JobMessage,
+    LayerTiming,
+    RuntimeInfo,
+    RuntimeSettings,
+)
 from profiling_agents.sensing.pace import Runs
 
 LEAST_MS = 0.1
@@ -32,6 +40,7 @@ class NcnnAdbBackend:
         if options.precision != "fp16":
             raise AgentError(f"--precision: got {options.precision}; benchncnn runs models in: fp16")
         self._threads = options.threads
+        self.settings: RuntimeSettings = {"num_threads": options.threads}
         self._phone = adb.Phone.parse(options.provider)
         state = adb.parse_devices(adb.run(["adb", "devices"])).get(self._phone.serial)
         if state != "device":
@@ -52,6 +61,7 @@ class NcnnAdbBackend:
             formats=self.formats,
             precision="fp16",
             precisions=("fp16",),
+            settings=self.settings,
             provider=f"{self._phone.serial}/{self._phone.cores}",
             accelerator=f"{name} ({known('ro.board.platform', '?')}, {system})",
         )

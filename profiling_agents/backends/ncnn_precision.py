@@ -40,17 +40,17 @@ class SupportedPrecisions:
         return "fp32" if precision == "fp16_storage" else None
 
 
-def set_precision(options: "ncnn.Option", enabled: tuple[str, ...]) -> None:
-    """Turn on the options of one precision, and turn off the options of the other precisions."""
-    for name in {name for names in OPTIONS.values() for name in names}:
-        setattr(options, name, name in enabled)
+def precision_options(precision: Precision) -> dict[str, bool]:
+    """The fields of ncnn's `Option` for one precision: its own are on, those of the other precisions are off."""
+    names = dict.fromkeys(name for names in OPTIONS.values() for name in names)
+    return {name: name in OPTIONS[precision] for name in names}
 
 
 @cache
 def probe() -> SupportedPrecisions:
     """Run one convolution in every precision and compare the outputs with fp32; takes milliseconds."""
-    reference = _convolution(OPTIONS["fp32"])
-    outputs = {precision: _convolution(names) for precision, names in OPTIONS.items()}
+    outputs = {precision: _convolution(precision_options(precision)) for precision in OPTIONS}
+    reference = outputs["fp32"]
     rounded = tuple(precision for precision, output in outputs.items() if _is_rounded(output, reference))
     arithmetic: Precision | None = None
     if "fp16" in rounded:
@@ -63,7 +63,7 @@ def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
     return 0.0 < difference <= LARGEST_ROUNDING
 
 
-def _convolution(enabled: tuple[str, ...]) -> np.ndarray:
+def _convolution(options: Mapping[str, bool]) -> np.ndarray:
     """A 3x3 convolution of fixed random weights on a fixed random input, in fp32 outside."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32)
@@ -72,7 +72,8 @@ def _convolution(enabled: tuple[str, ...]) -> np.ndarray:
     net = ncnn.Net()
     net.opt.num_threads = 1
     net.opt.use_vulkan_compute = False
-    set_precision(net.opt, enabled)
+    for name, value in options.items():
+        setattr(net.opt, name, value)
     net.load_param_mem(f"7767517\n2 2\nInput in0 0 1 in0\n{layer}\n")
     content = bytes(4) + weights.tobytes()
     net.load_model_mem(content)

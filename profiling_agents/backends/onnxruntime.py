@@ -4,7 +4,7 @@ By default: all graph optimisations, one operator after the other.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from profiling_agents.backends.base import (
     check_inputs,
     interquartile_mean,
     library_hash,
+    powers_of_two,
     random_arrays,
     require_fp32,
     restore_shape,
     switch,
+    thread_option,
     translated,
 )
 from profiling_agents.backends.onnx_files import job_of, read_onnx
@@ -37,6 +39,7 @@ from profiling_agents.messages import (
     JobMessage,
     LayerTiming,
     RuntimeInfo,
+    RuntimeSettings,
 )
 from profiling_agents.sensing.pace import Runs
 
@@ -57,35 +60,47 @@ CPU = "CPUExecutionProvider"
 PROVIDER_OPTIONS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 """TF32 would be another precision under the name of fp32."""
 
-LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+ENUMERATIONS = {
+    "execution_mode": onnxruntime.ExecutionMode,
+    "execution_order": onnxruntime.ExecutionOrder,
+    "graph_optimization_level": onnxruntime.GraphOptimizationLevel,
 }
-ORDERS = {
-    "default": onnxruntime.ExecutionOrder.DEFAULT,
-    "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
-}
+"""Fields of `SessionOptions` whose values are names. Settings with a dot are entries of its configuration."""
+SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 EVERYWHERE = (
     EngineOption(
         name="graph",
-        choices=tuple(LEVELS),
+        choices=("all", "extended", "basic"),
         default="all",
         does="Optimisations of the graph; all: blocks of channels (NCHWc), too; extended: fused kernels; basic: folding.",
+        sets={
+            "extended": {"graph_optimization_level": "ORT_ENABLE_EXTENDED"},
+            "basic": {"graph_optimization_level": "ORT_ENABLE_BASIC"},
+        },
     ),
     EngineOption(
         name="order",
-        choices=tuple(ORDERS),
+        choices=("default", "priority"),
         default="default",
         does="Nodes run in the runtime's own topological order, or by their priorities, then in the file's order.",
+        sets={"priority": {"execution_order": "PRIORITY_BASED"}},
     ),
 )
 ON_CPU = (
-    switch("memory_pattern", "Memory of all tensors is planned as one block after the first run."),
-    switch("arena", "Freed memory is kept for the next tensors instead of given back to the system."),
+    switch(
+        "memory_pattern",
+        "Memory of all tensors is planned as one block after the first run.",
+        {"enable_mem_pattern": False},
+    ),
+    switch(
+        "arena",
+        "Freed memory is kept for the next tensors instead of given back to the system.",
+        {"enable_cpu_mem_arena": False},
+    ),
 )
-ON_CORES = (switch("spinning", "Idle threads wait in a loop instead of sleeping."),)
+ON_CORES = (switch("spinning", "Idle threads wait in a loop instead of sleeping.", dict.fromkeys(SPINNING, "0")),)
 AT_ONCE = "operators_at_once"
+INSIDE = "intra_op_num_threads"
 
 
 def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
@@ -94,9 +109,28 @@ def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
         return EVERYWHERE
     if threads == 1:
         return (*EVERYWHERE, *ON_CPU)
-    counts = tuple(str(2**power) for power in range(threads.bit_length()) if 2**power <= threads)
+    counts = powers_of_two(threads)
     does = "Operators on different branches run side by side, so many at once; the threads are divided among them."
-    return (*EVERYWHERE, *ON_CPU, *ON_CORES, EngineOption(name=AT_ONCE, choices=counts, default="1", does=does))
+    sets = {count: _side_by_side(threads, int(count)) for count in counts[1:]}
+    at_once = EngineOption(name=AT_ONCE, choices=counts, default="1", does=does, sets=sets)
+    return (*EVERYWHERE, *ON_CPU, *ON_CORES, *thread_option(threads, INSIDE), at_once)
+
+
+def _side_by_side(threads: int, operators: int) -> RuntimeSettings:
+    """So many operators at once, each with its share of the threads: never more threads than there are."""
+    return {
+        INSIDE: threads // operators,
+        "inter_op_num_threads": operators,
+        "execution_mode": "ORT_PARALLEL",
+    }
+
+
+def session_settings(threads: int, provider: str) -> RuntimeSettings:
+    """Those of the default engine. Waiting threads that spin would take the time of whatever else is timed on this machine."""
+    spinning: RuntimeSettings = dict.fromkeys(SPINNING, "1" if threads > 1 else "0")
+    # what a provider does not take would run on the CPU in silence
+    alone: RuntimeSettings = {} if provider == CPU else {"session.disable_cpu_ep_fallback": "1"}
+    return {INSIDE: threads, "inter_op_num_threads": 1, **spinning, **alone}
 
 
 class OnnxRuntimeBackend:
@@ -106,9 +140,9 @@ class OnnxRuntimeBackend:
 
     def __init__(self, options: RuntimeOptions) -> None:
         require_fp32(options)
-        self._threads = options.threads
         self._provider = options.provider or CPU
-        self.engine_options = engine_options(self._threads, self._provider)
+        self.settings = session_settings(options.threads, self._provider)
+        self.engine_options = engine_options(options.threads, self._provider)
         onnxruntime.set_default_logger_severity(3)
         available = onnxruntime.get_available_providers()
         if self._provider not in available:
@@ -127,6 +161,7 @@ class OnnxRuntimeBackend:
             build=build,
             formats=self.formats,
             provider=self._provider,
+            settings=self.settings,
             engine_options=self.engine_options,
         )
 
@@ -142,33 +177,19 @@ class OnnxRuntimeBackend:
     def _session(
         self, content: bytes, engine: Engine = DEFAULT_ENGINE, profile: str | None = None
     ) -> onnxruntime.InferenceSession:
-        options = self._session_options(engine.settled(self.engine_options))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        for name, value in engine.applied(self.settings, self.engine_options).items():
+            if "." in name:
+                options.add_session_config_entry(name, str(value))
+            else:
+                setattr(options, name, getattr(ENUMERATIONS[name], str(value)) if name in ENUMERATIONS else value)
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
-        if self._provider != CPU:  # what a provider does not take would run on the CPU in silence
-            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         providers = [(self._provider, PROVIDER_OPTIONS.get(self._provider, {}))]
         with translated("ONNX Runtime", "load"):
             return onnxruntime.InferenceSession(content, options, providers=providers)
-
-    def _session_options(self, engine: Mapping[str, str]) -> onnxruntime.SessionOptions:
-        options = onnxruntime.SessionOptions()
-        at_once = int(engine.get(AT_ONCE, "1"))
-        modes = onnxruntime.ExecutionMode
-        options.intra_op_num_threads = self._threads // at_once
-        options.inter_op_num_threads = at_once
-        options.execution_mode = modes.ORT_SEQUENTIAL if at_once == 1 else modes.ORT_PARALLEL
-        options.graph_optimization_level = LEVELS[engine["graph"]]
-        options.execution_order = ORDERS[engine["order"]]
-        options.enable_mem_pattern = engine.get("memory_pattern", "on") == "on"
-        options.enable_cpu_mem_arena = engine.get("arena", "on") == "on"
-        options.log_severity_level = 3
-        # Waiting threads that spin would take the time of whatever else is timed on this machine.
-        spinning = "1" if self._threads > 1 and engine.get("spinning", "on") == "on" else "0"
-        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-        options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
-        return options
 
     def _check_provider(self) -> None:
         """AgentError unless the provider runs a matrix product here."""

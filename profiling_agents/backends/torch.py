@@ -25,11 +25,20 @@ from profiling_agents.backends.base import (
     require_fp32,
     restore_shape,
     switch,
+    thread_option,
     translated,
 )
 from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx, with_filled_tensors
 from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import AgentError, EngineOption, Format, JobMessage, LayerTiming, RuntimeInfo
+from profiling_agents.messages import (
+    AgentError,
+    EngineOption,
+    Format,
+    JobMessage,
+    LayerTiming,
+    RuntimeInfo,
+    RuntimeSettings,
+)
 from profiling_agents.sensing.pace import Runs
 
 EVERYWHERE = (
@@ -38,9 +47,11 @@ EVERYWHERE = (
         choices=("contiguous", "channels_last"),
         default="contiguous",
         does="Images and kernels lie channel by channel, or pixel by pixel.",
+        sets={"channels_last": {"memory_format": "channels_last"}},
     ),
 )
-ON_CPU = (switch("mkldnn", "Convolutions and matrix products by oneDNN."),)
+ON_CPU = (switch("mkldnn", "Convolutions and matrix products by oneDNN.", {"mkldnn": False}),)
+THREADS = "num_threads"
 IMAGE_AXES = 4
 
 
@@ -52,7 +63,9 @@ class TorchBackend:
     def __init__(self, options: RuntimeOptions) -> None:
         require_fp32(options)
         self._device = torch.device(_provider(options.provider))
-        self.engine_options = (*EVERYWHERE, *(ON_CPU if self._device.type == "cpu" else ()))
+        on_cpu = (*ON_CPU, *thread_option(options.threads, THREADS)) if self._device.type == "cpu" else ()
+        self.engine_options = (*EVERYWHERE, *on_cpu)
+        self.settings: RuntimeSettings = {THREADS: options.threads, "num_interop_threads": 1}
         torch.set_num_threads(options.threads)
         torch.set_num_interop_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -72,6 +85,7 @@ class TorchBackend:
             formats=self.formats,
             provider=self._device.type,
             accelerator=None if on_cpu else torch.cuda.get_device_name(self._device),
+            settings=self.settings,
             engine_options=self.engine_options,
         )
 
@@ -84,10 +98,8 @@ class TorchBackend:
             inputs, outputs = input_types(model), [value.name for value in model.graph.output]
             with translated("onnx2torch", "convert"):
                 module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
-            engine = job.engine.settled(self.engine_options)
-            layout = torch.channels_last if engine["layout"] == "channels_last" else torch.contiguous_format
-            mkldnn = engine.get("mkldnn", "on") == "on"
-            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device, layout, mkldnn), names)
+            settings = job.engine.applied(self.settings, self.engine_options)
+            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device, settings), names)
 
     def _start(self) -> None:
         """Compute once, so that the libraries map their memory before memory is limited."""
@@ -112,15 +124,16 @@ class TorchModel:
         inputs: dict[str, np.dtype],
         outputs: Sequence[str],
         device: torch.device,
-        layout: torch.memory_format = torch.contiguous_format,
-        mkldnn: bool = True,
+        settings: RuntimeSettings,
     ) -> None:
-        """layout: of images and kernels. mkldnn: whether oneDNN computes, until `close`."""
+        """settings: those of the whole process (threads, oneDNN) hold until `close`."""
         self._job = job
-        self._module = module.to(memory_format=layout)
-        self._layout = layout
+        self._layout = getattr(torch, str(settings.get("memory_format", "contiguous_format")))
+        self._module = module.to(memory_format=self._layout)
         self._flags = ExitStack()
-        if not mkldnn:
+        self._flags.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(int(settings[THREADS]))
+        if not settings.get("mkldnn", True):
             self._flags.enter_context(torch.backends.mkldnn.flags(enabled=False))
         self._types = inputs
         self._outputs = outputs

@@ -31,6 +31,8 @@ from profiling_agents.messages.engine import (
     DEFAULT_ENGINE,
     Engine,
     EngineOption,
+    RuntimeSettings,
+    Setting,
 )
 from profiling_agents.messages.jobs import (
     FILES_OF_FORMAT,
@@ -108,6 +110,8 @@ __all__ = [
     "RunRequest",
     "RunResult",
     "RuntimeInfo",
+    "RuntimeSettings",
+    "Setting",
     "Shape",
     "Temperature",
     "TensorHeader",

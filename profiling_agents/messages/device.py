@@ -2,10 +2,12 @@
 
 from typing import Literal
 
-from profiling_agents.messages.base import Format, Message, Precision
-from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption
+from pydantic import Field
 
-PROTOCOL = 4
+from profiling_agents.messages.base import Format, Message, Precision
+from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption, RuntimeSettings
+
+PROTOCOL = 5
 """Raised with every change of a message that the other side would not read. Client and agent have the same."""
 
 
@@ -14,7 +16,8 @@ class RuntimeInfo(Message):
 
     `precisions`: the precisions that a probe found to compute here. `arithmetic`: the precision in which products of fp16 are
     added up. `provider`: the implementation of the runtime. `accelerator`: its processor, where this is not the CPU.
-    `engine_options`: what a client may choose of how whole networks run, with these threads.
+    `settings`: what it is told before it runs a model with the default engine, in words of its API. `engine_options`: what a
+    client may choose of how whole networks run, with these threads.
     """
 
     backend: str
@@ -26,6 +29,7 @@ class RuntimeInfo(Message):
     arithmetic: Precision | None = None
     provider: str = "cpu"
     accelerator: str | None = None
+    settings: RuntimeSettings = Field(default={})
     engine_options: tuple[EngineOption, ...] = ()
 
 

@@ -10,12 +10,16 @@ from profiling_agents.messages.base import AgentError, Message
 
 MOST_OPTIONS = 32
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+Setting = bool | int | Word
+RuntimeSettings = Annotated[dict[Word, Setting], Field(max_length=MOST_OPTIONS)]
+"""What a runtime is told before it runs a model: by the names of its own API."""
 
 
 class EngineOption(Message):
     """An option of a runtime. `default`: the choice that the runtime's agent takes unasked. `does`: one sentence.
 
-    `by_operator`: a model's file can choose the same for each of its operators.
+    `by_operator`: a model's file can choose the same for each of its operators. `sets`: by choice what it changes in the
+    runtime's settings; a choice that is not there changes nothing.
     """
 
     name: Word
@@ -23,11 +27,13 @@ class EngineOption(Message):
     default: Word
     does: str = Field(max_length=256)
     by_operator: bool = False
+    sets: dict[Word, RuntimeSettings] = Field(default={}, max_length=MOST_OPTIONS)
 
     @model_validator(mode="after")
-    def _default_is_a_choice(self) -> Self:
-        if self.default not in self.choices:
-            raise ValueError(f"default '{self.default}'; allowed: {', '.join(self.choices)}")
+    def _names_choices(self) -> Self:
+        for choice in (self.default, *self.sets):
+            if choice not in self.choices:
+                raise ValueError(f"choice '{choice}'; allowed: {', '.join(self.choices)}")
         return self
 
 
@@ -60,6 +66,12 @@ class Engine(Message):
             if choice not in known[name].choices:
                 raise AgentError(f"engine option '{name}': got '{choice}'; allowed: {', '.join(known[name].choices)}")
         return {name: self.choices.get(name, option.default) for name, option in known.items()}
+
+    def applied(self, settings: RuntimeSettings, options: Sequence[EngineOption]) -> RuntimeSettings:
+        """The settings of a runtime with those of this engine. AgentError as `settled`."""
+        choices = self.settled(options)
+        changes = [option.sets.get(choices[option.name], {}) for option in options]
+        return {**settings, **{name: value for change in changes for name, value in change.items()}}
 
     def without_defaults(self, options: Sequence[EngineOption]) -> "Engine":
         """The same engine by its fewest choices, so that equal engines have one text. AgentError as `settled`."""

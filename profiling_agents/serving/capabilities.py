@@ -57,7 +57,7 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
     measuring rules. The choices of an engine are added by the client that makes them.
     """
     facts = {
-        "runtime": runtime.model_dump(exclude={"engine_options"}),
+        "runtime": runtime.model_dump(exclude={"engine_options", "settings"}),
         "threads": threads,
         "pinned": pinned,
         "cpu_model": cpu_model(),

@@ -1,14 +1,19 @@
 """Engines: a client's choices of a runtime's options reach the runtime, are refused in one line, and part measurements."""
 
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
+from pydantic import ValidationError
 
-from profiling_agents.backends.onnxruntime import CPU, engine_options
+from profiling_agents.backends.base import RuntimeOptions
+from profiling_agents.backends.onnxruntime import CPU, OnnxRuntimeBackend, engine_options
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import DEFAULT_ENGINE, Engine, EngineOption
 from tests.agents import agent_models as models
@@ -64,7 +69,7 @@ def test_options_of_ncnn_change_how_it_adds_up_and_not_what(ncnn_agent: AgentCli
     assert np.abs(default - chosen).max() <= TOLERANCE * np.abs(default).max()
 
 
-@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "torch"])
+@pytest.mark.parametrize("backend", ["ncnn", "onnxruntime", "openvino", "torch"])
 def test_every_choice_of_every_option_gives_equal_outputs(backend: str) -> None:
     job = models.convolution(backend, "conv", channels_in=16, channels_out=16, size=12)
     x = np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
@@ -110,8 +115,56 @@ def test_other_engines_have_other_fingerprints(agent: AgentClient) -> None:
 def test_one_thread_has_no_options_of_threads() -> None:
     one = {option.name for option in engine_options(1, CPU)}
     four = {option.name: option for option in engine_options(4, CPU)}
-    assert set(four) - one == {"spinning", "operators_at_once"}
+    assert set(four) - one == {"spinning", "threads", "operators_at_once"}
     assert four["operators_at_once"].choices == ("1", "2", "4")
+    assert four["threads"].choices == ("4", "2", "1")
+
+
+THREADS_OF = {
+    "ncnn": lambda found: found["num_threads"],
+    "onnxruntime": lambda found: found["intra_op_num_threads"] * found["inter_op_num_threads"],
+    "openvino": lambda found: found["INFERENCE_NUM_THREADS"],
+    "torch": lambda found: found["num_threads"] * found["num_interop_threads"],
+}
+"""From the settings of a runtime, the threads that compute."""
+
+
+@pytest.mark.parametrize("backend", THREADS_OF)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_choice_takes_more_threads_than_the_device_has(backend: str, threads: int) -> None:
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+    with local_agent(backend, threads=threads) as client:
+        found = client.capabilities()
+    counts = {
+        THREADS_OF[backend](Engine(choices=dict(zip(names, choices, strict=True))).applied(found.settings, options))
+        for options in [found.engine_options]
+        for names in [[one.name for one in options]]
+        for choices in product(*(one.choices for one in options))
+    }
+    assert max(counts) == threads
+    assert min(counts) == 1
+    assert THREADS_OF[backend](found.settings) == threads, "the default is all of them"
+
+
+@pytest.mark.parametrize("count", [4, 2, 1])
+def test_a_choice_of_threads_reaches_the_runtime(count: int, tmp_path: Path) -> None:
+    job = models.convolution("onnxruntime", "conv")
+    file = tmp_path / "model.onnx"
+    file.write_bytes(job.files[0])
+    backend = OnnxRuntimeBackend(RuntimeOptions(backend="onnxruntime", threads=4))
+    before = psutil.Process().num_threads()
+    model = backend.load([file], job.message(Engine(choices={"threads": str(count)})))
+    assert psutil.Process().num_threads() - before == count - 1, "one of them is the caller"
+    model.close()
+
+
+@pytest.mark.parametrize(("default", "sets"), [("fast", {}), ("on", {"fast": {"speed": 2}})])
+def test_an_option_names_its_own_choices(default: str, sets: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(ValidationError, match="choice 'fast'; allowed: on, off"):
+        EngineOption.model_validate(
+            {"name": "a", "choices": ["on", "off"], "default": default, "does": "", "sets": sets}
+        )
 
 
 def test_operators_run_side_by_side_with_the_same_outputs() -> None:

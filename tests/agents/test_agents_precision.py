@@ -6,7 +6,7 @@ import ncnn
 import numpy as np
 import pytest
 
-from profiling_agents.backends.ncnn_precision import OPTIONS, set_precision
+from profiling_agents.backends.ncnn_precision import precision_options
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from profiling_agents.messages import Precision
 from tests.agents import agent_models as models
@@ -57,7 +57,8 @@ def test_a_precision_that_the_processor_has_not_is_refused_and_never_fp32(ncnn_a
 @pytest.mark.parametrize(("storage", "arithmetic"), [("fp16", True), ("fp16_storage", False)])
 def test_storage_and_arithmetic_are_chosen_apart(storage: Precision, *, arithmetic: bool) -> None:
     options = ncnn.Option()
-    set_precision(options, OPTIONS[storage])
+    for name, value in precision_options(storage).items():
+        setattr(options, name, value)
     assert options.use_fp16_storage
     assert options.use_fp16_packed
     assert not options.use_bf16_storage

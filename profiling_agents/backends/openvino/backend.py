@@ -16,9 +16,12 @@ from profiling_agents.backends.base import (
     RuntimeOptions,
     check_inputs,
     library_hash,
+    powers_of_two,
     random_arrays,
     require_cpu,
     restore_shape,
+    switch,
+    thread_option,
     translated,
 )
 from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx
@@ -33,15 +36,62 @@ from profiling_agents.messages import (
     LayerTiming,
     Precision,
     RuntimeInfo,
+    RuntimeSettings,
 )
 from profiling_agents.sensing.pace import Runs
+
+EVERYWHERE = (
+    EngineOption(
+        name="denormals",
+        choices=("kept", "zero"),
+        default="kept",
+        does="Numbers too small for the usual form are computed exactly, which is slow, or are zero.",
+        sets={"zero": {"CPU_DENORMALS_OPTIMIZATION": True}},
+    ),
+)
+ON_CORES = (
+    EngineOption(
+        name="hint",
+        choices=("latency", "throughput"),
+        default="latency",
+        does="What OpenVINO's own choices are for: one sample soon, or many samples at once.",
+        sets={"throughput": {"PERFORMANCE_HINT": "THROUGHPUT"}},
+    ),
+    switch(
+        "hyper_threading",
+        "Two threads may share a core that can run two.",
+        {"ENABLE_HYPER_THREADING": False},
+    ),
+)
+
+
+def engine_options(threads: int) -> tuple[EngineOption, ...]:
+    """Those that can matter: options of threads where there are several."""
+    if threads == 1:
+        return EVERYWHERE
+    counts = powers_of_two(threads)
+    does = "Independent groups of threads, of which one computes a sample; the threads are divided among them."
+    sets: dict[str, RuntimeSettings] = {count: {"NUM_STREAMS": int(count)} for count in counts[1:]}
+    streams = EngineOption(name="streams", choices=counts, default="1", does=does, sets=sets)
+    return (*EVERYWHERE, *ON_CORES, *thread_option(threads, "INFERENCE_NUM_THREADS"), streams)
+
+
+def compile_settings(threads: int, precision: Precision) -> RuntimeSettings:
+    """Those of the default engine, as `compile_model` takes them."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+        "ENABLE_CPU_PINNING": False,
+        "ENABLE_HYPER_THREADING": True,  # the agent's cores are all its own, whichever they are
+    }
 
 
 class OpenVinoBackend:
     """OpenVINO in one precision with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("onnx",)
-    engine_options: tuple[EngineOption, ...] = ()
 
     def __init__(self, options: RuntimeOptions) -> None:
         require_cpu(options)
@@ -55,6 +105,8 @@ class OpenVinoBackend:
                 f"--precision: got {self._precision}, which OpenVINO {_version()} does not compute in on this processor; "
                 f"allowed: {', '.join(self._found)}"
             )
+        self.settings = compile_settings(options.threads, options.precision)
+        self.engine_options = engine_options(options.threads)
 
     def describe(self) -> RuntimeInfo:
         """Version, the hash of the library that computes, and the precisions that were found."""
@@ -67,6 +119,8 @@ class OpenVinoBackend:
             formats=self.formats,
             precision=self._precision,
             precisions=self._found,
+            settings=self.settings,
+            engine_options=self.engine_options,
         )
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
@@ -80,21 +134,13 @@ class OpenVinoBackend:
                 model = self._core.read_model(file.SerializeToString())
                 if model.is_dynamic():
                     model.reshape(dict(zip(own_job.input_names, own_job.input_shapes, strict=True)))
-                return NamedModel(OpenVinoModel(own_job, partial(self._compiled, model), types), names)
+                settings = job.engine.applied(self.settings, self.engine_options)
+                return NamedModel(OpenVinoModel(own_job, partial(self._compiled, model, settings), types), names)
 
     def _compiled(
-        self, model: openvino.Model, precision: Precision | None = None, *, profiled: bool = False
+        self, model: openvino.Model, settings: RuntimeSettings, *, profiled: bool = False
     ) -> openvino.CompiledModel:
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": self._threads,
-            "INFERENCE_PRECISION_HINT": PRECISIONS[precision or self._precision],
-            "ENABLE_CPU_PINNING": False,
-            "ENABLE_HYPER_THREADING": True,  # the agent's cores are all its own, whichever they are
-            "PERF_COUNT": profiled,
-        }
-        return self._core.compile_model(model, "CPU", settings)
+        return self._core.compile_model(model, "CPU", {**settings, "PERF_COUNT": profiled})
 
     def _probe(self) -> tuple[Precision, ...]:
         """The precisions in which this processor computes, fp32 first. AgentError unless OpenVINO takes the number of threads.
@@ -105,7 +151,7 @@ class OpenVinoBackend:
         inputs = probe_inputs()
         outputs: dict[Precision, list[np.ndarray]] = {}
         for precision in PRECISIONS:
-            compiled = self._compiled(model, precision)
+            compiled = self._compiled(model, compile_settings(self._threads, precision))
             if (taken := compiled.get_property("INFERENCE_NUM_THREADS")) != self._threads:
                 raise AgentError(f"--threads: got {self._threads}; OpenVINO takes {taken} on the cores that it may use")
             results = compiled.create_infer_request().infer(inputs)
