@@ -12,11 +12,11 @@ from tasks.errors import UserError, shortened
 class OnnxNetwork:
     """The network of a file. With a fixed batch it runs as often as it takes."""
 
-    def __init__(self, path: Path) -> None:
-        """UserError when onnxruntime cannot run the file."""
-        self._where = f"model file '{path}'"
+    def __init__(self, model: Path | bytes) -> None:
+        """Of a file or its content. UserError when onnxruntime cannot run it."""
+        self._where = f"model file '{model}'" if isinstance(model, Path) else "ONNX model"
         try:
-            self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise UserError(self._where, f"onnxruntime cannot read it ({shortened(error)})") from error
         (given,) = self._session.get_inputs()

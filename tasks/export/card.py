@@ -1,7 +1,7 @@
 """Model cards: what is known of one exported SubNet, for programs (JSON) and for people (Markdown), from the same data."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,9 +125,10 @@ def markdown(card: Card) -> str:
         _classes(card.classes),
         "## Files",
         _table(
-            ("format", "files", "bytes", "checked in", "difference from torch", "allowed"),
+            ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
             [_file_row(name, file) for name, file in card.files.items()],
         ),
+        *_quantised(card.files.values()),
         "## Architecture",
         _table(
             ("variable", "choice", "choices"),
@@ -175,6 +176,30 @@ def _numbers(values: tuple[float, ...]) -> str:
 def _classes(names: tuple[str, ...]) -> str:
     more = f"\n\n{len(names) - MOST_CLASSES} more are in the card's JSON file." if len(names) > MOST_CLASSES else ""
     return _table(("output", "class"), list(enumerate(names[:MOST_CLASSES]))) + more
+
+
+def _quantised(files: Iterable[ExportedFile]) -> list[str]:
+    """What int8 costs and brings, where a file is quantised."""
+    parts = []
+    for file in files:
+        if (found := file.int8) is None:
+            continue
+        rows: list[tuple[str, ...]] = [
+            (f"accuracy, {split}", f"{share:.2%}", f"{share + found.lost_points[split] / 100:.2%}")
+            for split, share in found.accuracy.items()
+        ]
+        rows.append(("bytes", str(file.bytes), str(found.fp32_bytes)))
+        if found.latency is not None:
+            rows.append(("latency, p50", _milliseconds(found.latency.p50_ms), _milliseconds(found.fp32_ms)))
+        kept = ", ".join(f"`{name}`" for name in found.kept_fp32)
+        text = f"{found.layers - len(found.kept_fp32)} of {found.layers} layers are in int8"
+        text += f", by the ranges of {found.calibration_images} training images."
+        parts += ["## int8", _table(("", "int8", "fp32"), rows), text + (f" In fp32: {kept}." if kept else "")]
+    return parts
+
+
+def _milliseconds(time_ms: float | None) -> str:
+    return "not measured" if time_ms is None else f"{time_ms:.4g} ms"
 
 
 def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,20 +14,24 @@ from torch import nn
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, SuperNet
+from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import Statistics, implementations_of, onnx_of
+from tasks.measuring.subnets import Statistics, SubNetMeter, implementations_of, onnx_of
 from tasks.ncnn.conversion import ConversionError, convert
 from tasks.ncnn.kernels import masks_of
-from tasks.schemas.exports import Card
+from tasks.progress import Progress
+from tasks.quantise import QuantisedSubNet, quantise
+from tasks.schemas.exports import Card, Int8File, Latency
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
     "onnx": (".onnx",),
+    "onnx_int8": (".int8.onnx",),
     "ncnn": (".ncnn.param", ".ncnn.bin", ".ncnn.json"),
     "ncnn_fp16": (".fp16.ncnn.param", ".fp16.ncnn.bin", ".fp16.ncnn.json"),
     "torch": (".pt2",),
@@ -39,25 +44,32 @@ Images = NDArray[np.float32]
 class Made:
     """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here.
 
-    masks: of the layers of an ncnn file.
+    masks: of the layers of an ncnn file. int8: of a quantised file; `reference` computes what its outputs are compared with.
     """
 
     contents: tuple[bytes, ...]
-    precision: Precision
+    precision: Precision | Literal["int8"]
     runtime: str
     on_device: bool
     outputs: Callable[[Images], Images]
     masks: Mapping[str, int] = field(default_factory=dict)
+    int8: Int8File | None = None
+    reference: Callable[[Images], Images] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes the files of SubNets; local runtimes are started at first need and end with `agents`."""
+    """Makes the files of SubNets; local runtimes are started at first need and end with `agents`.
+
+    data: split -> images, on which int8 files are calibrated and judged.
+    """
 
     settings: Settings
     net: SuperNet
     client: AgentClient
     agents: ExitStack
+    data: Mapping[str, EvaluationData]
+    progress: Progress
     implementations: ChosenImplementations = OWN_CHOICES
     _local: dict[Format, AgentClient] = field(default_factory=dict)
 
@@ -65,7 +77,9 @@ class Maker:
         """The files of one format, which tell what the card tells. ConversionError where there are none."""
         match name:
             case "onnx":
-                return self._onnx(card, statistics)
+                return self._run_by_agent(self._onnx_jobs(card, tell(self._onnx(card, statistics), card)))
+            case "onnx_int8":
+                return self._int8(card, statistics)
             case "torch":
                 return self._torch(card, module)
             case "ncnn" | "ncnn_fp16":
@@ -77,13 +91,49 @@ class Maker:
                 made = self._run_by_agent([job], "fp16" if fp16 else None)
                 return replace(made, contents=(*made.contents, fact_file(card)), masks=masks_of(files))
 
-    def _onnx(self, card: Card, statistics: Statistics) -> Made:
+    def _onnx(self, card: Card, statistics: Statistics) -> bytes:
         if not self.settings.dynamic_batch:
-            model = tell(onnx_of(self.net, card.config, statistics), card)
-            return self._run_by_agent([onnx_job(card.digest, model)])
-        model = tell(dynamic_batch([onnx_of(self.net, card.config, statistics, batch) for batch in BATCHES]), card)
-        sizes = sorted({1, self.settings.check_images})
-        return self._run_by_agent([onnx_job(card.digest, model, batch) for batch in sizes])
+            return onnx_of(self.net, card.config, statistics)
+        return dynamic_batch([onnx_of(self.net, card.config, statistics, batch) for batch in BATCHES])
+
+    def _onnx_jobs(self, card: Card, model: bytes) -> list[ModelJob]:
+        sizes = sorted({1, self.settings.check_images}) if self.settings.dynamic_batch else [self.net.batch]
+        return [onnx_job(card.digest, model, batch) for batch in sizes]
+
+    def _int8(self, card: Card, statistics: Statistics) -> Made:
+        exact = self._onnx(card, statistics)
+        found = quantise(self.net, card.config, statistics, exact, self.settings.quantise, self.data, self.progress)
+        if len(found.kept) == len(found.layers):
+            most = self.settings.quantise.max_loss_points
+            raise ConversionError(f"int8 loses more than {most:g} points with any layer in int8")
+        record = self._beside_fp32(found, exact, card)
+        of_int8 = {"accuracy": found.accuracy, **({"latency": record.latency} if record.latency else {})}
+        jobs = self._onnx_jobs(card, tell(found.content, card.model_copy(update=of_int8)))
+        local = OnnxNetwork(found.content)
+        return replace(
+            self._run_by_agent(jobs),
+            precision="int8",
+            int8=record,
+            reference=lambda images: local(torch.from_numpy(images)).numpy(),
+        )
+
+    def _beside_fp32(self, found: QuantisedSubNet, exact: bytes, card: Card) -> Int8File:
+        """Sizes, accuracies, and latencies where the device takes ONNX files."""
+        timed: dict[str, Any] = {}
+        if "onnx" in self.client.capabilities().formats:
+            jobs = [onnx_job(name, model, self.net.batch) for name, model in (("fp32", exact), ("int8", found.content))]
+            fp32, int8 = SubNetMeter(self.net, self.client, self.settings.measure, self.settings.limits).time(jobs)
+            timed = {"fp32_ms": fp32.p50_ms, "latency": Latency.model_validate(int8.model_dump(exclude={"key"}))}
+        return Int8File(
+            accuracy=found.accuracy,
+            lost_points=found.lost_points,
+            allowed_points=self.settings.quantise.max_loss_points,
+            layers=len(found.layers),
+            kept_fp32=found.kept,
+            calibration_images=found.images,
+            fp32_bytes=len(tell(exact, card)),
+            **timed,
+        )
 
     def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
         """A file that the device runs, if it takes the format, else an agent on this machine. jobs: of several batches."""

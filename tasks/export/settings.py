@@ -5,15 +5,18 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tasks.measuring.settings import TimingSettings, Tolerance
+from tasks.quantise import Settings as QuantiseSettings
 
-FileFormat = Literal["onnx", "ncnn", "ncnn_fp16", "torch"]
+FileFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "torch"]
 
 
 class Settings(TimingSettings):
     """Which files are exported, and how they are checked and measured."""
 
     formats: tuple[FileFormat, ...] = Field(
-        ("onnx", "ncnn"), min_length=1, description="ncnn_fp16: weights in half the bytes; torch: an archive (.pt2)"
+        ("onnx", "ncnn"),
+        min_length=1,
+        description="onnx_int8: statically quantised; ncnn_fp16: weights in half the bytes; torch: an archive (.pt2)",
     )
     dynamic_batch: bool = Field(False, description="ONNX files and torch archives take any number of samples")
     bundle: bool = Field(
@@ -27,6 +30,7 @@ class Settings(TimingSettings):
     )
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: Tolerance = Tolerance()
+    quantise: QuantiseSettings = QuantiseSettings()
 
     @field_validator("formats")
     @classmethod

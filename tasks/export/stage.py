@@ -97,7 +97,8 @@ def run(
 
     rows, measured = replaced(front.winners, alternatives, settings.replacements, measure)
     with ExitStack() as stack:
-        exporter = Exporter(settings, net, data, Maker(settings, net, client, stack, implementations), provenance, out)
+        maker = Maker(settings, net, client, stack, data, progress, implementations)
+        exporter = Exporter(settings, net, data, maker, provenance, out)
         done = exporter.export_all({row.digest: row for row in rows}, measured, progress)
     cards = tuple(done.values())
     images = next(iter(data.values()))
@@ -242,8 +243,10 @@ class Exporter:
         return count_correct(module, images.batches((height, width))).share
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
-        """Check one format against torch and keep its files when they agree."""
-        got = made.outputs(inputs)
+        """Check one format against torch, int8 against a local run, and keep its files when they agree."""
+        got, whom = made.outputs(inputs), "torch"
+        if made.reference is not None:
+            expected, whom = made.reference(inputs), "onnxruntime on this machine"
         repeated = np.tile(expected, (len(got) // len(expected), *(1,) * (expected.ndim - 1)))
         difference = float(np.abs(got - repeated).max() / np.abs(expected).max())
         tolerance = self.settings.tolerance.of(made.precision)
@@ -255,9 +258,10 @@ class Exporter:
             "runtime": made.runtime,
             "precision": made.precision,
             **({"masks": dict(made.masks)} if made.masks else {}),
+            **({"int8": made.int8} if made.int8 else {}),
         }
         if not difference <= tolerance:
-            reason = f"outputs differ from torch by {difference:.3g}; allowed in {made.precision}: {tolerance:g}"
+            reason = f"outputs differ from {whom} by {difference:.3g}; allowed in {made.precision}: {tolerance:g}"
             return ExportedFile(state="failed", reason=reason, **checked)
         contents = {f"{digest}{suffix}": part for suffix, part in zip(SUFFIXES[name], made.contents, strict=True)}
         for file, content in contents.items():

@@ -182,19 +182,14 @@ class SubNetMeter:
         for jobs in ahead(pieces(subjects, AT_ONCE), prepare, device):
             measured = [Measurement.failed(key, job) for key, job in jobs if isinstance(job, str)]
             models = [job for _, job in jobs if isinstance(job, ModelJob)]
-            measured += self._time([*around[:1], *models, *around[1:]])
+            measured += self.time([*around[:1], *models, *around[1:]])
             references = [one.p50_ms for one in measured if one.p50_ms and one.key.startswith("reference ")]
             reference_ms = float(np.mean(references)) if references else None
             for one in measured:
                 if not one.key.startswith("reference "):
                     yield TimedLine.model_validate({**one.model_dump(), "reference_ms": reference_ms})
 
-    def time(self, job: ModelJob) -> Measurement:
-        """One model; measured again while it is noisy, the steadiest counts."""
-        (found,) = self._time([job])
-        return found
-
-    def _time(self, jobs: Sequence[ModelJob]) -> list[Measurement]:
+    def time(self, jobs: Sequence[ModelJob]) -> list[Measurement]:
         """Models that the device runs in turn; those that are noisy again, the steadiest counts."""
         best: dict[str, Measurement] = {}
         todo = list(jobs)

@@ -3,19 +3,43 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.schemas.exports import ExportedFile, Exports
+from tasks.schemas.exports import Card, ExportedFile, Exports
 
 Row = dict[str, Any]
 
 
 def files_of(exports: Exports) -> Row:
-    """`formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for."""
+    """`formats`: files, sizes and largest difference of each; `bundle`: its size, or None where none was asked for.
+
+    `int8`: whether a file is quantised.
+    """
     files: dict[str, list[ExportedFile]] = {}
     for card in exports.subnets:
         for name, file in card.files.items():
             files.setdefault(name, []).append(file)
     bundle = exports.bundle and exports.bundle.to_json()
-    return {"formats": [_format(name, rows) for name, rows in files.items()], "bundle": bundle}
+    return {
+        "formats": [_format(name, rows) for name, rows in files.items()],
+        "bundle": bundle,
+        "int8": any(map(int8_of, exports.subnets)),
+    }
+
+
+def int8_of(card: Card) -> Row | None:
+    """The quantised file of a SubNet: test accuracy, latency and bytes beside those in fp32, layers that stay in fp32."""
+    for file in card.files.values():
+        if file.int8 is not None:
+            found = file.int8
+            return {
+                "accuracy": found.accuracy.get("test"),
+                "measured_ms": found.latency and found.latency.p50_ms,
+                "fp32_ms": found.fp32_ms,
+                "bytes": file.bytes,
+                "fp32_bytes": found.fp32_bytes,
+                "layers": found.layers,
+                "kept_fp32": list(found.kept_fp32),
+            }
+    return None
 
 
 def _format(name: str, files: Sequence[ExportedFile]) -> Row:

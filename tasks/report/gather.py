@@ -20,7 +20,7 @@ from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
 from tasks.report.engine import chosen_engine
-from tasks.report.exported import files_of
+from tasks.report.exported import files_of, int8_of
 from tasks.report.headline import headline
 from tasks.report.refined import refinement
 from tasks.report.rows import (
@@ -194,7 +194,8 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
         if exported.measured_ms is None:
             failures.append(f"not measured: {card.latency.reason}")
         files = card.files.values()
-        differences = [file.relative_difference for file in files if file.relative_difference is not None]
+        from_torch = (file.relative_difference for file in files if file.int8 is None)
+        differences = [difference for difference in from_torch if difference is not None]
         rows.append(
             {
                 **row,
@@ -206,6 +207,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
                 "files": [name for file in files for name in file.sha256],
                 "reason": "; ".join(failures) or None,
                 "max_difference": max(differences, default=None),
+                "int8": int8_of(card),
             }
         )
     front_digests = _measured_front(rows)

@@ -26,10 +26,30 @@ class Latency(Record):
     layers: tuple[LayerTiming, ...]
 
 
+class Int8File(Record):
+    """An int8 file beside the same SubNet in fp32. Accuracies and losses by split, as onnxruntime computes them.
+
+    `layers`: those with weights; `kept_fp32`: those of them that stay in fp32 so that the first split loses at most
+    `allowed_points`. `calibration_images`: training images that the ranges come from. `latency`, `fp32_ms`: both files on the
+    device, one after the other; None where it takes no ONNX files.
+    """
+
+    accuracy: dict[str, float]
+    lost_points: dict[str, float]
+    allowed_points: float
+    layers: int
+    kept_fp32: tuple[str, ...]
+    calibration_images: int
+    fp32_bytes: int
+    latency: Latency | None = None
+    fp32_ms: float | None = None
+
+
 class ExportedFile(Record):
     """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
 
-    `masks`: of an ncnn file, by layer; each leaves the kernel that the device runs fastest.
+    `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `masks`: of an ncnn file, by layer;
+    each leaves the kernel that the device runs fastest.
     """
 
     state: Literal["ok", "failed"]
@@ -43,6 +63,7 @@ class ExportedFile(Record):
     runtime: str | None = None
     precision: str | None = None
     masks: dict[str, int] = Field(default_factory=dict)
+    int8: Int8File | None = None
 
 
 class VariableChoice(Record):

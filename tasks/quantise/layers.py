@@ -1,0 +1,36 @@
+"""Which nodes of an ONNX model are computed in int8."""
+
+from collections.abc import Collection
+
+import onnx
+
+LAYERS = {"Conv": 1, "Gemm": 1, "MatMul": 1}
+"""Operators with weights, and the place of the weight among their inputs."""
+FOLDED = ("Relu", "Clip")
+"""A layer in int8 does them by the range of its outputs."""
+BETWEEN = ("Add", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Flatten")
+"""In int8 where their result goes on in int8: two conversions would take longer than they do."""
+FLOAT_RESULTS = ("Gemm",)
+"""Layers with fp32 results: class scores with 256 steps would have ties."""
+
+
+def layers(graph: onnx.GraphProto) -> tuple[str, ...]:
+    """Names of the nodes with weights, in their order."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return tuple(
+        node.name for node in graph.node if node.op_type in LAYERS and node.input[LAYERS[node.op_type]] in weights
+    )
+
+
+def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str]) -> list[str]:
+    """Names of the nodes in int8, when the layers `kept` stay in fp32. Nodes are in topological order."""
+    weights = {tensor.name for tensor in graph.initializer}
+    chosen = set(layers(graph)) - set(kept)
+    read: set[str] = set()  # values that a node in int8 reads
+    for node in reversed(graph.node):
+        goes_on = any(name in read for name in node.output)
+        if node.op_type in FOLDED or (node.op_type in BETWEEN and goes_on and not weights.intersection(node.input)):
+            chosen.add(node.name)
+        if node.name in chosen and (goes_on or node.op_type not in FOLDED):
+            read.update(node.input)
+    return [node.name for node in graph.node if node.name in chosen]

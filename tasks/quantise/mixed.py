@@ -1,0 +1,153 @@
+"""One SubNet in int8. Layers to which its outputs are most sensitive stay in fp32: as few as its bound of accuracy takes."""
+
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from tailor_ir import Config, Statistics
+from tasks.evaluation.onnx_files import OnnxNetwork
+from tasks.evaluation.subnets import EvaluationData, count_correct
+from tasks.measuring.subnets import onnx_of
+from tasks.progress import Progress
+from tasks.quantise.layers import layers
+from tasks.quantise.qdq import Quantiser
+from tasks.quantise.settings import Settings
+
+BATCH = 32
+"""Images of the files that are calibrated and judged."""
+SENSITIVITY_IMAGES = 128
+"""Training images on which the sensitivity of each layer is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedSubNet:
+    """A file in int8. `layers`: all with weights; `kept`: those in fp32. `images`: that the ranges come from.
+
+    Accuracies and losses by split, as onnxruntime computes.
+    """
+
+    content: bytes
+    layers: tuple[str, ...]
+    kept: tuple[str, ...]
+    accuracy: dict[str, float]
+    lost_points: dict[str, float]
+    images: int
+
+
+def quantise(
+    net: Any,
+    config: Config,
+    statistics: Statistics,
+    model: bytes,
+    settings: Settings,
+    data: Mapping[str, EvaluationData],
+    progress: Progress,
+) -> QuantisedSubNet:
+    """The SubNet's fp32 ONNX model in int8, its ranges from the training images of its BatchNorm statistics.
+
+    On the first split of `data` it loses at most `max_loss_points`. The losses on all splits are told.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
+        subnet = _SubNet.calibrated(net, config, statistics, settings, data, Path(folder))
+        exact = subnet.accuracies(subnet.model)
+        split = next(iter(data))
+
+        def lost_points(kept: Collection[str]) -> float:
+            return 100 * (exact[split] - subnet.accuracy(subnet.quantised(kept), split))
+
+        kept: tuple[str, ...] = ()
+        if lost_points(kept) > settings.max_loss_points:
+            order = subnet.most_sensitive(progress)
+            kept = order[: _fewest(len(order), lambda count: lost_points(order[:count]) <= settings.max_loss_points)]
+        found = subnet.accuracies(subnet.quantised(kept))
+        return QuantisedSubNet(
+            content=subnet.quantiser.quantise(model, kept),
+            layers=subnet.layers,
+            kept=tuple(name for name in subnet.layers if name in kept),
+            accuracy=found,
+            lost_points={name: 100 * (exact[name] - found[name]) for name in found},
+            images=subnet.images,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _SubNet:
+    """A SubNet's fp32 model for `BATCH` images, and what quantises it."""
+
+    model: bytes
+    layers: tuple[str, ...]
+    quantiser: Quantiser
+    images: int
+    data: Mapping[str, EvaluationData]
+    size: tuple[int, int]
+
+    @classmethod
+    def calibrated(
+        cls,
+        net: Any,
+        config: Config,
+        statistics: Statistics,
+        settings: Settings,
+        data: Mapping[str, EvaluationData],
+        folder: Path,
+    ) -> "_SubNet":
+        height, width = net.input_shape(config)[-2:]
+        model = onnx_of(net, config, statistics, BATCH)
+        known = next(iter(data.values()))
+        batches = _batches(known.calibration((height, width)))
+        quantiser = Quantiser.calibrated(model, batches, folder, reduce_range=settings.reduce_range)
+        names = layers(onnx.load_from_string(model).graph)
+        return cls(model, names, quantiser, known.counts["recalibration_images"], data, (height, width))
+
+    def quantised(self, kept: Collection[str]) -> bytes:
+        return self.quantiser.quantise(self.model, kept)
+
+    def accuracy(self, model: bytes, split: str) -> float:
+        return count_correct(OnnxNetwork(model), self.data[split].batches(self.size)).share
+
+    def accuracies(self, model: bytes) -> dict[str, float]:
+        return {split: self.accuracy(model, split) for split in self.data}
+
+    def most_sensitive(self, progress: Progress) -> tuple[str, ...]:
+        """The layers by how far the class probabilities go from fp32 when that layer alone is in int8; the farthest first."""
+        training = next(iter(self.data.values())).calibration(self.size)
+        x_BCHW = torch.cat(list(training))[:SENSITIVITY_IMAGES]
+        exact_BK = OnnxNetwork(self.model)(x_BCHW).log_softmax(1)
+        divergence: dict[str, float] = {}
+        with progress.bar("sensitivity of layers to int8", len(self.layers)) as bar:
+            for name in self.layers:
+                alone = self.quantised([other for other in self.layers if other != name])
+                found_BK = OnnxNetwork(alone)(x_BCHW).log_softmax(1)
+                divergence[name] = float(functional.kl_div(found_BK, exact_BK, reduction="batchmean", log_target=True))
+                bar.advance()
+        return tuple(sorted(self.layers, key=lambda name: -divergence[name]))
+
+
+def _batches(images: Iterable[torch.Tensor]) -> Iterator[NDArray[np.float32]]:
+    """All images in batches of `BATCH`; the last one is filled up with its own."""
+    x_BCHW = torch.cat(list(images)).cpu().numpy()
+    for first in range(0, len(x_BCHW), BATCH):
+        part = x_BCHW[first : first + BATCH]
+        yield part[np.arange(BATCH) % len(part)]
+
+
+def _fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """The smallest count in 1 … most that is enough, where larger ones are, too; `most` without any."""
+    too_few, count = 0, 1
+    while count < most and not enough(count):
+        too_few, count = count, min(2 * count, most)
+    while count - too_few > 1:
+        middle = (too_few + count) // 2
+        if enough(middle):
+            count = middle
+        else:
+            too_few = middle
+    return count

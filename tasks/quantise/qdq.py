@@ -1,0 +1,84 @@
+"""QDQ files by onnxruntime: int8 weights per channel and symmetric, uint8 activations whose ranges come from images.
+
+A QDQ file has each tensor in int8 between QuantizeLinear and DequantizeLinear; runtimes fuse these pairs into the operators
+around them.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    create_calibrator,
+    quantize_static,
+)
+from onnxruntime.quantization.calibrate import save_tensors_data
+
+from tasks.quantise.guards import kept_in_fp32
+from tasks.quantise.layers import BETWEEN, FLOAT_RESULTS, FOLDED, LAYERS, quantised_nodes
+
+OPERATORS = [*LAYERS, *FOLDED, *BETWEEN]
+PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
+"""Tells onnxruntime that a model needs no preparation: constants and BatchNorm are folded already."""
+
+
+class _Reader(CalibrationDataReader):
+    """Batches for the calibration, one after the other."""
+
+    def __init__(self, name: str, batches: Iterable[NDArray[np.float32]]) -> None:
+        self._feeds = ({name: batch} for batch in batches)
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return next(self._feeds, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """Quantises one SubNet's models of any batch. `ranges`: a file with the least and the largest number of each tensor."""
+
+    ranges: Path
+    reduce_range: bool
+
+    @classmethod
+    def calibrated(
+        cls, model: bytes, batches: Iterable[NDArray[np.float32]], folder: Path, *, reduce_range: bool
+    ) -> "Quantiser":
+        """Runs the fp32 model on batches of its size. The files stay in `folder`."""
+        path, ranges = folder / "calibrated.onnx", folder / "ranges.json"
+        path.write_bytes(model)
+        (given,) = onnx.load_from_string(model).graph.input
+        calibrator = create_calibrator(
+            path, OPERATORS, str(folder / "augmented.onnx"), providers=["CPUExecutionProvider"]
+        )
+        calibrator.collect_data(_Reader(given.name, batches))
+        save_tensors_data(calibrator.compute_data(), ranges)
+        return cls(ranges, reduce_range)
+
+    def quantise(self, model: bytes, kept: Collection[str] = ()) -> bytes:
+        """The QDQ file of an fp32 model whose tensors were calibrated; the layers `kept` stay in fp32."""
+        loaded = onnx.load_from_string(model)
+        nodes = quantised_nodes(loaded.graph, kept)
+        if not nodes:
+            return model
+        onnx.helper.set_model_props(loaded, PREPARED)
+        out = self.ranges.with_name("quantised.onnx")
+        quantize_static(
+            loaded,
+            out,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=OPERATORS,
+            nodes_to_quantize=nodes,
+            per_channel=True,
+            reduce_range=self.reduce_range,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibration_cache_path=self.ranges,
+            extra_options={"OpTypesToExcludeOutputQuantization": list(FLOAT_RESULTS)},
+        )
+        return kept_in_fp32(out.read_bytes(), kept)
