@@ -28,7 +28,7 @@ LIBRARIES = (
     "prefect",
     "mlflow",
 )
-OPTIONAL_LIBRARIES = ("openvino",)
+OPTIONAL_LIBRARIES = ("executorch", "openvino")
 """Libraries of extras, which need not be there."""
 
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together

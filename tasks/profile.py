@@ -16,17 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Capabilities, Measurement, MeasureSettings
+from profiling_agents.messages import Capabilities, Format, Measurement, MeasureSettings
 from tailor_ir import OperatorFeature
 from tasks.artifacts import OutsideKey, append_line, read_lines
+from tasks.conversion import ConversionError, ConversionLimits
 from tasks.enumerate import read_operators
+from tasks.executorch.programs import operator_jobs
 from tasks.insitu import measure as insitu
 from tasks.lut import DeviceKey, Entry, Lut, LutStore, ProfilingMethod, feature_text, now, settings_text
 from tasks.lut.summaries import LutSummary
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
+from tasks.ncnn.conversion import convert_operators
 from tasks.progress import Bar, Progress
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 
@@ -240,7 +242,7 @@ def fill(
     try:
         for jobs, failures in ahead(
             pieces(list(operators.values()), settings.batch_operators),
-            lambda batch: _jobs(batch, "ncnn" in capabilities.formats, settings.limits),
+            lambda batch: _jobs(batch, capabilities.formats, settings.limits),
             capabilities,
         ):
             for failure in failures:
@@ -291,17 +293,22 @@ def _entry(
 
 
 def _jobs(
-    features: Sequence[OperatorFeature], ncnn: bool, limits: ConversionLimits
+    features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits
 ) -> tuple[list[ModelJob], list[Measurement]]:
     """Models of these operators for the device, and a failure for each that has none."""
-    models = [tailor_ir.operator_model(feature) for feature in features]
-    if not ncnn:
-        return [onnx_job(feature.digest, model) for feature, model in zip(features, models, strict=True)], []
-    jobs: list[ModelJob] = []
-    failures: list[Measurement] = []
-    for feature, model, outcome in zip(features, models, convert_operators(models, limits), strict=True):
-        if isinstance(outcome, ConversionError):
-            failures.append(Measurement.failed(feature.digest, str(outcome)))
-        else:
-            jobs.append(ncnn_job(feature.digest, model, outcome))
-    return jobs, failures
+    if "executorch" in formats:
+        outcomes = list(operator_jobs(features, limits).values())
+    else:
+        models = [tailor_ir.operator_model(feature) for feature in features]
+        if "onnx" in formats:
+            return [onnx_job(feature.digest, model) for feature, model in zip(features, models, strict=True)], []
+        outcomes = [
+            outcome if isinstance(outcome, ConversionError) else ncnn_job(feature.digest, model, outcome)
+            for feature, model, outcome in zip(features, models, convert_operators(models, limits), strict=True)
+        ]
+    failures = [
+        Measurement.failed(feature.digest, str(outcome))
+        for feature, outcome in zip(features, outcomes, strict=True)
+        if isinstance(outcome, ConversionError)
+    ]
+    return [outcome for outcome in outcomes if isinstance(outcome, ModelJob)], failures

@@ -51,7 +51,7 @@ class DeviceProfile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: Literal["ncnn", "ncnn-adb", "onnxruntime", "openvino", "torch"]
+    backend: Literal["executorch", "ncnn", "ncnn-adb", "onnxruntime", "openvino", "torch"]
     threads: int = Field(default=1, ge=1, le=256)
     precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
     cores: tuple[int, ...] | None = Field(

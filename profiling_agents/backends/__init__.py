@@ -6,6 +6,12 @@ from profiling_agents.backends.base import Backend, RuntimeOptions
 from profiling_agents.messages import AgentError
 
 
+def _executorch(options: RuntimeOptions) -> Backend:
+    from profiling_agents.backends.executorch.backend import ExecuTorchBackend
+
+    return ExecuTorchBackend(options)
+
+
 def _ncnn(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.ncnn import NcnnBackend
 
@@ -37,6 +43,7 @@ def _torch(options: RuntimeOptions) -> Backend:
 
 
 BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
+    "executorch": _executorch,
     "ncnn": _ncnn,
     "ncnn-adb": _ncnn_adb,
     "onnxruntime": _onnxruntime,
@@ -45,8 +52,8 @@ BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
 }
 """Makers by name; a runtime is imported only when it is chosen."""
 
-EXTRAS = frozenset({"openvino"})
-"""Backends whose runtime is an optional extra of the same name."""
+EXTRAS = {"executorch": "torch executorch", "openvino": "onnx openvino"}
+"""Backends whose runtime is an optional extra of the same name, and what a bare device needs."""
 
 ELSEWHERE = frozenset({"ncnn-adb"})
 """Backends whose models run on another machine: no walls are raised around the process that talks to it."""
@@ -60,10 +67,11 @@ def open_backend(options: RuntimeOptions) -> Backend:
     try:
         return BACKENDS[name](options)
     except ImportError as error:
-        raise AgentError(f"backend '{name}': {error}; {_installation(name)}") from error
+        raise AgentError(f"backend '{name}': {error}; {installation(name)}") from error
 
 
-def _installation(name: str) -> str:
+def installation(name: str) -> str:
+    """How the runtime of a backend is installed."""
     if name in EXTRAS:
-        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: pip install onnx {name})"
+        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: pip install {EXTRAS[name]})"
     return f"install the Python package '{name}' on the device"

@@ -22,7 +22,7 @@ class RunError(AgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelJob:
-    """A model to run. Files: ONNX (model,), ncnn (param, bin). Shapes count the batch axis (ncnn: 1).
+    """A model to run. Files: ONNX (model,), ncnn (param, bin), executorch (program,). Shapes count the batch axis (ncnn: 1).
 
     `output_shapes` restores shapes that the runtime does not keep; without them ncnn's outputs get a batch axis of 1.
     `engine`: of this model alone; None: the client's.

@@ -34,6 +34,7 @@ PATIENCE_S = 5.0
 """A tunnel that is refused for so long is gone and comes back only as another connection."""
 SERVICE_MODULES = ("h11", "httpx", "numpy", "psutil", "pydantic", "starlette", "uvicorn")
 BACKEND_MODULES = {
+    "executorch": ("torch", "executorch"),
     "ncnn": ("ncnn",),
     "onnxruntime": ("onnx", "onnxruntime"),
     "openvino": ("onnx", "openvino"),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Format = Literal["onnx", "ncnn"]
+Format = Literal["onnx", "ncnn", "executorch"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16_storage"]
 Cache = Literal["warm", "cold"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]

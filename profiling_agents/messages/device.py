@@ -7,7 +7,7 @@ from pydantic import Field
 from profiling_agents.messages.base import Format, Message, Precision
 from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption, RuntimeSettings
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every change of a message that the other side would not read. Client and agent have the same."""
 
 

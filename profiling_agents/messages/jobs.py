@@ -8,7 +8,7 @@ from profiling_agents.messages.base import Digest, Format, Message, Name, Nonce,
 from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine
 from profiling_agents.messages.settings import MeasureSettings
 
-FILES_OF_FORMAT: dict[str, tuple[int, ...]] = {"onnx": (1,), "ncnn": (1, 2)}
+FILES_OF_FORMAT: dict[str, tuple[int, ...]] = {"onnx": (1,), "ncnn": (1, 2), "executorch": (1,)}
 MAX_JOBS_PER_BATCH = 256
 
 
@@ -40,6 +40,7 @@ class JobMessage(Message):
     """One model to run: digests of its uploaded files, and its inputs and outputs by name.
 
     ncnn: files (param, bin), or (param,) with zeros for all weights: then it can be timed, not run for its outputs.
+    executorch: one program (.pte), which has no names: those of the job stand for its inputs and outputs in order.
     `output_shapes` restores shapes that the runtime does not keep. `engine`: how the runtime runs it.
     """
 

@@ -16,6 +16,7 @@ from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, SuperNet
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData
+from tasks.executorch.programs import subnet_jobs
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.settings import FileFormat, Settings
@@ -28,13 +29,14 @@ from tasks.quantise import QuantisedSubNet, quantise
 from tasks.schemas.exports import Card, Int8File, Latency
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
-LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
+LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn", "executorch": "executorch"}
 SUFFIXES: dict[FileFormat, tuple[str, ...]] = {
     "onnx": (".onnx",),
     "onnx_int8": (".int8.onnx",),
     "ncnn": (".ncnn.param", ".ncnn.bin", ".ncnn.json"),
     "ncnn_fp16": (".fp16.ncnn.param", ".fp16.ncnn.bin", ".fp16.ncnn.json"),
     "torch": (".pt2",),
+    "executorch": (".pte", ".pte.json"),
 }
 
 Images = NDArray[np.float32]
@@ -82,6 +84,13 @@ class Maker:
                 return self._int8(card, statistics)
             case "torch":
                 return self._torch(card, module)
+            case "executorch":
+                subnet = {card.digest: (self.net, card.config)}
+                job = subnet_jobs(subnet, self.settings.limits, statistics)[card.digest]
+                if isinstance(job, ConversionError):
+                    raise job
+                made = self._run_by_agent([job])
+                return replace(made, contents=(*made.contents, fact_file(card)))
             case "ncnn" | "ncnn_fp16":
                 fp16 = name == "ncnn_fp16"
                 model = onnx_of(self.net, card.config, statistics, 1)

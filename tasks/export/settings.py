@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from tasks.measuring.settings import TimingSettings, Tolerance
 from tasks.quantise import Settings as QuantiseSettings
 
-FileFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "torch"]
+FileFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "torch", "executorch"]
 
 
 class Settings(TimingSettings):
@@ -16,7 +16,7 @@ class Settings(TimingSettings):
     formats: tuple[FileFormat, ...] = Field(
         ("onnx", "ncnn"),
         min_length=1,
-        description="onnx_int8: statically quantised; ncnn_fp16: weights in half the bytes; torch: an archive (.pt2)",
+        description="onnx_int8: statically quantised; ncnn_fp16: weights in half the bytes; torch: .pt2; executorch: .pte",
     )
     dynamic_batch: bool = Field(False, description="ONNX files and torch archives take any number of samples")
     bundle: bool = Field(

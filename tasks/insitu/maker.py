@@ -3,26 +3,29 @@
 from collections.abc import Mapping, Sequence
 
 import tailor_ir
-from profiling_agents.messages import Measurement
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import Format, Measurement
 from tailor_ir import OperatorFeature, SuperNet
+from tasks.conversion import ConversionError, ConversionLimits
+from tasks.executorch.programs import subnet_jobs
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.insitu.trials import Trial
 from tasks.ncnn import kernels
-from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert_operators
+from tasks.ncnn.conversion import convert_operators
 from tasks.ncnn.files import NcnnFiles
 
 
 class SubNetMaker:
-    """Makes SubNets for the device; for ncnn it converts each operator once."""
+    """Makes SubNets in the format that the device takes; for ncnn it converts each operator once."""
 
-    def __init__(self, net: SuperNet, ncnn: bool, limits: ConversionLimits) -> None:
+    def __init__(self, net: SuperNet, model_format: Format, limits: ConversionLimits) -> None:
         self.net = net
-        self._ncnn, self._limits = ncnn, limits
+        self._format, self._limits = model_format, limits
         self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
 
     def implementations(self, operators: Mapping[str, OperatorFeature]) -> dict[str, tuple[str, ...]]:
         """The implementations that operators may have besides the runtime's own choice, of those that have some."""
-        if not self._ncnn:
+        if self._format != "ncnn":
             return {}
         self._convert(list(operators.values()))
         snippets = {digest: self._snippets[feature] for digest, feature in operators.items()}
@@ -31,7 +34,9 @@ class SubNetMaker:
 
     def make(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
         """The SubNets by key, and a failure for each that the device cannot get."""
-        if not self._ncnn:
+        if self._format == "executorch":
+            return self._programs(chunk)
+        if self._format == "onnx":
             return [onnx_subnet(self.net, key, trial.config) for key, trial in chunk], []
         self._convert([feature for _, trial in chunk for feature in self.net.operators(trial.config)])
         made: list[WholeSubNet] = []
@@ -50,6 +55,14 @@ class SubNetMaker:
                 }
                 made.append(ncnn_subnet(self.net, key, trial.config, snippets))
         return made, failures
+
+    def _programs(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
+        configs = {key: trial.config for key, trial in chunk}
+        outcomes = subnet_jobs({key: (self.net, config) for key, config in configs.items()}, self._limits)
+        placed = {key: self.net.placed_operators(config) for key, config in configs.items()}
+        made = [WholeSubNet(placed[key], one) for key, one in outcomes.items() if isinstance(one, ModelJob)]
+        errors = {key: str(one) for key, one in outcomes.items() if isinstance(one, ConversionError)}
+        return made, [Measurement.failed(key, error) for key, error in errors.items()]
 
     def _convert(self, features: Sequence[OperatorFeature]) -> None:
         new = [feature for feature in dict.fromkeys(features) if feature not in self._snippets]

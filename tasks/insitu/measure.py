@@ -16,9 +16,11 @@ from profiling_agents.client import ModelJob
 from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.artifacts import append_line, read_lines
+from tasks.conversion import ConversionLimits
 from tasks.insitu.cover import covering_codes
 from tasks.insitu.maker import SubNetMaker
 from tasks.insitu.networks import WholeSubNet
+from tasks.insitu.order import ForeignLayersError
 from tasks.insitu.overhead import MeasuredLine, layer_overhead_ms, without_overhead
 from tasks.insitu.rules import Example, ImplementationRules
 from tasks.insitu.trials import CandidateNames, Trial, mixed, studied
@@ -26,7 +28,6 @@ from tasks.lut import Entry, feature_text, now
 from tasks.lut.choice import position_of_chosen
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
-from tasks.ncnn.conversion import ConversionLimits
 from tasks.progress import Progress
 from tasks.schemas.operators import ChosenImplementations
 
@@ -81,7 +82,7 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
     """
     codes = covering_codes(net, set(todo.values()), np.random.default_rng(bench.settings.seed))
     configs = [net.space.decode(code) for code in codes]
-    maker = SubNetMaker(net, "ncnn" in bench.meter.capabilities().formats, bench.limits)
+    maker = SubNetMaker(net, bench.meter.capabilities().formats[0], bench.limits)
     candidates = maker.implementations(todo)
     lines = _measured(maker, configs, candidates, bench)
     seen = _seen(lines)
@@ -212,8 +213,11 @@ def _line(measurement: Measurement, trial: Trial, subnet: WholeSubNet | None) ->
     operators: list[tuple[str, float, int]] = []
     if subnet is not None and measurement.state == "ok":
         features = [placed.feature.digest for placed in subnet.placed.operators]
-        attributed = subnet.attribute(measurement.layers)
-        operators = [(digest, *found) for digest, found in zip(features, attributed, strict=True)]
+        try:
+            attributed = subnet.attribute(measurement.layers)
+            operators = [(digest, *found) for digest, found in zip(features, attributed, strict=True)]
+        except ForeignLayersError as error:
+            measurement = Measurement.failed(measurement.key, str(error))
     return {
         "key": measurement.key,
         "state": measurement.state,

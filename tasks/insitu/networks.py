@@ -1,7 +1,8 @@
 """Whole SubNets for a device without their weights, such that each layer that the device runs belongs to one operator.
 
 onnxruntime gets the SubNet itself and names its layers after the SubNet's values. An NCNN file keeps no names, so that the
-network is put together from the files of its operators, each of which is converted once.
+network is put together from the files of its operators, each of which is converted once. ExecuTorch names layers by their kinds
+alone, and runs them in the order of the SubNet.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import LayerTiming
 from tailor_ir import Config, OperatorFeature, PlacedOperators, SuperNet
+from tasks.insitu.order import by_order
 from tasks.measuring.jobs import onnx_job
 from tasks.ncnn.files import Layer, NcnnFiles
 
@@ -28,9 +30,19 @@ class WholeSubNet:
     job: ModelJob
 
     def attribute(self, layers: Sequence[LayerTiming]) -> list[tuple[float, int]]:
-        """For each of the operators the time [ms] and number of the layers that ran for it; 0 where it runs in another."""
+        """For each of the operators the time [ms] and number of the layers that ran for it; 0 where it runs in another.
+
+        ForeignLayersError where a layer may be of any operator.
+        """
+        owners: Sequence[int | None]
         times_ms, counts = [0.0] * len(self.placed.operators), [0] * len(self.placed.operators)
-        owners = _by_number(layers) if self.job.format == "ncnn" else _by_name(layers, self.placed)
+        match self.job.format:
+            case "ncnn":
+                owners = _by_number(layers)
+            case "onnx":
+                owners = _by_name(layers, self.placed)
+            case "executorch":
+                owners = by_order(layers, self.placed)
         for layer, number in zip(layers, owners, strict=True):
             if number is not None:
                 times_ms[number] += layer.time_ms

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from profiling_agents.messages import MeasureSettings, Precision
-from tasks.ncnn.conversion import ConversionLimits
+from tasks.conversion import ConversionLimits
 
 
 class TimingSettings(BaseModel):

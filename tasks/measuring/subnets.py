@@ -15,10 +15,12 @@ from profiling_agents.messages import Format, Measurement, MeasureSettings
 from profiling_agents.sensing.machine import available_cores
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of
+from tasks.conversion import ConversionError, ConversionLimits
+from tasks.executorch.programs import subnet_jobs
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert
+from tasks.ncnn.conversion import convert
 from tasks.progress import Progress
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
@@ -206,6 +208,9 @@ class SubNetMeter:
         weights = self.settings.energy_ms > 0
         if "onnx" in formats:
             return [(one.key, onnx_job(one.key, one.model(weights=weights))) for one in subjects]
+        if "executorch" in formats:
+            outcomes = subnet_jobs({one.key: (one.net, one.config) for one in subjects}, self.limits)
+            return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
         models = [(one, one.model(weights=True)) for one in subjects]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in a process of its own
             return list(pool.map(lambda pair: (pair[0].key, self._converted(*pair, weights=weights)), models))

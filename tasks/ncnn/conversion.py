@@ -4,15 +4,10 @@ One call costs about 0.25 s, nearly all of it start-up, so operators travel many
 `convert_operators` joins them to one graph of unconnected parts and splits the result: 1 ms an operator.
 """
 
-import contextlib
 import importlib.util
 import os
-import resource
-import signal
-import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -23,33 +18,18 @@ import onnx
 from profiling_agents.backends.base import ModelError
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.backends.own_names import OwnNames
+from tasks.conversion import DEFAULT_LIMITS, ConversionError, ConversionLimits, last_line, run_limited
 from tasks.ncnn import joined_models
 from tasks.ncnn.files import Layer, NcnnFiles
 from tasks.ncnn.kernels import masks_for, with_masks
 from tasks.ncnn.pooling import fit_pools
 
-MIB = 2**20
-CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
-
-
-class ConversionError(Exception):
-    """A model has no NCNN form; the message is one line."""
-
-
 Outcome = NcnnFiles | ConversionError
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionLimits:
-    """The limits of one call of pnnx."""
-
-    wall_s: float = 120.0
-    memory_mib: int = 8192
 
 
 def convert(
     model: bytes,
-    limits: ConversionLimits = ConversionLimits(),
+    limits: ConversionLimits = DEFAULT_LIMITS,
     *,
     fp16: bool = False,
     implementations: Mapping[str, str] = MappingProxyType({}),
@@ -67,7 +47,7 @@ def convert(
     return with_masks(files, masks_for(model, plain, implementations))
 
 
-def convert_operators(models: Sequence[bytes], limits: ConversionLimits = ConversionLimits()) -> list[Outcome]:
+def convert_operators(models: Sequence[bytes], limits: ConversionLimits = DEFAULT_LIMITS) -> list[Outcome]:
     """NCNN files of many models of one operator each, as the operator runs inside a network (no batch axis).
 
     Each has its own result or its own error.
@@ -138,10 +118,11 @@ def _converted(model: bytes, limits: ConversionLimits, *, fp16: bool = False) ->
     with tempfile.TemporaryDirectory(prefix="autotailor-pnnx-") as name:  # mode 0700
         folder = Path(name)
         (folder / "model.onnx").write_bytes(_prepared(model))
-        log = _run([_binary(), "model.onnx", f"fp16={fp16:d}"], folder, limits)
+        environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        log = run_limited([_binary(), "model.onnx", f"fp16={fp16:d}"], folder, limits, environment, name="pnnx")
         files = folder / "model.ncnn.param", folder / "model.ncnn.bin"
         if not all(file.is_file() for file in files) or files[0].stat().st_size == 0:
-            raise ConversionError(f"pnnx wrote no NCNN model ({_last_line(log)})")
+            raise ConversionError(f"pnnx wrote no NCNN model ({last_line(log)})")
         return NcnnFiles(param=files[0].read_bytes(), bin=files[1].read_bytes())
 
 
@@ -153,62 +134,9 @@ def _prepared(model: bytes) -> bytes:
         raise ConversionError(f"pnnx gets no model: {' '.join(str(error).split())}") from error
 
 
-def _run(command: list[str], folder: Path, limits: ConversionLimits) -> str:
-    """The output of the child; ConversionError when it died or was killed."""
-    environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    with (
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as child,
-        _killed_at_exit(child),
-    ):
-        _restrict(child.pid, limits)
-        try:
-            output, _ = child.communicate(timeout=limits.wall_s)
-        except subprocess.TimeoutExpired as error:
-            raise ConversionError(f"pnnx took longer than {limits.wall_s:g} s") from error
-    log = output.decode(errors="replace")
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        raise ConversionError(f"pnnx died of {name} within {limits.memory_mib} MiB ({_last_line(log)})")
-    if child.returncode:
-        raise ConversionError(f"pnnx ended with code {child.returncode} ({_last_line(log)})")
-    return log
-
-
-@contextlib.contextmanager
-def _killed_at_exit(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-
-
-def _restrict(pid: int, limits: ConversionLimits) -> None:
-    """Memory limit and low priority, set from outside: nothing of ours runs between fork and exec."""
-    with contextlib.suppress(ProcessLookupError):
-        memory = limits.memory_mib * MIB
-        resource.prlimit(pid, resource.RLIMIT_AS, (memory, memory))
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        os.setpriority(os.PRIO_PROCESS, pid, CHILD_NICENESS)
-
-
 def _binary() -> str:
     """pnnx's executable inside its Python package (importing the package would import torch)."""
     found = importlib.util.find_spec("pnnx")
     if found is None or not found.submodule_search_locations:
         raise ConversionError("the package 'pnnx' is not installed")
     return str(Path(found.submodule_search_locations[0]) / "pnnx")
-
-
-def _last_line(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it printed nothing"

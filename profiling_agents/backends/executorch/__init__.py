@@ -1,0 +1,1 @@
+"""ExecuTorch with the kernels of XNNPACK, and the times of its layers."""

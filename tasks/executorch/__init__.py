@@ -1,0 +1,1 @@
+"""Programs for ExecuTorch (.pte): SubNets and single operators, lowered to XNNPACK."""

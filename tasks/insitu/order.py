@@ -1,0 +1,44 @@
+"""The operators of layers that have no names of the SubNet's, by the order in which both run.
+
+Convolutions and matrix products are layers of their own in any runtime, so that they tell where in the SubNet a layer is.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from profiling_agents.messages import LayerTiming
+from tailor_ir import PlacedOperators
+
+PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+PRODUCT_LAYERS = ("Convolution", "Deconvolution", "Fully Connected", "Batch Matrix Multiply")
+"""Beginnings of XNNPACK's names."""
+
+
+class ForeignLayersError(Exception):
+    """Layers that cannot be matched with the operators of their SubNet."""
+
+
+def by_order(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int]:
+    """The number of the operator of each layer. ForeignLayersError where products and their layers differ in number.
+
+    Between two products, as many layers as operators belong to them in order. Of another number all belong to the first of the
+    operators; where there is no operator, to the product before them, or to the first one.
+    """
+    products = [number for number, one in enumerate(placed.operators) if one.feature.operator in PRODUCTS]
+    at = [position for position, layer in enumerate(layers) if layer.kind.startswith(PRODUCT_LAYERS)]
+    if len(products) != len(at):
+        raise ForeignLayersError(
+            f"{len(products)} convolutions and matrix products ran as {len(at)} layers, which are in no order that is known"
+        )
+    owners: list[int] = []
+    ends = zip(pairwise([-1, *at, len(layers)]), pairwise([-1, *products, len(placed.operators)]), strict=True)
+    for (layer, next_layer), (product, next_product) in ends:
+        inner, between = next_layer - layer - 1, range(product + 1, next_product)
+        owners += [product] * (layer >= 0)
+        if inner == len(between):
+            owners += between
+        elif between:
+            owners += [between[0]] * inner
+        else:
+            owners += [product if product >= 0 else next_product] * inner
+    return owners
