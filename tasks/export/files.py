@@ -26,7 +26,7 @@ from tasks.ncnn.conversion import ConversionError, convert
 from tasks.ncnn.kernels import masks_of
 from tasks.progress import Progress
 from tasks.quantise import QuantisedSubNet, quantise
-from tasks.schemas.exports import Card, Int8File, Latency
+from tasks.schemas.exports import Card, Int8File, Latency, PlannedMemory
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn", "executorch": "executorch"}
@@ -47,6 +47,7 @@ class Made:
     """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here.
 
     masks: of the layers of an ncnn file. int8: of a quantised file; `reference` computes what its outputs are compared with.
+    memory: of an ONNX file for which another order was planned.
     """
 
     contents: tuple[bytes, ...]
@@ -57,6 +58,7 @@ class Made:
     masks: Mapping[str, int] = field(default_factory=dict)
     int8: Int8File | None = None
     reference: Callable[[Images], Images] | None = None
+    memory: PlannedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Settings of the export stage."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.measuring.settings import TimingSettings, Tolerance
 from tasks.quantise import Settings as QuantiseSettings
@@ -19,6 +19,9 @@ class Settings(TimingSettings):
         description="onnx_int8: statically quantised; ncnn_fp16: weights in half the bytes; torch: .pt2; executorch: .pte",
     )
     dynamic_batch: bool = Field(False, description="ONNX files and torch archives take any number of samples")
+    planned_memory: bool = Field(
+        False, description="nodes of ONNX files stand in the order with the least peak of memory, where that saves some"
+    )
     bundle: bool = Field(
         False, description="all SubNets of a device in one folder, whose common weights are there once"
     )
@@ -31,6 +34,14 @@ class Settings(TimingSettings):
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: Tolerance = Tolerance()
     quantise: QuantiseSettings = QuantiseSettings()
+
+    @model_validator(mode="after")
+    def _one_batch_is_planned(self) -> Self:
+        if self.planned_memory and self.dynamic_batch:
+            raise ValueError(
+                "planned_memory=true with dynamic_batch=true: an order is of one batch; allowed: one of them"
+            )
+        return self
 
     @field_validator("formats")
     @classmethod

@@ -9,9 +9,11 @@ from itertools import pairwise
 from profiling_agents.messages import LayerTiming
 from tailor_ir import PlacedOperators
 
-PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-PRODUCT_LAYERS = ("Convolution", "Deconvolution", "Fully Connected", "Batch Matrix Multiply")
-"""Beginnings of XNNPACK's names."""
+PRODUCTS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))
+XNNPACK_LAYERS = ("Convolution", "Deconvolution", "Fully Connected", "Batch Matrix Multiply")
+OWN_LAYERS = ("native_call_addmm.", "native_call_bmm.", "native_call_convolution.", "native_call_mm.")
+PRODUCT_LAYERS = XNNPACK_LAYERS + OWN_LAYERS
+"""Beginnings of the names of XNNPACK's layers and of ExecuTorch's own."""
 
 
 class ForeignLayersError(Exception):
@@ -24,7 +26,9 @@ def by_order(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int
     Between two products, as many layers as operators belong to them in order. Of another number all belong to the first of the
     operators; where there is no operator, to the product before them, or to the first one.
     """
-    products = [number for number, one in enumerate(placed.operators) if one.feature.operator in PRODUCTS]
+    products = [
+        number for number, one in enumerate(placed.operators) for step in one.feature.steps if step.op in PRODUCTS
+    ]
     at = [position for position, layer in enumerate(layers) if layer.kind.startswith(PRODUCT_LAYERS)]
     if len(products) != len(at):
         raise ForeignLayersError(

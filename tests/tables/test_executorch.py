@@ -33,9 +33,11 @@ def executorch() -> None:
     pytest.importorskip("executorch", reason="the extra 'executorch' is not installed")
 
 
-def network(name: str = "mobilenetv2_035") -> tailor_ir.SuperNet:
+def network(size: int = 32) -> tailor_ir.SuperNet:
     torch.manual_seed(0)
-    return tailor_ir.compile(perturb(timm.create_model(name, num_classes=10).eval()), torch.zeros(1, 3, 32, 32))
+    return tailor_ir.compile(
+        perturb(timm.create_model("mobilenetv2_035", num_classes=10).eval()), torch.zeros(1, 3, size, size)
+    )
 
 
 def timed(*kinds: str) -> list[LayerTiming]:
@@ -46,7 +48,7 @@ def test_layers_belong_to_operators_by_their_order() -> None:
     net = network()
     placed = net.placed_operators(net.min_config)
     kinds = [one.feature.operator for one in placed.operators]
-    layers = ["Convolution" if kind == "Conv" else "Fully Connected" if kind == "Gemm" else "Other" for kind in kinds]
+    layers = ["Convolution" if kind == "Conv" else "Fully Connected" if kind == "Linear" else "Other" for kind in kinds]
     assert by_order(timed(*layers), placed) == list(range(len(kinds)))
     with_transpose = by_order(timed("Transpose", *layers), placed)
     assert with_transpose == [0, *range(len(kinds))], "what prepares the input belongs to the first product"
@@ -84,9 +86,9 @@ def test_what_the_compiler_refuses_has_its_own_reason() -> None:
 
 
 @pytest.mark.slow
-def test_profile_in_situ_knows_every_operator_and_adds_up() -> None:
+def test_layers_of_a_subnet_add_up_and_operators_run_alone() -> None:
     executorch()
-    net = network()
+    net = network(192)
     settings = MEASURE.model_copy(update={"layers_ms": 50.0})
     found = subnet_jobs({"small": (net, net.min_config), "large": (net, net.max_config)}, LIMITS)
     with local_agent("executorch") as client:

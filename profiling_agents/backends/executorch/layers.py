@@ -1,9 +1,10 @@
 """The times of ExecuTorch's layers, from the events of a traced program (ETDump, a flatbuffer; schema "ED00").
 
-XNNPACK has a clock of whole µs: it gives the difference of two readings. Over many runs these errors cancel.
+XNNPACK rounds a layer's time down to whole µs. The time of the call that ran the layers is exact: what they lack is divided
+among them, up to 1 µs each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,11 @@ RUNS_OF_DUMP, NAME_OF_RUN, EVENTS_OF_RUN, PROFILE_OF_EVENT = 1, 0, 3, 0
 """Positions of fields in their tables."""
 NAME, NAME_OF_LAYER, START, END = 0, 4, 6, 7
 EXECUTION = "Execute"
-AROUND_LAYERS = frozenset({"DELEGATE_CALL", "OPERATOR_CALL", "Method::execute"})
+CALL, AROUND_LAYERS = "DELEGATE_CALL", frozenset({"OPERATOR_CALL", "Method::execute"})
 OWN_OPERATOR = "native_call_"
 """The beginning of the name of an operator that XNNPACK has not, and ExecuTorch runs."""
 UNINTERRUPTED = 1.25  # times the layer's median
-CLOCK_NS = 1000
+ROUNDED_NS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +31,38 @@ class Event:
     """Something that ran, and how long [ns]."""
 
     name: str
-    time_ns: int
+    time_ns: float
 
 
 def time_layers(dumps: Sequence[bytes]) -> list[LayerTiming]:
     """Mean times of the layers in order, each over the runs in which it was not interrupted. dumps: of one run each."""
-    runs = [[event for event in _events(dump) if event.name not in AROUND_LAYERS] for dump in dumps]
+    runs = [_layers(_events(dump)) for dump in dumps]
     if len({tuple(event.name for event in run) for run in runs}) != 1:
         raise ModelError("ExecuTorch's runs differ in their layers")
     rows_ns = np.array([[event.time_ns for event in run] for run in runs], np.float64)
-    counted = rows_ns <= UNINTERRUPTED * np.median(rows_ns, axis=0) + CLOCK_NS
+    counted = rows_ns <= UNINTERRUPTED * np.median(rows_ns, axis=0) + ROUNDED_NS
     times_ns = np.sum(rows_ns, axis=0, where=counted) / counted.sum(axis=0)
     return [
         LayerTiming(name=event.name, kind=event.name.partition(" (")[0], time_ms=float(time_ns) * 1e-6)
         for event, time_ns in zip(runs[0], times_ns, strict=True)
     ]
+
+
+def _layers(events: Iterable[Event]) -> list[Event]:
+    """The events of layers; those of XNNPACK come before the call that ran them."""
+    layers: list[Event] = []
+    inner: list[Event] = []
+    for event in events:
+        if event.name == CALL and inner:
+            lost_ns = (event.time_ns - sum(one.time_ns for one in inner)) / len(inner)
+            added_ns = min(max(lost_ns, 0.0), ROUNDED_NS)
+            layers += [Event(one.name, one.time_ns + added_ns) for one in inner]
+            inner = []
+        elif event.name.startswith(OWN_OPERATOR):
+            layers.append(event)
+        elif event.name not in AROUND_LAYERS | {CALL}:
+            inner.append(event)
+    return layers
 
 
 def _events(dump: bytes) -> list[Event]:
