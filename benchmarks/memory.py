@@ -4,7 +4,7 @@
 
 For each preset the largest, the smallest and random SubNets, exported as for a device, batch 1, run once by onnxruntime with
 all optimisations, one thread. The truth is counted by the runtime itself: an allocator that is registered with it sees
-every request (tests/ir/runtime_memory.py). The same for what the runtime's own arena has in use at most, by its own
+every request (`tailor_ir.memory.runtime_memory`). The same for what the runtime's own arena has in use at most, by its own
 statistics, whose chunks may be up to twice what was asked for. Beside it, not predicted: what is planned as one block for
 later runs. --timm: networks by name with the proposed space instead, which no rule was made for.
 """

@@ -6,20 +6,19 @@ For the largest SubNet of each network of timm and random ones (proposed space, 
 that `SuperNet.export` writes, run by onnxruntime with its defaults. "Planned" is the same file optimised, its nodes in planned
 order, run in that order without memory reuse (`tailor_ir.memory.planned_file`). "Own order": the optimised file without memory
 reuse, in the order that onnxruntime gave it, by the plan; what is left is what the order alone brings. Peaks are counted by an
-allocator that is registered with the runtime (tests/ir/runtime_memory.py). Times: the least of several runs by turns.
+allocator that is registered with the runtime (`tailor_ir.memory.runtime_memory`). Times: the least of several runs by turns.
 """
 
 import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -28,10 +27,10 @@ from rich.table import Table
 from benchmarks.memory import timm_supernet
 from tailor_ir import Config, SuperNet
 from tailor_ir.memory.planned_file import plan_file, session_options
-from tests.ir.runtime_memory import runtime
+from tailor_ir.memory.runtime_memory import runtime
+from tasks.export.counting import by_turns, running
 
 NETWORKS = ("nasnetalarge", "pnasnet5large", "hrnet_w18_small", "inception_v3", "inception_v4")
-RUNS = 5
 MIB = 2**20
 Row = dict[str, float | int | str]
 
@@ -69,23 +68,6 @@ def measure(name: str, net: SuperNet, config: Config, subnet: str, folder: Path)
         "planned_ms": after_ms,
         "plan_s": seconds,
     }
-
-
-def running(content: bytes, options: onnxruntime.SessionOptions, feeds: dict[str, np.ndarray]) -> Callable[[], object]:
-    """Runs a model once."""
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, feeds)
-
-
-def by_turns(*runs: Callable[[], object]) -> list[float]:
-    """The least time of each [ms]."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(RUNS):
-        for run, own in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run()
-            own.append((time.perf_counter() - start) * 1e3)
-    return [min(own) for own in times]
 
 
 def rows_of(name: str, random: int) -> list[Row]:

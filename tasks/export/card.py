@@ -129,6 +129,7 @@ def markdown(card: Card) -> str:
             [_file_row(name, file) for name, file in card.files.items()],
         ),
         *_quantised(card.files.values()),
+        *_memory(card.files.get("onnx")),
         "## Architecture",
         _table(
             ("variable", "choice", "choices"),
@@ -208,6 +209,27 @@ def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:
     runtime = f"{file.runtime} {file.precision}, " + ("the device" if file.on_device else "this machine")
     difference = f"{file.relative_difference:.2g}"
     return name, ", ".join(file.sha256), str(file.bytes), runtime, difference, f"{file.tolerance:g}"
+
+
+def _memory(file: ExportedFile | None) -> list[str]:
+    """The planned order of an ONNX file, beside the default one."""
+    if file is None or (found := file.memory) is None:
+        return []
+    if found.planned_counted_mib is None:
+        return ["## Memory by order", f"The ONNX file has the default order: {found.reason}."]
+    rows = [
+        ("planned", found.planned_mib, found.planned_counted_mib, found.planned_ms),
+        ("default", found.default_mib, found.default_counted_mib, found.default_ms),
+    ]
+    table = _table(
+        ("order of the nodes", "peak of activations, predicted [MiB]", "counted [MiB]", "a run [ms]"),
+        [(name, *(f"{value:.4g}" for value in values if value is not None)) for name, *values in rows],
+    )
+    options = ", ".join(f"`{name}={value}`" for name, value in found.session_options.items())
+    told = (
+        f"The file is run with these session options: {options}." if found.kept else f"Default order: {found.reason}."
+    )
+    return ["## Memory by order", table, f"{told} Counted and timed on this machine, one thread, in a first run."]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

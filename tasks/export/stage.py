@@ -33,6 +33,7 @@ from tasks.export.card import (
     used_engine,
 )
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
+from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Alternatives, as_predicted, replaced
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
@@ -208,6 +209,9 @@ class Exporter:
         for name in self.settings.formats:
             try:
                 made = self.maker.make(name, card, statistics, module)
+                if name == "onnx" and self.settings.planned_memory:
+                    device, limits = self.maker.client.capabilities(), self.settings.limits
+                    made = in_planned_order(self.net, card, made, inputs, device, limits)
                 files[name] = self._file(name, card.digest, made, inputs, expected)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
@@ -259,6 +263,7 @@ class Exporter:
             "precision": made.precision,
             **({"masks": dict(made.masks)} if made.masks else {}),
             **({"int8": made.int8} if made.int8 else {}),
+            **({"memory": made.memory} if made.memory else {}),
         }
         if not difference <= tolerance:
             reason = f"outputs differ from {whom} by {difference:.3g}; allowed in {made.precision}: {tolerance:g}"

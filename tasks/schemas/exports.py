@@ -45,6 +45,25 @@ class Int8File(Record):
     fp32_ms: float | None = None
 
 
+class PlannedMemory(Record):
+    """An ONNX file in the order with the least peak of activations, beside the default one, on this machine in one thread.
+
+    `kept`: whether the exported file has that order, and is to be run with `session_options`; otherwise `reason`. Peaks of a
+    first run: predicted, and counted by an allocator in the runtime. `optimal`: no order has a lower peak.
+    """
+
+    kept: bool
+    reason: str | None = None
+    planned_mib: float | None = None
+    default_mib: float | None = None
+    planned_counted_mib: float | None = None
+    default_counted_mib: float | None = None
+    planned_ms: float | None = None
+    default_ms: float | None = None
+    optimal: bool | None = None
+    session_options: dict[str, str] = Field(default_factory=dict)
+
+
 class ExportedFile(Record):
     """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
 
@@ -64,6 +83,7 @@ class ExportedFile(Record):
     precision: str | None = None
     masks: dict[str, int] = Field(default_factory=dict)
     int8: Int8File | None = None
+    memory: PlannedMemory | None = None
 
 
 class VariableChoice(Record):

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from solvers.schedules import Interval, ScheduledStep, Workload, best_order, place
 from solvers.schedules.cuts import least_live
-from solvers.schedules.depth_first import OrderCost, cost_of, improved, visited, visits_like
 from solvers.schedules.exact import least_peak
 from solvers.schedules.heuristics import orders
-from solvers.schedules.holding import held, live_bytes
 from solvers.schedules.offsets import ALIGNED_TO_BYTES
 from solvers.schedules.workload import bits
 
@@ -142,43 +140,6 @@ def assert_apart(pieces: Sequence[Interval]) -> None:
         apart = a.last < b.first or b.last < a.first
         assert apart or offset + a.bytes_ <= other or other + b.bytes_ <= offset
         assert max(offset + a.bytes_, other + b.bytes_) <= found.block_bytes
-
-
-@settings(max_examples=100, deadline=None)
-@given(workloads(most=12), st.data())
-def test_local_search_over_depth_first_orders_makes_none_worse(load: Workload, data: st.DataObject) -> None:
-    ends = [step for step in range(len(load.steps)) if not load.after[step]]
-    visits = visits_like(load, data.draw(st.permutations(range(len(load.steps)))))
-    before = load.peak(visited(visits, ends))
-
-    def cost(visits: list[tuple[int, ...]]) -> OrderCost:
-        order = visited(visits, ends)
-        return cost_of(live_bytes(load.intervals(order), len(order)))
-
-    found, least = improved(visits, cost, 0, 200)
-    assert sorted(visited(found, ends)) == list(range(len(load.steps)))
-    assert load.peak(visited(found, ends)) == least.peak_bytes <= before
-
-
-@settings(max_examples=100, deadline=None)
-@given(workloads(most=12))
-def test_held_memory_is_that_of_single_pieces_and_of_the_time_between_them(load: Workload) -> None:
-    order = range(len(load.steps))
-    pieces = load.intervals(order)
-    kinds = {buffer: load.buffer_bytes(buffer) for piece in pieces for buffer in piece.buffers}
-    joined = held(load, order, kinds)
-    assert sorted(b for piece in joined for b in piece.buffers) == sorted(kinds)
-    both = zip(live_bytes(joined, len(order)), live_bytes(pieces, len(order)), strict=True)
-    assert all(after >= before for after, before in both)
-    assert held(load, order, {}) == sorted(pieces, key=lambda piece: piece.first)
-
-
-def test_memory_is_held_for_the_next_of_its_kind() -> None:
-    # a chain of 4, 1 and 4 bytes: the third takes over the memory of the first, which waits while nothing needs it
-    steps = [ScheduledStep(reads=(at,), writes=(at + 1,)) for at in range(5)]
-    load = Workload(steps, range(6), (0, 4, 1, 1, 4, 1))
-    assert max(live_bytes(load.intervals(range(5)), 5)) == 5
-    assert live_bytes(held(load, range(5), {1: "a", 4: "a"}), 5) == [4, 5, 6, 5, 5]
 
 
 def test_pieces_that_follow_each_other_share_one_place() -> None:

@@ -1,0 +1,53 @@
+"""The child that counts memory: `python -m tasks.export.counting DEFAULT PLANNED INPUT RESULT`, files in its folder.
+
+onnxruntime keeps a registered allocator until its process ends, so that counting has a process of its own.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from tailor_ir.memory.planned_file import session_options
+from tailor_ir.memory.runtime_memory import runtime
+
+RUNS = 5
+
+
+def running(
+    content: bytes, options: onnxruntime.SessionOptions, feeds: Mapping[str, np.ndarray]
+) -> Callable[[], object]:
+    """Runs a model once."""
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, dict(feeds))
+
+
+def by_turns(*runs: Callable[[], object]) -> list[float]:
+    """The least time of each [ms], of several runs by turns."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(RUNS):
+        for run, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            own.append((time.perf_counter() - start) * 1e3)
+    return [min(own) for own in times]
+
+
+def main(default: str, planned: str, given: str, result: str) -> None:
+    """Peaks [bytes] in a first run and times [ms] of two files, each as it is meant to be run."""
+    contents = Path(default).read_bytes(), Path(planned).read_bytes()
+    x_BCHW = np.load(given, allow_pickle=False)
+    feeds = {onnx.load_model_from_string(contents[0]).graph.input[0].name: x_BCHW}
+    peaks = [runtime().peaks(contents[0], x_BCHW).asked, runtime().peaks(contents[1], x_BCHW, as_it_stands=True).asked]
+    options = session_options(optimised=False), session_options()
+    times_ms = by_turns(*(running(*one, feeds) for one in zip(contents, options, strict=True)))
+    Path(result).write_text(json.dumps({"peaks": peaks, "times_ms": times_ms}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
