@@ -84,7 +84,7 @@ class Allocator(ctypes.Structure):
 
 
 @dataclass
-class Counter:
+class CountedMemory:
     """Hands out memory and counts it."""
 
     live: dict[int, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Runtime:
         get_api = ctypes.CFUNCTYPE(Pointer, ctypes.c_uint32)(library.OrtGetApiBase().contents[0])
         self._api = ctypes.cast(get_api(API_VERSION), ctypes.POINTER(Pointer * (max(FUNCTIONS.values()) + 1))).contents
         self._as_it_stands = False
-        self._counter = Counter()
+        self._counter = CountedMemory()
         self._environment = self._make("CreateEnv", ctypes.c_int(ERRORS), ctypes.c_char_p(b"memory"))
         self._cpu = self._make("CreateCpuMemoryInfo", ctypes.c_int(DEVICE), ctypes.c_int(0))
         self._allocator = Allocator(

@@ -27,7 +27,7 @@ ROUNDED_NS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TracedEvent:
     """Something that ran, and how long [ns]."""
 
     name: str
@@ -48,15 +48,15 @@ def time_layers(dumps: Sequence[bytes]) -> list[LayerTiming]:
     ]
 
 
-def _layers(events: Iterable[Event]) -> list[Event]:
+def _layers(events: Iterable[TracedEvent]) -> list[TracedEvent]:
     """The events of layers; those of XNNPACK come before the call that ran them."""
-    layers: list[Event] = []
-    inner: list[Event] = []
+    layers: list[TracedEvent] = []
+    inner: list[TracedEvent] = []
     for event in events:
         if event.name == CALL and inner:
             lost_ns = (event.time_ns - sum(one.time_ns for one in inner)) / len(inner)
             added_ns = min(max(lost_ns, 0.0), ROUNDED_NS)
-            layers += [Event(one.name, one.time_ns + added_ns) for one in inner]
+            layers += [TracedEvent(one.name, one.time_ns + added_ns) for one in inner]
             inner = []
         elif event.name.startswith(OWN_OPERATOR):
             layers.append(event)
@@ -65,7 +65,7 @@ def _layers(events: Iterable[Event]) -> list[Event]:
     return layers
 
 
-def _events(dump: bytes) -> list[Event]:
+def _events(dump: bytes) -> list[TracedEvent]:
     """The events of execution in order; ModelError when the file is not of the schema."""
     try:
         return list(_executed(dump))
@@ -73,7 +73,7 @@ def _events(dump: bytes) -> list[Event]:
         raise ModelError(f"ExecuTorch's trace cannot be read: {error}") from error
 
 
-def _executed(dump: bytes) -> Iterator[Event]:
+def _executed(dump: bytes) -> Iterator[TracedEvent]:
     root = Table(dump, SIZE_PREFIX)
     root.Pos = root.Indirect(root.Pos)
     for run in _tables(root, RUNS_OF_DUMP):
@@ -81,7 +81,7 @@ def _executed(dump: bytes) -> Iterator[Event]:
             continue
         for event in _tables(run, EVENTS_OF_RUN):
             for profile in _table(event, PROFILE_OF_EVENT):
-                yield Event(
+                yield TracedEvent(
                     _text(profile, NAME) or _text(profile, NAME_OF_LAYER),
                     _number(profile, END) - _number(profile, START),
                 )
