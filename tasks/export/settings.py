@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from tasks.executorch.conversion import require_executorch
 from tasks.measuring.settings import TimingSettings, Tolerance
 from tasks.quantise import Settings as QuantiseSettings
 
@@ -48,4 +49,6 @@ class Settings(TimingSettings):
     def _each_once(cls, formats: tuple[FileFormat, ...]) -> tuple[FileFormat, ...]:
         if len(set(formats)) != len(formats):
             raise ValueError(f"[{','.join(formats)}]: one is there twice")
+        if "executorch" in formats:
+            require_executorch()
         return formats

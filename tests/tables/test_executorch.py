@@ -63,6 +63,8 @@ def test_a_missing_extra_is_one_line_with_its_installation(tmp_path: Path, monke
     monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"'executorch' is not installed; install it with: pip install 'autotailor\["):
         subnet_jobs({"a": (network(), network().min_config)}, LIMITS)
+    with pytest.raises(UserError, match="'executorch' is not installed"):
+        export.Settings(formats=("onnx", "executorch"))
     hide("executorch", tmp_path, monkeypatch)
     with (
         pytest.raises(Exception, match=r"backend 'executorch': .*pip install torch executorch"),
