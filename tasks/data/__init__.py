@@ -1,4 +1,4 @@
-"""Images and labels for training and evaluation: digits, glyphs, image folders, Parquet shards, published data sets."""
+"""Images and labels: digits, noisy digits, glyphs, image folders, Parquet shards, published data sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -16,13 +16,19 @@ __all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
 
 
 def _digits(settings: DataSettings) -> Opened:
-    from tasks.data.digits import open_digits
+    from tasks.data.drawn.digits import open_digits
 
     return open_digits(settings)
 
 
+def _noisy_digits(settings: DataSettings) -> Opened:
+    from tasks.data.drawn.noisy_digits import open_noisy_digits
+
+    return open_noisy_digits(settings)
+
+
 def _glyphs(settings: DataSettings) -> Opened:
-    from tasks.data.glyphs import open_glyphs
+    from tasks.data.drawn.glyphs import open_glyphs
 
     return open_glyphs(settings)
 
@@ -47,6 +53,7 @@ def _published(settings: DataSettings) -> Opened:
 
 OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "digits": _digits,
+    "noisy_digits": _noisy_digits,
     "glyphs": _glyphs,
     "imagefolder": _folder,
     "parquet": _parquet,

@@ -9,9 +9,11 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "glyphs")
-RESOLUTIONS = {"digits": 32, "glyphs": 64, "imagefolder": 224, "parquet": 224, "torchvision": 32}
+WITHOUT_FILES = ("digits", "noisy_digits", "glyphs")
+RESOLUTIONS = {"digits": 32, "noisy_digits": 32, "glyphs": 64, "imagefolder": 224, "parquet": 224, "torchvision": 32}
 """Height and width by kind, in pixels."""
+DRAWN = {"noisy_digits": 4 * 1797}
+"""Images of a kind that are drawn."""
 
 
 class DataSettings(BaseModel):
@@ -19,12 +21,12 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "digits"
+    kind: Literal["digits", "noisy_digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "digits"
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""
-    images: int = Field(default=20_000, ge=1)
-    """How many images are drawn, for all splits together (kind glyphs)."""
+    images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
+    """How many images are drawn, for all splits together (kinds glyphs and noisy_digits)."""
     classes: int | None = Field(default=None, ge=2)
     """Only so many characters, the first ones; null: all (kind glyphs)."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
@@ -34,7 +36,7 @@ class DataSettings(BaseModel):
     """Share of the training images held out when there is no validation split of its own."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     seed: int = Field(default=0, ge=0)
-    """Seed of the split and, of glyphs, of the images."""
+    """Seed of the split and, of drawn images, of the images."""
     mean: tuple[float, ...] = IMAGENET_MEAN
     deviation: tuple[float, ...] = IMAGENET_DEVIATION
     augment: bool = True

@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional
 
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.data.fonts import distinct_characters, masks
-from tasks.data.glyphs import Glyphs
-from tasks.data.numbers import uniforms
+from tasks.data.drawn.fonts import distinct_characters, masks
+from tasks.data.drawn.glyphs import Glyphs
+from tasks.data.drawn.numbers import uniforms
 from tasks.errors import UserError
 
 

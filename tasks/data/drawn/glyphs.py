@@ -8,15 +8,16 @@ in an image go from -1 to 1, brightness from 0 to 1.
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from tasks.data.fonts import distinct_characters, masks
+from tasks.data.drawn.fonts import distinct_characters, masks
+from tasks.data.drawn.grain import Grain
+from tasks.data.drawn.numbers import Numbers
+from tasks.data.drawn.placing import Placing, centres, outer_sum, per_image, placed, rows
 from tasks.data.images import DRAWS
-from tasks.data.numbers import Numbers
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 from tasks.errors import UserError
@@ -26,18 +27,6 @@ PIECE = 32
 MOST_PIXELS = 128
 """Largest side of a mask."""
 TEXTURES, TEXTURE_SIDE = 32, 64
-NOISE_OFFSETS = 2**16
-
-
-class Placing(NamedTuple):
-    """The transform of a square: scaled, sheared, turned, then moved. All (B,)."""
-
-    half_width: torch.Tensor
-    half_height: torch.Tensor
-    shear: torch.Tensor
-    angle: torch.Tensor
-    x: torch.Tensor
-    y: torch.Tensor
 
 
 class Glyphs:
@@ -54,9 +43,7 @@ class Glyphs:
         self._masks_FKMM = torch.from_numpy(masks(characters, side))
         rng = np.random.default_rng(settings.seed)
         self._textures_T1MM = _textures(rng)
-        pixels = self._channels * self._size**2
-        noise = torch.from_numpy(rng.standard_normal(pixels + NOISE_OFFSETS, dtype=np.float32))
-        self._noise = noise.unfold(0, pixels, 1)
+        self._grain = Grain(rng, self._channels, self._size)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="draw")
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
@@ -79,7 +66,10 @@ class Glyphs:
         x_BCHW = torch.lerp(ground, far_ground, self._ground(numbers))
         x_BCHW = torch.lerp(x_BCHW, clutter, self._clutter(numbers))
         x_BCHW = torch.lerp(x_BCHW, character, self._character(numbers, label_B, nudges_DB))
-        x_BCHW.addcmul_(self._grain(numbers, nudges_DB[4]), _images(numbers.between(0.02, 0.12)))
+        x_BCHW.addcmul_(
+            self._grain.stretches(numbers.between(0, 1) + 0.5 * nudges_DB[4] + 1),
+            per_image(numbers.between(0.02, 0.12)),
+        )
         torch.clamp(x_BCHW, 0, 1, out=out_BCHW)
 
     def _character(self, numbers: Numbers, label_B: torch.Tensor, nudges_DB: torch.Tensor) -> torch.Tensor:
@@ -95,7 +85,7 @@ class Glyphs:
             x=room * numbers.between(-1, 1) + 0.06 * nudges_DB[2],
             y=room * numbers.between(-1, 1) + 0.06 * nudges_DB[3],
         )
-        return self._placed(self._ink(numbers.below(len(self._masks_FKMM)), label_B), placing)
+        return placed(self._ink(numbers.below(len(self._masks_FKMM)), label_B), placing, self._size)
 
     def _clutter(self, numbers: Numbers) -> torch.Tensor:
         """(B, 1, H, W) in [0, 1]: any character, turned any way, anywhere."""
@@ -109,7 +99,7 @@ class Glyphs:
             y=numbers.between(-1, 1),
         )
         fonts, characters = self._masks_FKMM.shape[:2]
-        return self._placed(self._ink(numbers.below(fonts), numbers.below(characters)), placing)
+        return placed(self._ink(numbers.below(fonts), numbers.below(characters)), placing, self._size)
 
     def _ground(self, numbers: Numbers) -> torch.Tensor:
         """(B, 1, H, W) in [0, 1]: a gradient with a texture."""
@@ -122,32 +112,15 @@ class Glyphs:
             x=numbers.between(-1, 1),
             y=numbers.between(-1, 1),
         )
-        texture = self._placed(self._textures_T1MM[numbers.below(TEXTURES)], placing, padding="reflection")
+        squares = self._textures_T1MM[numbers.below(TEXTURES)]
+        texture = placed(squares, placing, self._size, padding="reflection")
         direction, steepness = numbers.between(0, 2 * math.pi), numbers.between(0, 0.5)
-        axis = _axis(self._size)
-        gradient = _sum(_rows(direction.cos() * steepness) * axis, _rows(direction.sin() * steepness) * axis)
-        return texture.mul_(_images(numbers.between(0, 0.6))).add_(gradient[:, None] + 0.5).clamp_(0, 1)
-
-    def _grain(self, numbers: Numbers, nudge_B: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W): normally distributed noise, a stretch of a long tape of it."""
-        start = (numbers.between(0, 1) + 0.5 * nudge_B + 1) % 1
-        grain = self._noise[(start * NOISE_OFFSETS).long()]
-        return grain.view(-1, self._channels, self._size, self._size)
+        axis = centres(self._size)
+        gradient = outer_sum(rows(direction.cos() * steepness) * axis, rows(direction.sin() * steepness) * axis)
+        return texture.mul_(per_image(numbers.between(0, 0.6))).add_(gradient[:, None] + 0.5).clamp_(0, 1)
 
     def _ink(self, font_B: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
         return self._masks_FKMM[font_B, label_B][:, None].float().div_(255)
-
-    def _placed(self, squares_B1MM: torch.Tensor, placing: Placing, padding: str = "zeros") -> torch.Tensor:
-        """(B, 1, H, W): the squares where `placing` puts them."""
-        cosine, sine, shear = placing.angle.cos(), placing.angle.sin(), placing.shear
-        axis = _axis(self._size)
-        x_BW, y_BH = axis - _rows(placing.x), axis - _rows(placing.y)
-        grid_BHW2 = torch.empty(len(x_BW), self._size, self._size, 2)
-        for place, (along_x, along_y, half) in enumerate(
-            ((cosine + shear * sine, sine - shear * cosine, placing.half_width), (-sine, cosine, placing.half_height))
-        ):
-            _sum(_rows(along_x / half) * x_BW, _rows(along_y / half) * y_BH, out=grid_BHW2[..., place])
-        return functional.grid_sample(squares_B1MM, grid_BHW2, padding_mode=padding, align_corners=False)
 
 
 def _characters(classes: int | None) -> str:
@@ -166,7 +139,7 @@ def _colours(numbers: Numbers, channels: int) -> list[torch.Tensor]:
     colours = []
     for low, high in ((-0.6, 0), (0, 0.3), (0.3, 0.6), (1, 1)):
         tint_BC = torch.stack([numbers.between(-0.15, 0.15) for _ in range(channels)], 1)
-        level_B1 = _rows(light + contrast * numbers.between(low, high))
+        level_B1 = rows(light + contrast * numbers.between(low, high))
         colours.append((level_B1 + tint_BC - tint_BC.mean(1, keepdim=True))[:, :, None, None])
     return colours
 
@@ -183,24 +156,6 @@ def _textures(rng: np.random.Generator) -> torch.Tensor:
     ]
     texture_T1MM = torch.stack(octaves).sum(0)
     return texture_T1MM / texture_T1MM.abs().amax((1, 2, 3), keepdim=True)
-
-
-def _axis(size: int) -> torch.Tensor:
-    """Positions of the centres of pixels, (size,)."""
-    return (torch.arange(size) * 2 + 1) / size - 1
-
-
-def _sum(along_x_BW: torch.Tensor, along_y_BH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """(B, H, W)."""
-    return torch.add(along_x_BW[:, None, :], along_y_BH[:, :, None], out=out)
-
-
-def _rows(value_B: torch.Tensor) -> torch.Tensor:
-    return value_B[:, None]
-
-
-def _images(value_B: torch.Tensor) -> torch.Tensor:
-    return value_B[:, None, None, None]
 
 
 def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:

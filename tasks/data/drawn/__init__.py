@@ -1,0 +1,1 @@
+"""Images that are drawn in memory, without files: digits, noisy digits, glyphs."""
