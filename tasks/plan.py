@@ -14,12 +14,11 @@ from profiling_agents.messages import Capabilities, MeasureSettings
 from tasks.enumerate import read_operators
 from tasks.insitu.cover import covering_codes
 from tasks.lut import Entry, Lut
+from tasks.measuring.settings import HANDLING_MS
 from tasks.profile import STORE_FOLDER, FeaturesByDigest, Settings, open_table, unknown, unknown_alone
 
 TRIALS = 1.5
 """Trials of a SubNet on a runtime with several implementations; measured: 1.2 to 1.5 (`benchmarks.kernels`)."""
-HANDLING_MS = 15.0
-"""Upload, loading and answering of one operator; measured on loopback, two busy cores: 10 to 30 ms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,10 +109,11 @@ def _forecast_table(expected: Sequence[Expectation]) -> Table:
     complete = sum(row.state == "complete" for row in expected)
     title = f"dry run: {complete} of {len(expected)} stages are complete; nothing is worked"
     table = Table(title=title, title_justify="left")
-    for column in ("stage", "state", "why"):
+    for column in ("stage", "state", "device time", "why"):
         table.add_column(column)
     for row in expected:
-        table.add_row(escape(row.stage), row.state, escape(row.why))
+        busy = "" if row.device_s is None else f"about {row.device_s:.0f} s"
+        table.add_row(escape(row.stage), row.state, busy, escape(row.why))
     return table
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.pages.facts import Facts
 from flows.pages.tables import Row, report_rows
+from tasks.report.headline import unkept
 
 
 def summary(title: str, state: str, folder: Path, facts: Facts) -> str:
@@ -19,7 +20,10 @@ def report_in_short(report: Row, page: Path, address: str | None) -> str:
     parts = [f"### {cell(report['model'])}", table(["", "", ""], cards)]
     for device in report["devices"]:
         rows = report_rows(device)
-        parts += [f"#### {cell(device['name'])}", table(list(rows[0]), [list(row.values()) for row in rows])]
+        parts.append(f"#### {cell(device['name'])}")
+        if missed := unkept(device):
+            parts.append(f"**{cell(missed)}**")
+        parts.append(table(list(rows[0]), [list(row.values()) for row in rows]))
     if address:
         parts.append(f"[The whole report, with charts]({address}), and the same file:")
     else:

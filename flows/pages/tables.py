@@ -6,6 +6,7 @@ from typing import Any
 from flows.pages.facts import NONE, Facts
 from tasks.pages.text import count, millions, milliseconds, percent
 from tasks.plan import ProfilePlan
+from tasks.report.headline import kept
 from tasks.schemas.exports import Card, ExportedWinner, Exports
 from tasks.schemas.front import Front, Winner
 
@@ -76,9 +77,9 @@ def plan_rows(plan: Mapping[str, ProfilePlan]) -> list[Facts]:
 
 
 def report_rows(device: Row) -> list[Facts]:
-    """The base model and the winners of one device of a report."""
+    """The base model, and the winners of one device of a report that keep their budget."""
     rows = [("base model", NONE, device["base"])]
-    for row in device["winners"]:
+    for row in kept(device):
         rows.append((milliseconds(row["budget_ms"]), _within(row["measured_ms"], row["within_budget"]), row))
     return [
         {

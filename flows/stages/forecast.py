@@ -30,16 +30,21 @@ class ExpectationRow(TypedDict):
     stage: str
     state: State
     why: str
+    device_s: float | None
     folder: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The state of one stage before a run, and the reason. `folder`: of a complete stage."""
+    """The state of one stage before a run, and the reason. `folder`: of a complete stage.
+
+    `device_s`: of a stage that is to be worked, the time for which its device will be busy, where it is known before.
+    """
 
     stage: str
     state: State
     why: str
+    device_s: float | None = None
     folder: Path | None = None
 
     def to_json(self) -> ExpectationRow:
@@ -48,6 +53,7 @@ class Expectation:
             "stage": self.stage,
             "state": self.state,
             "why": self.why,
+            "device_s": self.device_s,
             "folder": None if self.folder is None else str(self.folder),
         }
 
@@ -76,9 +82,9 @@ class _Forecast:
             at = Context(self._around, self._config, spec, label, self._outputs)
             waits_for = sorted({title for name in (*spec.needs, *spec.reads) for title in self._missing(name, label)})
             if waits_for:
-                yield self._depending(at.title, waits_for)
+                yield self._depending(at, waits_for)
             else:
-                row, output = self._known(spec.at(at))
+                row, output = self._known(spec.at(at), spec.device_s(at))
                 yield row
                 if output:
                     complete[label] = output
@@ -93,23 +99,25 @@ class _Forecast:
         own = label if label in labels else ALONE
         return [missing[own]] if own in missing else [] if own in labels else list(missing.values())
 
-    def _depending(self, title: str, waits_for: Sequence[str]) -> Expectation:
+    def _depending(self, at: Context, waits_for: Sequence[str]) -> Expectation:
+        title, device_s = at.title, at.spec.device_s(at)
         if not self._around.store.finished(title):
-            return Expectation(title, "to work", "no folder yet")
-        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give")
+            return Expectation(title, "to work", "no folder yet", device_s)
+        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give", device_s)
 
-    def _known(self, stage: StageRun) -> tuple[Expectation, Output | None]:
+    def _known(self, stage: StageRun, device_s: float | None) -> tuple[Expectation, Output | None]:
         """The row of a stage whose key is known, and its output when it is complete."""
         store, key = self._around.store, stage.key()
         folder = store.folder(stage.name, key, anew=stage.anew)
         harm = damage(folder.final) if folder.complete else None
         if not folder.complete or harm:
-            return Expectation(stage.name, "to work", f"damaged: {harm}" if harm else _why(stage, folder, store)), None
+            why = f"damaged: {harm}" if harm else _why(stage, folder, store)
+            return Expectation(stage.name, "to work", why, device_s), None
         seconds = folder.result()[SECONDS]
         output = Output(
             stage=stage.name, key=key, folder=folder.final, result=folder.result(), seconds=seconds, cached=True
         )
-        return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder.final), output
+        return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder=folder.final), output
 
 
 def _why(stage: StageRun, folder: StageFolder, store: Store) -> str:

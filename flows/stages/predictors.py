@@ -131,6 +131,7 @@ LATENCY = StageSpec(
     inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER), at.implementations()),
     artifacts=lambda at: (LATENCY_FILE, VALIDATION_FILE),
     facts=of(LatencyValidation, facts.latency_errors),
+    device_s=lambda at: at.config.predict.device_s(at.config.predict.random_subnets + len(("largest", "smallest"))),
     agent=True,
     ends="predict",
 )

@@ -195,6 +195,8 @@ class StageSpec:
     """Whether it is worked also when it is complete; its folder is then replaced."""
     agent: bool = False
     """Its device is asked: tried again when the agent is lost or busy."""
+    device_s: Callable[[Context], float | None] = lambda at: None
+    """The time [s] for which a calm device is busy with it, for a dry run; None: not known before."""
     by_device: Callable[[FlowConfig, Mapping[str, Output]], Mapping[str, Output]] = lambda config, outputs: outputs
     """Outputs by device, of outputs that are of several devices."""
     facts: Callable[[StageResult], Facts] = plain

@@ -203,6 +203,14 @@ def _refine_settings(at: Context) -> dict[str, Any]:
     }
 
 
+def _refine_device_s(at: Context) -> float:
+    """Of the candidates of all budgets, as if none were the same; winners are timed again for twice as long."""
+    config, devices = at.config, _searched(at)
+    asked = (config.search.budgets_of(name) for name in devices)
+    budgets = sum(config.search.budget_count if budgets_ms is None else len(budgets_ms) for budgets_ms in asked)
+    return config.predict.device_s(budgets * (config.refine.candidates + 2))
+
+
 def _refine_inputs(at: Context) -> tuple[Any, ...]:
     names = _searched(at)
     fingerprints = (at.fingerprint_of(name) for name in names)
@@ -229,6 +237,7 @@ REFINE = StageSpec(
     inputs=_refine_inputs,
     artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, tasks.refine.MEASURED_FILE),
     by_device=_by_device,
+    device_s=_refine_device_s,
     wanted=lambda config, until: config.refine.candidates > 1,
     facts=of(Front, facts.refined),
     publish=_publish_refined,

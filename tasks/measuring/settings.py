@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from profiling_agents.messages import MeasureSettings, Precision
 from tasks.conversion import ConversionLimits
 
+HANDLING_MS = 15.0
+"""Upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
+
 
 class TimingSettings(BaseModel):
     """Settings for timing a whole SubNet once on a device, and limits of its conversion for the device."""
@@ -29,6 +32,11 @@ class RepeatedTimingSettings(TimingSettings):
     """Settings for timing a whole SubNet on a device several times."""
 
     rounds: int = Field(1, ge=1, le=100, description="times that each SubNet is measured at least")
+
+    def device_s(self, subnets: int) -> float:
+        """The time [s] for which a calm device is busy with so many SubNets; up to twice as long where rounds differ."""
+        once = HANDLING_MS + self.measure.warmup_ms + self.measure.time_cap_ms + self.measure.energy_ms
+        return 1e-3 * subnets * self.rounds * once
 
 
 class Tolerance(BaseModel):

@@ -19,6 +19,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
             *engine.card(device),
             *_implementation_cards(device),
             _error_card(device),
+            _kept_card(device),
             *baselines.cards(device),
         ]
     return cards
@@ -72,6 +73,30 @@ def _error_card(device: Row) -> dict[str, str]:
     largest = percent(errors["max_relative_error"])
     note = f"median error on {errors['n']} held-out SubNets, largest {largest}"
     return _card(label, percent(errors["median_relative_error"]), note, device["name"])
+
+
+def kept(device: Row) -> list[Row]:
+    """The winners but for those that miss their budget as measured."""
+    return [row for row in device["winners"] if row["within_budget"] is not False]
+
+
+def unkept(device: Row) -> str | None:
+    """The budgets that no measured SubNet keeps, each with its nearest SubNet; None without any."""
+    missed = [row for row in device["winners"] if row["within_budget"] is False]
+    if not missed:
+        return None
+    nearest = (
+        f"{milliseconds(row['budget_ms'])} (the nearest, {row['digest'][:8]}, takes {milliseconds(row['measured_ms'])})"
+        for row in missed
+    )
+    return f"no measured SubNet keeps {', '.join(nearest)}"
+
+
+def _kept_card(device: Row) -> dict[str, str]:
+    winners = device["winners"]
+    confirmed = sum(row["within_budget"] is True for row in winners)
+    note = unkept(device) or "each winner timed again when it was exported"
+    return _card(f"{device['name']}: budgets kept", f"{confirmed} of {len(winners)}", note, device["name"])
 
 
 def _card(label: str, value: str, note: str, device: str = "") -> dict[str, str]:

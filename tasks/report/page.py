@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.report import baselines, charts, engine
-from tasks.report.headline import fastest_within, reference
+from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
 PLOTLY_CONFIG = {
@@ -40,6 +40,8 @@ def render(report: Row) -> str:
             baseline_title=baselines.title,
             baseline_cells=baselines.cells,
             engine_rows=engine.rows,
+            kept=[kept(device) for device in report["devices"]],
+            unkept=[unkept(device) for device in report["devices"]],
             subnets=[_subnets(device) for device in report["devices"]],
             chosen=[_chosen(report, device) for device in report["devices"]],
             breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],

@@ -5,11 +5,12 @@ from rich.table import Table
 
 from tasks.pages.text import millions, milliseconds, percent
 from tasks.report import baselines
+from tasks.report.headline import kept, unkept
 from tasks.report.looks import Row
 
 
 def terminal_table(report: Row) -> list[Table]:
-    """The headline, then for each device: budget, prediction, measurement, and whether it fits; and the baselines."""
+    """The headline, then for each device: budgets that nothing keeps; budget, prediction, measurement; and the baselines."""
     cards = Table(title=escape(report["model"]), show_header=False, box=None)
     for card in report["headline"]:
         cards.add_row(escape(card["label"]), f"[bold]{escape(card['value'])}[/]", escape(card["note"]))
@@ -18,7 +19,8 @@ def terminal_table(report: Row) -> list[Table]:
 
 
 def _device_table(device: Row) -> Table:
-    table = Table(title=escape(device["name"]))
+    missed = unkept(device)
+    table = Table(title=escape(device["name"]) + (f"\n[bold red]{escape(missed)}[/]" if missed else ""))
     for column in (
         "budget",
         "predicted",
@@ -39,8 +41,8 @@ def _device_table(device: Row) -> Table:
         table.caption = (
             f"[bold red]{len(failed)} of {of} SubNets lack files or measurements:[/] {escape(': '.join(first))}"
         )
-    for row in device["winners"]:
-        within = {True: "[green]yes[/]", False: "[bold red]misses[/]", None: "[red]failed[/]"}[row["within_budget"]]
+    for row in kept(device):
+        within = "[green]yes[/]" if row["within_budget"] else "[red]failed[/]"
         if row["missed"]:
             within = f"[green]replaced[/] {milliseconds(row['missed']['measured_ms'])}"
         table.add_row(

@@ -103,7 +103,7 @@ def test_the_readme_names_the_network_of_the_demo() -> None:
     (name,) = {config.model.name for config in configs_of(["run"]) if isinstance(config, RunConfig)}
     shown = name.replace("resnet", "ResNet-")
     assert f"trains a {shown} " in (ROOT / "README.md").read_text()
-    assert f"bundled digits, {shown}," in (ROOT / "docs" / "getting-started.md").read_text()
+    assert f"bundled noisy digits, {shown}," in (ROOT / "docs" / "getting-started.md").read_text()
 
 
 def test_the_first_words_of_the_readme_name_the_task_that_commands_are_for() -> None:

@@ -2,6 +2,7 @@
 
 TINY = (
     "model.name=test_resnet",
+    "data=digits",
     "data.augment=false",
     "base.epochs=1",
     "base.processes=1",
@@ -17,6 +18,8 @@ TINY = (
     "profile.subnet.layers_ms=30",
     "predict.random_subnets=4",
     "predict.fit_subnets=1",
+    "predict.rounds=1",
+    "refine.candidates=1",
     "predict.validation_images=64",
     "predict.recalibration_images=64",
     "predict.measure.time_cap_ms=10",
