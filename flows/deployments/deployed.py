@@ -56,7 +56,7 @@ def run(
     Args:
         preset: Settings that belong together; the fields below count over them.
         model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
-        data: Which images. Default: digits, without files of yours.
+        data: Which images. Default: noisy digits, without files of yours.
         data_path: The folder of imagefolder, parquet and torchvision.
         devices: What the network is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.
@@ -89,7 +89,7 @@ def adapt_to(
 
     Args:
         supernet: Folder of a trained SuperNet on the worker's machine.
-        data: The images that it was trained on. Default: digits.
+        data: The images that it was trained on. Default: noisy digits.
         data_path: The folder of imagefolder, parquet and torchvision.
         devices: What the SuperNet is tailored to. Empty: ncnn and onnxruntime on the worker's machine.
         budgets_ms: Latencies of one run, in milliseconds. Empty: spread over those of all SubNets.

@@ -21,7 +21,7 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "noisy_digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "digits"
+    kind: Literal["digits", "noisy_digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "noisy_digits"
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""

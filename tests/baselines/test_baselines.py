@@ -35,7 +35,7 @@ from tasks.schemas.stored import StageResult
 from tasks.search.problem import uniform_codes
 
 MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
-PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure=MEASURE)
+PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
 SETTINGS = baselines.Settings(uniform=True, random=6, macs=True)
 SEARCH = search.Settings(generations=5)
 DATA = DataSettings(workers=1)

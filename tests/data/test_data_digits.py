@@ -11,7 +11,7 @@ from tasks.errors import UserError
 
 @pytest.fixture(scope="module")
 def train() -> Dataset:
-    return load(DataSettings(), "train")
+    return load(DataSettings(kind="digits"), "train")
 
 
 def images_of(dataset: Dataset, **options: object) -> torch.Tensor:
@@ -19,7 +19,7 @@ def images_of(dataset: Dataset, **options: object) -> torch.Tensor:
 
 
 def test_split_is_fixed_stratified_and_disjoint() -> None:
-    splits = load_splits(DataSettings())
+    splits = load_splits(DataSettings(kind="digits"))
     assert {name: len(split) for name, split in splits.items()} == {
         "train": 1197,
         "validation": 300,
@@ -32,12 +32,14 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
     assert not rows["validation"] & rows["test"]
     labels = torch.cat([y for _, y in splits["test"].batches(300)])
     assert np.bincount(labels.numpy()).min() >= 28
-    again = load(DataSettings(), "test")
+    again = load(DataSettings(kind="digits"), "test")
     assert torch.equal(images_of(again), images_of(splits["test"]))
 
 
 def test_another_seed_gives_another_split() -> None:
-    assert not torch.equal(images_of(load(DataSettings(seed=1), "test")), images_of(load(DataSettings(), "test")))
+    assert not torch.equal(
+        images_of(load(DataSettings(seed=1), "test")), images_of(load(DataSettings(kind="digits"), "test"))
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -58,7 +60,7 @@ def test_grey_is_repeated_over_channels_before_normalisation() -> None:
 
 
 def test_in_order_batches_cover_the_whole_split_once() -> None:
-    dataset = load(DataSettings(), "test")
+    dataset = load(DataSettings(kind="digits"), "test")
     assert sum(len(y) for _, y in dataset.batches(64)) == 300
 
 
@@ -94,7 +96,7 @@ def test_augmentation_changes_images_but_not_labels_and_can_be_left_out(train: D
 
 def test_batch_larger_than_the_split_is_one_clear_line() -> None:
     with pytest.raises(UserError, match="batch_size: 400; allowed: at most 300"):
-        load(DataSettings(), "test").steps(400)
+        load(DataSettings(kind="digits"), "test").steps(400)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def settings(processes: int) -> base.Settings:
 def train(folder: Path, processes: int, progress: Progress | None = None) -> StageResult:
     """Base training of timm's test_resnet on the digits."""
     folder.mkdir(exist_ok=True)
-    return base.run(settings(processes), MODEL, DataSettings(), folder, progress or Silent())
+    return base.run(settings(processes), MODEL, DataSettings(kind="digits"), folder, progress or Silent())
 
 
 if __name__ == "__main__":

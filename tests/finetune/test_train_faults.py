@@ -72,7 +72,7 @@ def train(folder: Path, progress: Silent | None = None, first_core: int = 0, **c
     folder.mkdir(exist_ok=True)
     options = settings(**changes)
     with as_many_cores(options.processes, first_core):
-        return base.run(options, MODEL, DataSettings(), folder, progress or Silent())
+        return base.run(options, MODEL, DataSettings(kind="digits"), folder, progress or Silent())
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_trained_again_to_the_same_result(
 
 def test_a_supernet_whose_rank_is_killed_is_the_same_to_the_last_bit(undisturbed: Path, tmp_path: Path) -> None:
     """Random SubNets of a space that opens in phases, a teacher of its own, and mixed images are all those of the step."""
-    data = DataSettings()
+    data = DataSettings(kind="digits")
     compiled, steps = tmp_path / "compiled", 6
     compile_stage.run(
         compile_stage.Settings(), MODEL, data, undisturbed / "weights.safetensors", None, compiled, Silent()
@@ -209,7 +209,7 @@ def test_a_supernet_whose_rank_is_killed_is_the_same_to_the_last_bit(undisturbed
 def alone(folder: Path, **changes: Any) -> dict[int, float]:
     """Losses of one rank in this process; its weights stay in the checkpoint."""
     folder.mkdir(exist_ok=True)
-    data, initial = DataSettings(), folder / "initial.safetensors"
+    data, initial = DataSettings(kind="digits"), folder / "initial.safetensors"
     module = create(MODEL, 10, data.channels, data.resolution)
     assert isinstance(module, torch.nn.Module)
     save_model(module, str(initial))

@@ -24,6 +24,8 @@ from tasks.models import ModelSettings
 from tasks.progress import Silent
 from tests.finetune.one_rank import train_here
 
+DIGITS = DataSettings(kind="digits")
+
 MODEL = ModelSettings(name="test_convnext")
 SPACE = {"*.kernel_size": (3, 5, 7), "*.depth": "auto"}
 STEPS = 6
@@ -50,9 +52,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SuperNet with random weights."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("compiled")
-    compile_stage.run(
-        compile_stage.Settings(kernel_transform=True), MODEL, DataSettings(), None, SPACE, folder, Silent()
-    )
+    compile_stage.run(compile_stage.Settings(kernel_transform=True), MODEL, DIGITS, None, SPACE, folder, Silent())
     return folder / "supernet"
 
 
@@ -78,7 +78,7 @@ def test_two_processes_train_the_matrices_and_mix_as_one_does(compiled: Path, tm
     one, two = (
         Job(
             folder=tmp_path / str(count),
-            data=DataSettings(),
+            data=DIGITS,
             finetune=settings(count, channels_last=count == 2, **options),
             supernet=compiled,
             steps_per_epoch=STEPS,
@@ -110,7 +110,7 @@ def test_a_killed_training_goes_on_with_its_matrices(compiled: Path, tmp_path: P
     net = network.module
     optimiser = make_optimiser(net, settings(1), network.undecayed())
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    x = torch.nn.functional.interpolate(x, (DataSettings().resolution,) * 2).expand(-1, DataSettings().channels, -1, -1)
+    x = torch.nn.functional.interpolate(x, (DIGITS.resolution,) * 2).expand(-1, DIGITS.channels, -1, -1)
 
     def steps(module: Any, state: torch.optim.Optimizer, count: int) -> list[float]:
         losses = []
@@ -124,7 +124,7 @@ def test_a_killed_training_goes_on_with_its_matrices(compiled: Path, tmp_path: P
         return losses
 
     steps(net, optimiser, 2)
-    job = Job(folder=tmp_path, data=DataSettings(), total_steps=5, steps_per_epoch=5, finetune=settings(1))
+    job = Job(folder=tmp_path, data=DIGITS, total_steps=5, steps_per_epoch=5, finetune=settings(1))
     checkpoint.save(job.checkpoint, net, optimiser, 2)
     again = opened(compiled)
     restored = make_optimiser(again.module, settings(1), again.undecayed())

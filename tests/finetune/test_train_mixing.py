@@ -17,6 +17,8 @@ from tasks.models import ModelSettings
 from tasks.progress import Silent
 from tests.finetune.one_rank import train_here
 
+DIGITS = DataSettings(kind="digits")
+
 MODEL = ModelSettings(name="test_convnext")
 """Without BatchNorm and dropout: a network in training computes what it computes as a teacher."""
 MIXING = Mixing(mixup_alpha=0.8, cutmix_alpha=1.0, probability=0.75)
@@ -34,7 +36,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SuperNet with random weights."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("compiled")
-    compile_stage.run(compile_stage.Settings(), MODEL, DataSettings(), None, {"*.depth": "auto"}, folder, Silent())
+    compile_stage.run(compile_stage.Settings(), MODEL, DIGITS, None, {"*.depth": "auto"}, folder, Silent())
     return folder / "supernet"
 
 
@@ -42,7 +44,7 @@ def first_loss(supernet: Path, used: finetune.Settings) -> float:
     """Loss of the largest SubNet in the first step, written out."""
     net = tailor_ir.load(supernet)
     module = net.build(net.max_config).double()
-    x_BCHW, y_B = next(load(DataSettings(), "train").batches(BATCH, seed=used.seed))
+    x_BCHW, y_B = next(load(DIGITS, "train").batches(BATCH, seed=used.seed))
     losses = []
     for place, (x, y) in enumerate(zip(x_BCHW.split(MICRO_BATCH), y_B.split(MICRO_BATCH), strict=True)):
         mixed, target = mix(x.double(), y, used.mixing, 10, (used.seed, 0, place))
@@ -54,7 +56,14 @@ def first_loss(supernet: Path, used: finetune.Settings) -> float:
 @pytest.mark.parametrize("teacher", ["largest", "base"])
 def test_students_and_teachers_see_the_same_mixed_images(compiled: Path, tmp_path: Path, teacher: str) -> None:
     used = settings(teacher=teacher)
-    job = Job(folder=tmp_path, data=DataSettings(), finetune=used, supernet=compiled, steps_per_epoch=1, total_steps=1)
+    job = Job(
+        folder=tmp_path,
+        data=DIGITS,
+        finetune=used,
+        supernet=compiled,
+        steps_per_epoch=1,
+        total_steps=1,
+    )
     (line,) = train_here(job)
     expected = first_loss(compiled, used)
     assert line["loss_largest"] == pytest.approx(expected, rel=1e-6)

@@ -20,6 +20,8 @@ from tasks.schemas.stored import StageResult
 from tests.finetune.one_rank import train_here
 from tests.finetune.small_training import MODEL
 
+DIGITS = DataSettings(kind="digits")
+
 Trained = tuple[list[dict[str, Any]], StageResult, Path]
 STEPS = 18
 MIXED_STEPS = 8
@@ -32,7 +34,13 @@ def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained small network."""
     folder = tmp_path_factory.mktemp("compiled")
     counts = compile_stage.run(
-        compile_stage.Settings(), MODEL, DataSettings(), baseline[2] / "weights.safetensors", None, folder, Silent()
+        compile_stage.Settings(),
+        MODEL,
+        DIGITS,
+        baseline[2] / "weights.safetensors",
+        None,
+        folder,
+        Silent(),
     )
     assert counts["distinct"] <= counts["codes"]
     assert counts["modifications"] > counts["variables"] > 5
@@ -47,7 +55,7 @@ def settings(**changes: Any) -> finetune.Settings:
 def alone(compiled: Path, folder: Path, steps: int, **changes: Any) -> list[dict[str, Any]]:
     """The history of one rank in this process."""
     used = settings(processes=1, **changes)
-    data = DataSettings()
+    data = DIGITS
     job = Job(folder=folder, data=data, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=steps)
     return train_here(job)
 
@@ -57,13 +65,13 @@ def trained(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     """(history, result, folder) of two processes."""
     folder = tmp_path_factory.mktemp("finetuned")
     used = settings(processes=2, precision="float64", strategy="compound")
-    result = finetune.run(used, DataSettings(), compiled, folder, Silent())
+    result = finetune.run(used, DIGITS, compiled, folder, Silent())
     return read_lines(folder / "history.jsonl"), result, folder
 
 
 @pytest.fixture(scope="module")
 def data() -> EvaluationData:
-    return EvaluationData(load(DataSettings(), "test"), load(DataSettings(), "train"), recalibration_images=256)
+    return EvaluationData(load(DIGITS, "test"), load(DIGITS, "train"), recalibration_images=256)
 
 
 def test_two_processes_give_the_loss_curves_of_one(trained: Trained, compiled: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def train(folder: Path, progress: Silent, data: DataSettings, **changes: Any) ->
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_ended_and_started_again(tmp_path: Path) -> None:
     freezer = Freezer(lambda: stop_rank(1))
-    result = train(tmp_path / "run", freezer, DataSettings(), processes=2, restarts=1)
+    result = train(tmp_path / "run", freezer, DataSettings(kind="digits"), processes=2, restarts=1)
     name = "training the base network: rank 1"
     assert len(freezer.lines) == 2, freezer.lines
     remark, end = freezer.lines

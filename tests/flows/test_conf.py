@@ -168,25 +168,25 @@ def test_runs_are_called_by_the_network_and_the_data() -> None:
     select = ["data=torchvision", "data.name=cifar100", "data.path=published"]
     assert validate(RunConfig, compose_config("config", select)).name.endswith("-cifar100")
     onnx = ["model=onnx", "model.path=nets/a b.onnx"]
-    assert validate(RunConfig, compose_config("config", onnx)).name == "a b-digits"
-    assert validate(RunConfig, compose_config("config", [*onnx, "model.name=ours"])).name == "ours-digits"
+    assert validate(RunConfig, compose_config("config", onnx)).name == "a b-noisy_digits"
+    assert validate(RunConfig, compose_config("config", [*onnx, "model.name=ours"])).name == "ours-noisy_digits"
 
 
 def test_runs_that_adapt_are_called_by_the_network_of_the_supernet(tmp_path: Path) -> None:
     config = validate(AdaptConfig, compose_config("adapt", [f"supernet={tmp_path / 'net'}"]))
-    assert config.name == "net-digits"
+    assert config.name == "net-noisy_digits"
     for folder in (tmp_path / "net", tmp_path / "trained"):
         folder.mkdir()
     remember_origin(ModelSettings(kind="callable", name="own.nets:make"), tmp_path / "net")
-    assert config.name == "own.nets-make-digits"
+    assert config.name == "own.nets-make-noisy_digits"
     carry_origin(tmp_path / "net", tmp_path / "trained")
     assert origin_of(tmp_path / "trained") == origin_of(tmp_path / "net")
     content = json.loads((tmp_path / "net" / "network.json").read_text())
     assert content.pop("version") == 1
     (tmp_path / "net" / "network.json").write_text(json.dumps(content))  # the first files said no version
-    assert config.name == "own.nets-make-digits"
+    assert config.name == "own.nets-make-noisy_digits"
     (tmp_path / "net" / "network.json").write_text("{")
-    assert config.name == "net-digits"
+    assert config.name == "net-noisy_digits"
 
 
 def test_the_name_of_an_onnx_file_repeats_no_stage(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_in_a_fresh_folder_every_stage_would_be_worked_and_nothing_is_written(
     assert main(["run", *TINY, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "0 of 12 stages are complete" in shown
-    assert re.search(r"latency/onnxruntime . to work . about 0 s", shown), "6 SubNets once for 10 ms"
+    assert re.search(r"latency/onnxruntime\s+. to work . about \d+ s", shown)
     assert shown.count("no folder yet") == 11
     assert "always made anew" in shown
     assert list(tmp_path.iterdir()) == []

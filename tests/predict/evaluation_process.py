@@ -36,7 +36,7 @@ def candidates(net: tailor_ir.SuperNet, random: int = 24) -> list[dict[str, Any]
 
 def images(split: Any = "validation", features_mib: float = 64, **options: Any) -> EvaluationData:
     """Digits; few of them, unless said otherwise."""
-    splits = load_splits(DataSettings())
+    splits = load_splits(DataSettings(kind="digits"))
     options = {"recalibration_images": 96, "batch_size": 64, "limit": 150} | options
     return EvaluationData(splits[split], splits["train"], features_mib=features_mib, **options)
 

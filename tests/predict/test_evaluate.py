@@ -126,7 +126,7 @@ def test_a_subnet_is_recalibrated_once_for_all_splits(
     net: tailor_ir.SuperNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validation, configs = images(), candidates(net)[:10]
-    test = validation.of(load(DataSettings(), "test"))
+    test = validation.of(load(DataSettings(kind="digits"), "test"))
     asked: list[int] = []
     observe = Prefixes.observe
 

@@ -44,7 +44,7 @@ def net(supernet: Path) -> tailor_ir.SuperNet:
 
 @pytest.fixture(scope="module")
 def images() -> EvaluationData:
-    splits = load_splits(DataSettings())
+    splits = load_splits(DataSettings(kind="digits"))
     return EvaluationData(splits["validation"], splits["train"], limit=60, recalibration_images=32)
 
 
@@ -139,7 +139,7 @@ def test_interactions_are_better_when_held_out_subnets_are_ordered_better() -> N
 
 def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: Path, tmp_path: Path) -> None:
     settings = Settings(random_subnets=6, validation_images=60, recalibration_images=32, interactions=PAIRS)
-    found = sensitivity.run(settings, DataSettings(), supernet, tmp_path, Silent())
+    found = sensitivity.run(settings, DataSettings(kind="digits"), supernet, tmp_path, Silent())
     said = found["interactions"]
     table = AccuracyPredictor.load(tmp_path / sensitivity.SENSITIVITIES_FILE).table
     assert said["evaluations"] == len(said["rows"]) == PAIRS
@@ -150,5 +150,5 @@ def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: P
     assert {name: found[name] for name in chosen} == chosen
     lines = (tmp_path / sensitivity.EVALUATED_FILE).read_text().splitlines(keepends=True)
     (tmp_path / sensitivity.EVALUATED_FILE).write_text("".join(lines[:-3]))
-    assert sensitivity.run(settings, DataSettings(), supernet, tmp_path, Silent()) == found
+    assert sensitivity.run(settings, DataSettings(kind="digits"), supernet, tmp_path, Silent()) == found
     assert read_json(tmp_path / sensitivity.VALIDATION_FILE) == found

@@ -30,7 +30,13 @@ SPACE: SpaceSpec = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "s
 QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
 SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
 PREDICT = PredictSettings(
-    random_subnets=6, fit_subnets=2, validation_images=50, recalibration_images=64, interactions=3, measure=QUICK
+    random_subnets=6,
+    fit_subnets=2,
+    rounds=1,
+    validation_images=50,
+    recalibration_images=64,
+    interactions=3,
+    measure=QUICK,
 )
 
 

@@ -39,7 +39,7 @@ from tasks.schemas.stored import StageResult
 from tasks.search.problem import Problem
 
 MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15)
-PREDICT = PredictSettings(validation_images=60, recalibration_images=64, measure=MEASURE)
+PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
 SETTINGS = refine.Settings(candidates=5)
 TENTH = 0.1
 """What the predictor says of the largest SubNet, over what it really takes."""

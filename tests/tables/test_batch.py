@@ -32,7 +32,7 @@ LAYERS = QUICK.model_copy(update={"layers_ms": 20.0})
 def made(request: pytest.FixtureRequest, supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Folder, agent and results of the stages for one sample and for a batch, both in one store."""
     root = tmp_path_factory.mktemp("batches")
-    predict = Settings(random_subnets=4, fit_subnets=1, measure=QUICK)
+    predict = Settings(random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK)
     settings = profile.Settings(method=request.param, measure=QUICK, subnet=LAYERS, store=root / "luts")
     results = {}
     with local_agent("onnxruntime") as client, client.lease():

@@ -90,7 +90,7 @@ def test_whole_subnets_keep_their_energy_and_the_predictor_is_calibrated_by_it(
     enumeration.run(supernet, tmp_path, Silent())
     alone = profile.Settings(method="alone", measure=MEASURE.model_copy(update={"energy_ms": 0.0, "time_cap_ms": 3.0}))
     profile.run(alone, tmp_path, powered, tmp_path, Silent())
-    settings = Settings(random_subnets=4, fit_subnets=2, measure=MEASURE)
+    settings = Settings(random_subnets=4, fit_subnets=2, rounds=1, measure=MEASURE)
     rows = validate.run(settings, supernet, tmp_path, powered, tmp_path, Silent())["subnets"]
     assert all(row["energy_mj"] > WATTS * row["measured_ms"] / FACTOR for row in rows)
     out = tmp_path / "resources"

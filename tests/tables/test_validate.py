@@ -30,7 +30,7 @@ def profiled(supernet: Path, device: AgentClient, tmp_path_factory: pytest.TempP
 def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:
-    settings = Settings(random_subnets=6, fit_subnets=2, measure=QUICK)
+    settings = Settings(random_subnets=6, fit_subnets=2, rounds=1, measure=QUICK)
     result = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     rows = result["subnets"]
     assert [row["kind"] for row in rows] == ["largest", "smallest"] + ["random"] * 6
@@ -50,7 +50,7 @@ def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
 def test_measured_subnets_are_not_measured_again(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:
-    settings = Settings(random_subnets=4, fit_subnets=1, measure=QUICK)
+    settings = Settings(random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK)
     first = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     again = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
     assert again == first
