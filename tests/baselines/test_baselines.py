@@ -38,7 +38,7 @@ MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
 SETTINGS = baselines.Settings(uniform=True, random=6, macs=True)
 SEARCH = search.Settings(generations=5)
-DATA = DataSettings(workers=1)
+DATA = DataSettings(kind="digits", workers=1)
 SPACE: SpaceSpec = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
 
 

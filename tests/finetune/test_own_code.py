@@ -182,4 +182,4 @@ def test_ranks_import_them_too(project: Path) -> None:
     )
     folder = project / "out"
     folder.mkdir()
-    assert base.run(settings, model, DataSettings(resolution=8), folder, Silent())["trained"]
+    assert base.run(settings, model, DataSettings(kind="digits", resolution=8), folder, Silent())["trained"]

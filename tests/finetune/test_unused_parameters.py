@@ -15,7 +15,7 @@ from tasks.finetune.settings import Settings
 from tests.finetune.unused_parameters import Branches
 
 RATE, BATCH = 0.1, 64
-DATA = DataSettings(resolution=8, channels=1)
+DATA = DataSettings(kind="digits", resolution=8, channels=1)
 SETTINGS = Settings(
     epochs=1,
     batch_size=BATCH,

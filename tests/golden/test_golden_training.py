@@ -24,7 +24,7 @@ def test_losses_of_the_first_steps_are_what_they_were(
     strategy: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    data, model = DataSettings(augment=False), ModelSettings(name="test_resnet")
+    data, model = DataSettings(kind="digits", augment=False), ModelSettings(name="test_resnet")
     compile_stage.run(compile_stage.Settings(), model, data, None, None, tmp_path, Silent())
     settings = finetune.Settings(
         epochs=1,

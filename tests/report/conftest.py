@@ -43,7 +43,7 @@ PREDICT = PredictSettings(
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     root = tmp_path_factory.mktemp("report")
-    store, silent, data = Store(root), Silent(), DataSettings(workers=1)
+    store, silent, data = Store(root), Silent(), DataSettings(kind="digits", workers=1)
     supernet = root / "supernet"
 
     def stage(name: str, body: Callable[[Path], StageResult]) -> Path:

@@ -27,7 +27,10 @@ from tests.report.test_report_dark import CONTRAST, opened_in
 from tests.report.test_report_page import Page
 
 PREDICT = PredictSettings(
-    validation_images=50, recalibration_images=64, measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
+    validation_images=50,
+    recalibration_images=64,
+    rounds=1,
+    measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5),
 )
 SETTINGS = baselines.Settings(uniform=True, random=3, macs=True)
 HOSTILE = "<img src=x>"
@@ -40,7 +43,7 @@ def with_baselines(sources: report.Sources, tmp_path_factory: pytest.TempPathFac
     (device,) = sources.devices
     accuracy = AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE)
     fronts = {device.name: device.search / search.FRONT_FILE}
-    data, settings = DataSettings(workers=1), search.Settings(generations=3)
+    data, settings = DataSettings(kind="digits", workers=1), search.Settings(generations=3)
     baselines.choose(SETTINGS, settings, PREDICT, sources.supernet, accuracy, data, (), fronts, chosen, Silent())
     with local_agent(backend="onnxruntime") as client, client.lease():
         baselines.compare_on(device.name, PREDICT, sources.supernet, chosen, client, compared, Silent())

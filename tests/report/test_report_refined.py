@@ -36,7 +36,7 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
     settings = refine.Settings(candidates=2)
     latency = LatencyPredictor.load(device.latency / validate.LATENCY_FILE)
     accuracy = AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE)
-    data = DataSettings(workers=1)
+    data = DataSettings(kind="digits", workers=1)
     splits = load_splits(data)
     images = {"test": EvaluationData(splits["test"], splits["train"], limit=50, recalibration_images=64)}
     formats = export.Settings(measure=QUICK, formats=("onnx", "torch"), bundle=True)

@@ -83,7 +83,7 @@ def case(device: AgentClient, tmp_path_factory: pytest.TempPathFactory) -> Case:
     latency = LatencyPredictor(sums, Correction(), Sums(net.space.cardinalities.tolist(), ()))
     shares = [net.macs(config) / full for config in modifications(net.space)]
     table = sensitivities(net.space, [Accuracy(round(900 * s**0.1), 1000, 2 - s) for s in shares])
-    images = sensitivity.images_of(PREDICT, DataSettings(workers=1))
+    images = sensitivity.images_of(PREDICT, DataSettings(kind="digits", workers=1))
     return Case(folder / "supernet", (latency, AccuracyPredictor(table)), largest_ms, images)
 
 

@@ -39,7 +39,7 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images() -> EvaluationData:
-    splits = load_splits(DataSettings(workers=1))
+    splits = load_splits(DataSettings(kind="digits", workers=1))
     return EvaluationData(splits["validation"], splits["train"], limit=100, recalibration_images=64)
 
 
