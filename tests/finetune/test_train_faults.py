@@ -430,7 +430,8 @@ settings = base.Settings(
     recalibration_images=64,
 )
 folder = Path(sys.argv[1])
-print(base.run(settings, ModelSettings(name="test_resnet"), DataSettings(kind="digits", resolution=96), folder, Loud())["micro_batch"])
+data = DataSettings(kind="digits", resolution=96)
+print(base.run(settings, ModelSettings(name="test_resnet"), data, folder, Loud())["micro_batch"])
 """
 
 
