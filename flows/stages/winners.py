@@ -334,6 +334,7 @@ EXPORT = StageSpec(
         **key_settings(at.config.export),
         "rules": _Given(at, at.device).settings,
         "recalibration_images": at.config.predict.recalibration_images,
+        "examples": digest_of(tasks.export.EXAMPLES),
     },
     inputs=_export_inputs,
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),

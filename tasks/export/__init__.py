@@ -3,12 +3,14 @@
 from tasks.export.card import Provenance
 from tasks.export.readable import write_readable
 from tasks.export.replacing import Alternatives, MeasuredAlternatives, SearchedAlternatives
+from tasks.export.running import EXAMPLES
 from tasks.export.settings import Settings, Tolerance
 from tasks.export.stage import DONE_FILE, run
 from tasks.schemas.exports import EXPORTS_FILE
 
 __all__ = [
     "DONE_FILE",
+    "EXAMPLES",
     "EXPORTS_FILE",
     "Alternatives",
     "MeasuredAlternatives",

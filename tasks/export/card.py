@@ -13,9 +13,11 @@ from tasks.data.images import INTERPOLATION
 from tasks.engine.chosen import ChosenEngine
 from tasks.schemas.exports import (
     Architecture,
+    Brought,
     Card,
     CardDevice,
     ExportedFile,
+    FileRun,
     Origin,
     Preparation,
     UsedEngine,
@@ -130,6 +132,11 @@ def markdown(card: Card) -> str:
         ),
         *_quantised(card.files.values()),
         *_memory(card.files.get("onnx")),
+        "## How they run",
+        _table(
+            ("format", "runtime, build", "settings", "masks", "what they brought", "examples"),
+            [_run_row(name, file.run, file.examples) for name, file in card.files.items() if file.run],
+        ),
         "## Architecture",
         _table(
             ("variable", "choice", "choices"),
@@ -230,6 +237,18 @@ def _memory(file: ExportedFile | None) -> list[str]:
         f"The file is run with these session options: {options}." if found.kept else f"Default order: {found.reason}."
     )
     return ["## Memory by order", table, f"{told} Counted and timed on this machine, one thread, in a first run."]
+
+
+def _run_row(name: str, run: FileRun, examples: Mapping[str, str]) -> tuple[str, ...]:
+    runtime = f"{run.runtime} {run.version} ({run.build}), {run.provider}, {run.precision}, threads: {run.threads}"
+    settings = ", ".join(f"{setting}={value}" for setting, value in run.settings.items())
+    masks = ", ".join(f"{layer}: {mask}" for layer, mask in run.masks.items())
+    return name, runtime, settings, masks, "; ".join(map(_gain, run.brought)), ", ".join(examples)
+
+
+def _gain(brought: Brought) -> str:
+    took = "" if brought.ratio is None else f"{brought.ratio:.0%} of the time without, "
+    return f"{brought.choice}: {took}{brought.measured}"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

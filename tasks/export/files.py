@@ -19,6 +19,7 @@ from tasks.evaluation.subnets import EvaluationData
 from tasks.executorch.programs import subnet_jobs
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
+from tasks.export.running import archive_run, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import Statistics, SubNetMeter, implementations_of, onnx_of
@@ -26,7 +27,7 @@ from tasks.ncnn.conversion import ConversionError, convert
 from tasks.ncnn.kernels import masks_of
 from tasks.progress import Progress
 from tasks.quantise import QuantisedSubNet, quantise
-from tasks.schemas.exports import Card, Int8File, Latency, PlannedMemory
+from tasks.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 LOCAL_RUNTIME: dict[Format, str] = {"onnx": "onnxruntime", "ncnn": "ncnn", "executorch": "executorch"}
@@ -46,7 +47,7 @@ Images = NDArray[np.float32]
 class Made:
     """Contents of the files of one format, their precision, and what computes with them: `runtime`, on the device or here.
 
-    masks: of the layers of an ncnn file. int8: of a quantised file; `reference` computes what its outputs are compared with.
+    int8: of a quantised file; `reference` computes what its outputs are compared with. run: how it runs; None: it is not told.
     memory: of an ONNX file for which another order was planned.
     """
 
@@ -55,10 +56,10 @@ class Made:
     runtime: str
     on_device: bool
     outputs: Callable[[Images], Images]
-    masks: Mapping[str, int] = field(default_factory=dict)
     int8: Int8File | None = None
     reference: Callable[[Images], Images] | None = None
     memory: PlannedMemory | None = None
+    run: FileRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class Maker:
                 files = convert(model, self.settings.limits, fp16=fp16, implementations=names)
                 job = ncnn_job(card.digest, model, files)
                 made = self._run_by_agent([job], "fp16" if fp16 else None)
-                return replace(made, contents=(*made.contents, fact_file(card)), masks=masks_of(files))
+                run = made.run and made.run.model_copy(update={"masks": masks_of(files)})
+                return replace(made, contents=(*made.contents, fact_file(card)), run=run)
 
     def _onnx(self, card: Card, statistics: Statistics) -> bytes:
         if not self.settings.dynamic_batch:
@@ -156,6 +158,7 @@ class Maker:
             runtime=found.backend,
             on_device=client is self.client,
             outputs=lambda images: np.concatenate([_outputs(client, job, images) for job in jobs]),
+            run=run_of(found, jobs[0]),
         )
 
     def _runtime(self, model_format: Format) -> AgentClient:
@@ -186,7 +189,16 @@ class Maker:
                 [in_batches(images, size, lambda x: loaded(torch.from_numpy(x)).numpy()) for size in sizes]
             )
 
-        return Made(contents=(content.getvalue(),), precision="fp32", runtime="torch", on_device=False, outputs=outputs)
+        whole = tuple(example.shape)
+        shape = (None, *whole[1:]) if shapes else whole
+        return Made(
+            contents=(content.getvalue(),),
+            precision="fp32",
+            runtime="torch",
+            on_device=False,
+            outputs=outputs,
+            run=archive_run(shape, (shape[0], *module(example).shape[1:])),
+        )
 
 
 def references(

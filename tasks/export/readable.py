@@ -63,7 +63,7 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
         card = cards[winner.digest]
         stem = _stem(winner.budget_ms, card)
         names = {
-            name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.sha256
+            name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.written
         }
         own: dict[str, Content] = {shown: exported / name for name, shown in names.items()}
         own |= {f"{stem}{suffix}": content for suffix, content in card_files(_renamed(card, names)).items()}
@@ -92,7 +92,12 @@ def _stem(budget_ms: float, card: Card) -> str:
 def _renamed(card: Card, names: Mapping[str, str]) -> Card:
     """The card with the names that its files have in the folder."""
     files = {
-        name: file.model_copy(update={"sha256": {names[own]: sha256 for own, sha256 in file.sha256.items()}})
+        name: file.model_copy(
+            update={
+                "sha256": {names[own]: sha256 for own, sha256 in file.sha256.items()},
+                "examples": {names[own]: sha256 for own, sha256 in file.examples.items()},
+            }
+        )
         if file.sha256
         else file
         for name, file in card.files.items()

@@ -35,9 +35,10 @@ from tasks.export.card import (
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Alternatives, as_predicted, replaced
+from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
-from tasks.measuring.subnets import Subject, SubNetMeter
+from tasks.measuring.subnets import Subject, SubNetMeter, implementations_of
 from tasks.ncnn.conversion import ConversionError
 from tasks.progress import Progress
 from tasks.schemas.exports import (
@@ -58,7 +59,9 @@ from tasks.search import read_front
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 LARGEST = "largest"
-OWN_CHOICES_OF_LARGEST = "largest by the runtime's own choices"
+OWN_CHOICES_OF = "by the runtime's own choices"
+Timed = tuple[Measurement, Measurement | None]
+"""A SubNet by its chosen implementations, and by the runtime's own choices where these are others."""
 ROUNDS = 2
 """Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
 
@@ -117,17 +120,16 @@ def run(
 def _subjects(
     net: SuperNet, configs: Mapping[str, Config], implementations: ChosenImplementations
 ) -> dict[str, Subject]:
-    """The largest SubNet and some others by name; where implementations were chosen, the largest also without them."""
+    """The largest SubNet and some others by name; each in which implementations were chosen also without them."""
     named = {LARGEST: net.max_config, **configs}
     subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
-    if implementations.operators:
-        key = OWN_CHOICES_OF_LARGEST
-        subjects[key] = replace(subjects[LARGEST], key=key, implementations=OWN_CHOICES)
-    return subjects
+    own = [name for name, config in named.items() if implementations_of(net, config, implementations)]
+    keys = {f"{name} {OWN_CHOICES_OF}": subjects[name] for name in own}
+    return subjects | {key: replace(one, key=key, implementations=OWN_CHOICES) for key, one in keys.items()}
 
 
 def _largest(measured: Mapping[str, Measurement]) -> MeasuredLargest:
-    own = measured.get(OWN_CHOICES_OF_LARGEST)
+    own = measured.get(f"{LARGEST} {OWN_CHOICES_OF}")
     return MeasuredLargest(
         latency=_latency(measured[LARGEST]), **({} if own is None else {"own_choices": _latency(own)})
     )
@@ -140,7 +142,7 @@ def _latency(measured: Measurement) -> Latency:
 
 def _is_whole(card: Card, out: Path) -> bool:
     """Whether the files of an exported SubNet are there as they were written."""
-    files = {name: digest for file in card.files.values() for name, digest in file.sha256.items()}
+    files = {name: digest for file in card.files.values() for name, digest in file.written.items()}
     files |= {f"{card.digest}{suffix}": _sha256(content) for suffix, content in card_files(card).items()}
     return all((out / name).is_file() and _sha256((out / name).read_bytes()) == known for name, known in files.items())
 
@@ -193,18 +195,19 @@ class Exporter:
         todo = [digest for digest in winners if digest not in done]
         with progress.bar("export", len(winners), len(done)) as bar:
             for digest in todo:
-                done[digest] = self.export(winners[digest], measured[digest])
+                timed = measured[digest], measured.get(f"{digest} {OWN_CHOICES_OF}")
+                done[digest] = self.export(winners[digest], timed)
                 append_line(self.out / DONE_FILE, done[digest].to_json())
                 bar.advance()
         return {digest: done[digest] for digest in winners}
 
-    def export(self, winner: Winner, measured: Measurement) -> Card:
+    def export(self, winner: Winner, timed: Timed) -> Card:
         """Write the files of one SubNet, check them, and write its model card, which is returned."""
         images, config = next(iter(self.data.values())), winner.config
         statistics = statistics_of(self.net, config, images)
         module = self.net.build(config, statistics).eval()
         inputs, expected = references(self.net, module, config, images, self.settings.check_images)
-        card = self._card(winner, measured, module, describe(images.dataset))
+        card = self._card(winner, timed[0], module, describe(images.dataset))
         files: dict[str, ExportedFile] = {}
         for name in self.settings.formats:
             try:
@@ -212,7 +215,8 @@ class Exporter:
                 if name == "onnx" and self.settings.planned_memory:
                     device, limits = self.maker.client.capabilities(), self.settings.limits
                     made = in_planned_order(self.net, card, made, inputs, device, limits)
-                files[name] = self._file(name, card.digest, made, inputs, expected)
+                file = self._file(name, card.digest, made, inputs, expected)
+                files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
         card = card.model_copy(update={"files": files})
@@ -261,7 +265,6 @@ class Exporter:
             "on_device": made.on_device,
             "runtime": made.runtime,
             "precision": made.precision,
-            **({"masks": dict(made.masks)} if made.masks else {}),
             **({"int8": made.int8} if made.int8 else {}),
             **({"memory": made.memory} if made.memory else {}),
         }
@@ -273,3 +276,20 @@ class Exporter:
             write_bytes(self.out / file, content)
         digests = {file: _sha256(content) for file, content in contents.items()}
         return ExportedFile(state="ok", sha256=digests, bytes=sum(map(len, made.contents)), **checked)
+
+    def _with_run(self, file: ExportedFile, name: FileFormat, digest: str, made: Made, timed: Timed) -> ExportedFile:
+        """Tell how a file runs and what that brought, and write programs that run it so."""
+        if made.run is None or file.state != "ok":
+            return file
+        gains = brought(made.run, self.provenance.engine, *timed) if made.on_device else ()
+        of_int8 = {"precision": made.precision} if made.int8 else {}
+        of_order = {} if made.memory is None else made.memory.session_options
+        settings = {**made.run.settings, **of_order}
+        run = made.run.model_copy(update={"brought": gains, "settings": settings, **of_int8})
+        stem = f"{digest}{SUFFIXES[name][0].removesuffix('.param')}"
+        programs = examples(run, name.partition("_")[0], on_device=made.on_device)
+        contents = {f"{stem}{suffix}": content.encode() for suffix, content in programs.items()}
+        for path, content in contents.items():
+            write_bytes(self.out / path, content)
+        digests = {path: _sha256(content) for path, content in contents.items()}
+        return file.model_copy(update={"run": run, "examples": digests})

@@ -64,11 +64,46 @@ class PlannedMemory(Record):
     session_options: dict[str, str] = Field(default_factory=dict)
 
 
+class FileTensor(Record):
+    """An input or output of a file, float32. A size of None is any number."""
+
+    name: str
+    shape: tuple[int | None, ...]
+
+
+class Brought(Record):
+    """What a choice brought on the device: the time with it over the time without (`ratio`), and on what it was `measured`."""
+
+    choice: str
+    ratio: float | None
+    measured: str
+
+
+class FileRun(Record):
+    """How a file was run when it was checked: on the device if that takes its format.
+
+    `settings`: by the names of the runtime's own API, with the options of the engine. `masks`: of an ncnn file, by layer;
+    each leaves the kernel that the device runs fastest. `brought`: () for a file that was not run on the device.
+    """
+
+    runtime: str
+    version: str
+    build: str
+    provider: str
+    threads: int
+    precision: str
+    settings: dict[str, bool | int | str]
+    masks: dict[str, int] = Field(default_factory=dict)
+    inputs: tuple[FileTensor, ...]
+    outputs: tuple[FileTensor, ...]
+    brought: tuple[Brought, ...] = ()
+
+
 class ExportedFile(Record):
     """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
 
-    `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `masks`: of an ncnn file, by layer;
-    each leaves the kernel that the device runs fastest.
+    `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `examples`: sha256 of the programs that
+    run it so, by file. `run`: None where there are no files.
     """
 
     state: Literal["ok", "failed"]
@@ -81,9 +116,15 @@ class ExportedFile(Record):
     on_device: bool | None = None
     runtime: str | None = None
     precision: str | None = None
-    masks: dict[str, int] = Field(default_factory=dict)
     int8: Int8File | None = None
     memory: PlannedMemory | None = None
+    examples: dict[str, str] = Field(default_factory=dict)
+    run: FileRun | None = None
+
+    @property
+    def written(self) -> dict[str, str]:
+        """sha256 of every file, examples included."""
+        return {**self.sha256, **self.examples}
 
 
 class VariableChoice(Record):

@@ -1,0 +1,168 @@
+"""How exported files are run, and programs that run them so: an example in Python, and one in C++ where the runtime has it.
+
+The programs are made from templates in `examples/`, by runtime and format.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from profiling_agents.client import ModelJob
+from profiling_agents.messages import Capabilities, Measurement
+from tasks.engine.chosen import ChosenEngine
+from tasks.schemas.exports import Brought, FileRun, FileTensor
+
+EXAMPLES = Path(str(resources.files(__package__))) / "examples"
+"""The folder of the templates."""
+TEMPLATES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("ncnn", "ncnn"): ("ncnn.py", "ncnn.cpp"),
+    ("onnxruntime", "onnx"): ("onnxruntime.py", "onnxruntime.cpp"),
+    ("openvino", "onnx"): ("openvino.py",),
+    ("torch", "onnx"): ("torch_onnx.py",),
+    ("torch", "torch"): ("torch.py",),
+}
+"""By runtime and format; others have no example."""
+WORDS = {
+    "pools": ("blob_allocator", "workspace_allocator"),
+    "enumerations": {
+        "execution_mode": "onnxruntime.ExecutionMode",
+        "execution_order": "onnxruntime.ExecutionOrder",
+        "graph_optimization_level": "onnxruntime.GraphOptimizationLevel",
+    },
+    "calls": {
+        "intra_op_num_threads": "SetIntraOpNumThreads",
+        "inter_op_num_threads": "SetInterOpNumThreads",
+        "execution_mode": "SetExecutionMode",
+        "graph_optimization_level": "SetGraphOptimizationLevel",
+        "enable_mem_pattern": "DisableMemPattern",
+        "enable_cpu_mem_arena": "DisableCpuMemArena",
+    },
+}
+"""Settings whose values a program spells in another way."""
+TF32_OFF = '("CUDAExecutionProvider", {"use_tf32": 0})'
+"""TF32 would be another precision under the name of fp32."""
+Sizes = tuple[int | None, ...]
+OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not timed: it was given"
+
+
+def run_of(found: Capabilities, job: ModelJob) -> FileRun:
+    """How a device or a local runtime runs a job. Sizes that an ONNX file leaves open are None."""
+    return FileRun(
+        runtime=found.backend,
+        version=found.version,
+        build=found.build,
+        provider=found.provider,
+        threads=found.threads,
+        precision=found.precision,
+        settings=found.engine.applied(found.settings, found.engine_options),
+        **_tensors_of(job),
+    )
+
+
+def archive_run(input_shape: Sizes, output_shape: Sizes) -> FileRun:
+    """How an archive of `torch.export` was run in this process."""
+    threads = torch.get_num_threads()
+    return FileRun(
+        runtime="torch",
+        version=torch.__version__,
+        build=str(torch.version.git_version),
+        provider="cpu",
+        threads=threads,
+        precision="fp32",
+        settings={"num_threads": threads},
+        inputs=(FileTensor(name="input", shape=input_shape),),
+        outputs=(FileTensor(name="output", shape=output_shape),),
+    )
+
+
+def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
+    shapes: dict[str, Sizes] = {}
+    if job.format == "onnx":
+        graph = onnx.load_from_string(job.files[0]).graph
+        for value in (*graph.input, *graph.output):
+            shapes[value.name] = tuple(one.dim_value or None for one in value.type.tensor_type.shape.dim)
+    else:
+        shapes |= dict(zip(job.input_names, job.input_shapes, strict=True))
+        shapes |= dict(zip(job.output_names, job.output_shapes or (), strict=True))
+    return {
+        "inputs": tuple(FileTensor(name=name, shape=shapes[name]) for name in job.input_names),
+        "outputs": tuple(FileTensor(name=name, shape=shapes[name]) for name in job.output_names),
+    }
+
+
+def brought(
+    run: FileRun, engine: ChosenEngine | None, chosen: Measurement, own: Measurement | None
+) -> tuple[Brought, ...]:
+    """What each choice brought on the device on which a file was run.
+
+    chosen, own: the SubNet timed there by the chosen implementations, and by the runtime's own choices; None: it has no others.
+    """
+    rows = []
+    if engine is not None:
+        timed = {one.option: one for one in engine.kept}
+        for option, choice in engine.chosen.items():
+            ratio = timed[option].gain.ratio if option in timed else None
+            measured = UNTIMED if ratio is None else OF_SUPERNET
+            rows.append(Brought(choice=f"{option}={choice}", ratio=ratio, measured=measured))
+        if engine.gain is not None:
+            rows.append(Brought(choice="all of these options", ratio=engine.gain.ratio, measured=OF_SUPERNET))
+    if run.masks and own is not None and own.p50_ms and chosen.p50_ms:
+        rows.append(Brought(choice="masks", ratio=chosen.p50_ms / own.p50_ms, measured=OF_SUBNET))
+    return tuple(rows)
+
+
+def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, str]:
+    """Programs by suffix, `.py` and `.cpp`; none for a runtime without a template."""
+    return {
+        Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(_told(run, on_device))
+        for name in TEMPLATES.get((run.runtime, model_format), ())
+    }
+
+
+def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
+    first = run.inputs[0]
+    one = tuple(size or 1 for size in first.shape)
+    return {
+        **WORDS,
+        "version": re.sub(r"[^\w.+-]", "", run.version),
+        "threads": "1 thread" if run.threads == 1 else f"up to {run.threads} threads",
+        "precision": run.precision,
+        "place": "as on the device" if on_device else "as it was checked, on another machine than the device",
+        "provider": TF32_OFF if run.provider == "CUDAExecutionProvider" else json.dumps(run.provider),
+        "provider_name": "cuda" if run.provider == "cuda" else "cpu",
+        "settings": list(run.settings.items()),
+        "known": run.settings,
+        "first": {
+            "name": json.dumps(first.name),
+            "one": one,
+            "any": tuple(size or -1 for size in first.shape),
+            "sample": one[1:],
+            "text": " x ".join("N" if size is None else str(size) for size in first.shape),
+        },
+        "outputs": [json.dumps(one.name) for one in run.outputs],
+    }
+
+
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader(__package__, EXAMPLES.name),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {
+        "cpp": json.dumps,
+        "python": lambda value: json.dumps(value) if isinstance(value, str) else repr(value),
+    }
+    return found
+
+
+_TEMPLATES = _templates()
