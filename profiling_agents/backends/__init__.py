@@ -52,8 +52,17 @@ BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
 }
 """Makers by name; a runtime is imported only when it is chosen."""
 
-EXTRAS = {"executorch": "torch executorch", "openvino": "onnx openvino"}
-"""Backends whose runtime is an optional extra of the same name, and what a bare device needs."""
+EXTRAS = frozenset({"executorch", "openvino"})
+"""Backends whose runtime is an optional extra of the same name."""
+
+BACKEND_MODULES = {
+    "executorch": ("torch", "executorch"),
+    "ncnn": ("ncnn",),
+    "onnxruntime": ("onnx", "onnxruntime"),
+    "openvino": ("onnx", "openvino"),
+    "torch": ("onnx", "onnx2torch", "torch"),
+}
+"""What a backend needs besides the agent's own packages; they are installed under the names by which they are imported."""
 
 ELSEWHERE = frozenset({"ncnn-adb"})
 """Backends whose models run on another machine: no walls are raised around the process that talks to it."""
@@ -72,6 +81,7 @@ def open_backend(options: RuntimeOptions) -> Backend:
 
 def installation(name: str) -> str:
     """How the runtime of a backend is installed."""
+    bare = f"pip install {' '.join(BACKEND_MODULES.get(name, (name,)))}"
     if name in EXTRAS:
-        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: pip install {EXTRAS[name]})"
-    return f"install the Python package '{name}' on the device"
+        return f"install it with: pip install 'autotailor[{name}]' (on a bare device: {bare})"
+    return f"install it on the device with: {bare}"

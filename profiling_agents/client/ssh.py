@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from profiling_agents.backends import BACKEND_MODULES
 from profiling_agents.client import far_side
 from profiling_agents.client.agent import AgentClient
 from profiling_agents.client.local import stop, wait_until_ready
@@ -33,13 +34,6 @@ TUNNEL_ATTEMPTS = 3
 PATIENCE_S = 5.0
 """A tunnel that is refused for so long is gone and comes back only as another connection."""
 SERVICE_MODULES = ("h11", "httpx", "numpy", "psutil", "pydantic", "starlette", "uvicorn")
-BACKEND_MODULES = {
-    "executorch": ("torch", "executorch"),
-    "ncnn": ("ncnn",),
-    "onnxruntime": ("onnx", "onnxruntime"),
-    "openvino": ("onnx", "openvino"),
-    "torch": ("onnx", "onnx2torch", "torch"),
-}
 OPTIONS = (
     "AddressFamily",
     "Ciphers",

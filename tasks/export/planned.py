@@ -27,10 +27,10 @@ from tasks.export.files import Images, Made, in_batches
 from tasks.schemas.exports import Card, PlannedMemory
 
 MIB = 2**20
-SESSION_OPTIONS = {
+SESSION_OPTIONS: dict[str, bool | str] = {
     "graph_optimization_level": "ORT_DISABLE_ALL",
     "execution_order": "PRIORITY_BASED",
-    "enable_mem_reuse": "False",
+    "enable_mem_reuse": False,
 }
 """Those of `session_options`, in the words of onnxruntime's Python API."""
 FILES = "default.onnx", "planned.onnx", "input.npy", "counted.json"

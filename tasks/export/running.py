@@ -48,12 +48,12 @@ WORDS = {
 """Settings whose values a program spells in another way."""
 TF32_OFF = '("CUDAExecutionProvider", {"use_tf32": 0})'
 """TF32 would be another precision under the name of fp32."""
-Sizes = tuple[int | None, ...]
+FileShape = tuple[int | None, ...]
 OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not timed: it was given"
 
 
 def run_of(found: Capabilities, job: ModelJob) -> FileRun:
-    """How a device or a local runtime runs a job. Sizes that an ONNX file leaves open are None."""
+    """How a device or a local runtime runs a job. FileShape that an ONNX file leaves open are None."""
     return FileRun(
         runtime=found.backend,
         version=found.version,
@@ -66,7 +66,7 @@ def run_of(found: Capabilities, job: ModelJob) -> FileRun:
     )
 
 
-def archive_run(input_shape: Sizes, output_shape: Sizes) -> FileRun:
+def archive_run(input_shape: FileShape, output_shape: FileShape) -> FileRun:
     """How an archive of `torch.export` was run in this process."""
     threads = torch.get_num_threads()
     return FileRun(
@@ -83,7 +83,7 @@ def archive_run(input_shape: Sizes, output_shape: Sizes) -> FileRun:
 
 
 def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
-    shapes: dict[str, Sizes] = {}
+    shapes: dict[str, FileShape] = {}
     if job.format == "onnx":
         graph = onnx.load_from_string(job.files[0]).graph
         for value in (*graph.input, *graph.output):

@@ -40,6 +40,7 @@ from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
 from tasks.measuring.subnets import Subject, SubNetMeter, implementations_of
 from tasks.ncnn.conversion import ConversionError
+from tasks.ncnn.kernels import require_masks
 from tasks.progress import Progress
 from tasks.schemas.exports import (
     EXPORTS_FILE,
@@ -86,10 +87,11 @@ def run(
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
     earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
     store's measurements of the baseline are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first
-    miss. `implementations`: of operators on the device; files for its runtime name them. AgentError when the device is gone;
-    call again.
+    miss. `implementations`: of operators there; UserError for those that it has not. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
+    if (device := client.capabilities()).backend == "ncnn":
+        require_masks(device.version, implementations.operators.values())
     net = tailor_ir.load(supernet, batch=batch)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
@@ -108,7 +110,7 @@ def run(
     images = next(iter(data.values()))
     bundle = {"bundle": write_bundle(settings, net, cards, images, out, progress)} if settings.bundle else {}
     return Exports(
-        device=client.capabilities(),
+        device=device,
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=_largest(measured),

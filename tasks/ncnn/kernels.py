@@ -4,6 +4,7 @@ ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm),
 whatever the sizes are, and can be several times slower than with another kernel.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tasks.errors import UserError
 from tasks.ncnn.files import FLAG_BYTES, Layer, NcnnFiles, weights_of
 
 MASK_KEY: Final = 31
@@ -19,8 +21,28 @@ MASK_KEY: Final = 31
 NO_SGEMM, NO_WINOGRAD = 1 << 5, 1 << 6
 MASKS: Mapping[str, int] = {"sgemm": NO_WINOGRAD, "direct": NO_WINOGRAD | NO_SGEMM}
 """Implementations by name, with the mask that leaves no faster-ranked kernel."""
+MASKS_SINCE = "1.0.20221128"
+"""The oldest version of ncnn in which masks were seen to change the kernel; what is older passes over them in silence."""
 DENSE = frozenset({"Convolution", "Deconvolution"})
 GROUPED = frozenset({"ConvolutionDepthWise", "DeconvolutionDepthWise"})
+
+
+def require_masks(version: str, chosen: Iterable[str]) -> None:
+    """UserError unless these implementations are known here, and ncnn of this version on the device knows their masks."""
+    names = set(chosen)
+    if unknown := sorted(names - set(MASKS)):
+        raise UserError(
+            "implementations",
+            f"got '{unknown[0]}' for a convolution in ncnn",
+            allowed=", ".join(MASKS),
+            next_step="they are of another version of autotailor; profile again: autotailor profile",
+        )
+    if names and (date := re.search(r"\d{8}$", version)) and date[0] < MASKS_SINCE.rpartition(".")[2]:
+        raise UserError(
+            f"ncnn {version} on the device",
+            "knows no masks of layers, which files for it name",
+            next_step=f"install a newer one there: pip install 'ncnn>={MASKS_SINCE}'",
+        )
 
 
 def has_kernels(layer: Layer) -> bool:

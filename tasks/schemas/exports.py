@@ -61,7 +61,7 @@ class PlannedMemory(Record):
     planned_ms: float | None = None
     default_ms: float | None = None
     optimal: bool | None = None
-    session_options: dict[str, str] = Field(default_factory=dict)
+    session_options: dict[str, bool | str] = Field(default_factory=dict)
 
 
 class FileTensor(Record):

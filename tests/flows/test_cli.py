@@ -1,5 +1,6 @@
 """The command line: help, quick answers to typos, one line and exit code 2 for bad input."""
 
+import re
 import shlex
 import socket
 import subprocess
@@ -328,6 +329,47 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
     line = _line(capsys, "run", "device=[onnxruntime,openvino]", f"output_dir={tmp_path / 'out'}")
     assert "backend 'openvino': No module named 'openvino'; install it with: pip install 'autotailor[openvino]'" in line
     assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "missing", "command"),
+    [
+        ("ncnn", "ncnn", "pip install ncnn"),
+        ("onnxruntime", "onnxruntime", "pip install onnx onnxruntime"),
+        (
+            "openvino",
+            "openvino",
+            r"pip install 'autotailor\[openvino\]' \(on a bare device: pip install onnx openvino\)",
+        ),
+        ("torch", "onnx2torch", "pip install onnx onnx2torch torch"),
+    ],
+)
+def test_an_export_without_the_runtime_is_one_line_with_the_command_that_installs_it(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    missing: str,
+    command: str,
+) -> None:
+    hide(missing, tmp_path, monkeypatch)
+    line = _line(capsys, "export", f"device=[{backend}]", f"output_dir={tmp_path / 'out'}")
+    assert re.search(rf"backend '{backend}': No module named '{missing}'; install it .*with: {command}$", line), line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export.formats=[onnx,tflite]",), "export.formats.1: got 'tflite'; allowed: 'onnx', "),
+        (("device=[onnxruntime]", "device.onnxruntime.precision=fp16"), "runs models as they are: fp32"),
+        (("device=[ncnn]", "device.ncnn.precision=int4"), "device.ncnn.precision: got 'int4'; allowed: "),
+        (("device=[tensorrt]",), "device: 'tensorrt' is no option; allowed: android, "),
+    ],
+)
+def test_an_export_to_what_is_not_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    assert said in _line(capsys, "export", *words, f"output_dir={tmp_path / 'out'}")
 
 
 def test_a_remote_agent_of_another_precision_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The manifest says how a file runs, and the programs beside it run it so: they give the outputs that were checked."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from tasks import export
 from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.engine.chosen import ChosenEngine, Gain, TriedChoice
+from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.export.running import EXAMPLES, OF_SUBNET, OF_SUPERNET, TEMPLATES, UNTIMED
 from tasks.progress import Silent
@@ -226,6 +229,14 @@ def test_files_of_any_batch_have_examples_that_take_any_batch(supernet: Path, tm
         assert np.abs(three - made.expected).max() <= TOLERANCE["fp32"] * np.abs(made.expected).max()
 
 
+def test_an_unknown_implementation_is_one_line_before_anything_is_measured(supernet: Path, tmp_path: Path) -> None:
+    feature = next(one for one in tailor_ir.load(supernet).unique_operators() if one.operator == "Conv")
+    newer = ChosenImplementations(operators={feature.digest: "im2col"})
+    with local_agent("ncnn") as client, pytest.raises(UserError, match=r"got 'im2col' .*; allowed: sgemm, direct; .*"):
+        export_on(client, supernet, tmp_path, ("ncnn",), implementations=newer)
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_every_template_belongs_to_a_runtime() -> None:
     named = {f"{name}.jinja" for names in TEMPLATES.values() for name in names}
     assert {file.name for file in EXAMPLES.iterdir()} == named
@@ -253,3 +264,22 @@ def test_the_cpp_example_of_ncnn_compiles_and_gives_the_outputs_that_were_checke
     output = run_program([str(program), model, "x.f32"], exported.folder)
     assert exported.difference(output) <= (2e-2 if name == "ncnn_fp16" else TOLERANCE["fp32"])
     assert run_program([str(program), model], exported.folder) != output
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime"], indirect=True)
+def test_the_cpp_example_of_onnxruntime_compiles_and_gives_the_outputs_that_were_checked(
+    exported: Exported, tmp_path: Path
+) -> None:
+    header = "#include <onnxruntime_cxx_api.h>\n"
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    found = subprocess.run(["g++", "-E", "-xc++", "-"], input=header, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("no onnxruntime_cxx_api.h here: the Python package has the library without its headers")
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
+    program = tmp_path / "run"
+    source = f"{exported.card.digest}.onnx.cpp"
+    link = [str(library), f"-Wl,-rpath,{library.parent}"]
+    run_program(["g++", "-Wall", "-Werror", "-std=c++17", source, "-o", str(program), *link], exported.folder)
+    output = run_program([str(program), f"{exported.card.digest}.onnx", "x.f32"], exported.folder)
+    assert exported.difference(output) <= TOLERANCE["fp32"]

@@ -233,7 +233,7 @@ def test_exported_files_lie_under_readable_names_with_their_cards(
         stem = f"1e+06ms-resnet-{card['digest'][:8]}"
         assert (folder / f"{stem}.onnx").read_bytes() == (out / f"{card['digest']}.onnx").read_bytes()
         own = json.loads((folder / f"{stem}.json").read_text())
-        named = {name for file in own["files"].values() for name in file["sha256"]}
+        named = {name for file in own["files"].values() for name in (*file["sha256"], *file["examples"])}
         assert named | {f"{stem}.json", f"{stem}.md"} == set(row["files"])
         assert f"{stem}.fp16.ncnn.bin" in (folder / f"{stem}.md").read_text()
         assert {**own, "files": None} == {"version": 1, **card, "files": None}

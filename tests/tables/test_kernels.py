@@ -10,10 +10,11 @@ import timm
 import torch
 
 import tailor_ir
+from tasks.errors import UserError
 from tasks.measuring.subnets import implementations_of, onnx_of
 from tasks.ncnn.conversion import convert, convert_operators
 from tasks.ncnn.files import NcnnFiles
-from tasks.ncnn.kernels import MASKS, has_kernels, implementations, masks_of, with_implementation
+from tasks.ncnn.kernels import MASKS, has_kernels, implementations, masks_of, require_masks, with_implementation
 from tasks.schemas.operators import ChosenImplementations
 from tests.ir.networks import perturb
 from tests.tables.operator_models import OPERATORS, convolution, model
@@ -66,6 +67,24 @@ def test_a_convolution_computes_the_same_by_each_of_its_kernels(name: str, tmp_p
         assert chosen.bin == files.bin
         np.testing.assert_allclose(output(chosen, x, tmp_path), own, atol=TOLERANCE * np.abs(own).max(), rtol=0)
     assert masks_of(with_implementation(files, "")) == {}
+
+
+def test_implementations_and_runtimes_that_do_not_fit_are_one_line() -> None:
+    require_masks("1.0.20260114", MASKS)
+    require_masks("a build of one's own", MASKS)
+    require_masks("1.0.20210525", [])
+    with pytest.raises(UserError) as unknown:
+        require_masks("1.0.20260114", ["sgemm", "im2col"])
+    assert str(unknown.value) == (
+        "implementations: got 'im2col' for a convolution in ncnn; allowed: sgemm, direct; "
+        "they are of another version of autotailor; profile again: autotailor profile"
+    )
+    with pytest.raises(UserError) as old:
+        require_masks("1.0.20210525", ["sgemm"])
+    assert str(old.value) == (
+        "ncnn 1.0.20210525 on the device: knows no masks of layers, which files for it name; "
+        "install a newer one there: pip install 'ncnn>=1.0.20221128'"
+    )
 
 
 def test_operators_without_a_convolution_have_no_kernels() -> None:
