@@ -25,7 +25,7 @@ from tasks.insitu.overhead import MeasuredLine, layer_overhead_ms, without_overh
 from tasks.insitu.rules import Example, ImplementationRules
 from tasks.insitu.trials import CandidateNames, Trial, mixed, studied
 from tasks.lut import Entry, feature_text, now
-from tasks.lut.choice import position_of_chosen
+from tasks.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.ahead import ahead, pieces
 from tasks.measuring.fleet import Meter
 from tasks.progress import Progress
@@ -102,12 +102,18 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
 def chosen_in(net: SuperNet, bench: Bench) -> ChosenImplementations:
     """The implementations that count in the operators of a SuperNet that no table has, such as a network without variables."""
     found, _ = entries(net, {feature.digest: feature for feature in net.unique_operators()}, bench)
-    by_operator: dict[str, list[Entry]] = {}
+    counting = {digest: own[position_of_chosen(own)] for digest, own in _timed(found).items()}
+    return ChosenImplementations(
+        operators={digest: one.implementation for digest, one in counting.items() if one.implementation}
+    )
+
+
+def _timed(found: Sequence[Entry]) -> dict[str, list[TimedImplementation]]:
+    """The implementations of each operator, by digest."""
+    by_operator: dict[str, list[TimedImplementation]] = {}
     for entry in found:
-        by_operator.setdefault(entry.digest, []).append(entry)
-    counting = {digest: own[position_of_chosen([one.timed for one in own])] for digest, own in by_operator.items()}
-    names = {digest: entry.implementation for digest, entry in counting.items() if entry.implementation}
-    return ChosenImplementations(operators=names)
+        by_operator.setdefault(entry.digest, []).append(entry.timed)
+    return by_operator
 
 
 def _measured(
@@ -121,9 +127,10 @@ def _measured(
     trials, others = studied(net, [configs[at] for at in order], candidates)
     lines = measure_trials(maker, trials, bench, "profile implementations")
     features = {feature.digest: feature for trial in trials for feature in net.operators(trial.config)}
-    seen = {key: len(found) for key, found in _seen(lines).items()}
-    rules = ImplementationRules(_examples(features, _seen(lines), candidates))
-    more = list(mixed(net, others, candidates, rules, Counter(seen)))
+    seen = _seen(lines)
+    rules = ImplementationRules(_examples(features, seen, candidates))
+    times = Counter({key: len(found) for key, found in seen.items()})
+    more = list(mixed(net, others, candidates, rules, times))
     return lines + measure_trials(maker, more, bench, "profile in situ")
 
 
@@ -158,8 +165,9 @@ def _summary(
     measured = {(entry.digest, entry.implementation) for entry in found if entry.implementation}
     checked = {pair for line in lines if line["checks"] for pair in line["implementations"].items()} & measured
     before_ms = after_ms = 0.0
+    timed = _timed(found)
     for digest in {digest for digest, _ in checked}:
-        every = [entry.timed for entry in found if entry.digest == digest]
+        every = timed[digest]
         without = [one for one in every if (digest, one.implementation) not in checked]
         before_ms += without[position_of_chosen(without)].ms or 0.0 if without else 0.0
         after_ms += every[position_of_chosen(every)].ms or 0.0 if without else 0.0

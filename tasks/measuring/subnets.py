@@ -51,6 +51,8 @@ def onnx_of(
 
 def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementations) -> dict[str, str]:
     """The implementations that count in one SubNet, by the values that its operators write."""
+    if not chosen.operators:
+        return {}
     return {
         name: chosen.operators[one.feature.digest]
         for one in net.placed_operators(config).operators

@@ -69,7 +69,7 @@ def _takes_winograd(layer: Layer) -> bool:
 
 def with_implementation(files: NcnnFiles, name: str) -> NcnnFiles:
     """The files of an operator that runs by an implementation. KeyError for an unknown one; "": ncnn's own choice."""
-    return with_masks(files, {layer.name: MASKS[name] for layer in files.layers()} if name else {})
+    return with_masks(files, {layer.name: MASKS[name] for layer in files.layers()}) if name else files
 
 
 def with_masks(files: NcnnFiles, masks: Mapping[str, int]) -> NcnnFiles:

@@ -28,6 +28,8 @@ def chosen_engine(folder: Path | None) -> Row | None:
 
 def _note(found: ChosenEngine) -> str:
     """The engine and its gain in a line."""
+    if found.gain is None and not found.tried:
+        return f"{found.text}: no other choice was timed"
     if found.gain is None:
         return f"{found.text}: none of {len(found.tried)} choices that were timed gains enough"
     times = f"the geometric mean of {len(found.subnets)} SubNets, {found.gain.pairs} pairs"
