@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 
-import tailor_ir
 from benchmarks.bars import Terminal
+from benchmarks.supernets import supernet_of
+from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tailor_ir import SuperNet
@@ -42,12 +40,6 @@ NETWORKS = ("resnet18@32", "mobilenetv2_100@224", "deit_tiny_patch16_224@224")
 DEVICES = ("ncnn", "onnxruntime")
 TOLERANCE = 1e-4
 Row = dict[str, Any]
-
-
-def supernet(name: str, size: int) -> SuperNet:
-    """The SuperNet of a network, from random weights."""
-    torch.manual_seed(0)
-    return tailor_ir.compile(timm.create_model(name, num_classes=10).eval(), torch.zeros(1, 3, size, size))
 
 
 def measure(net: SuperNet, client: AgentClient, settings: Settings, work: Path) -> Row:
@@ -130,10 +122,12 @@ def _every_choice(timer: EngineTimer, choices: Sequence[tuple[str, str]], settin
 
 
 def _show_beside(rows: Sequence[Row]) -> None:
-    print("| network | runtime | largest SubNet, p50 [ms] | rounds [ms] |\n|---|---|---|---|")
-    for row in rows:
-        rounds = f"{row['least_ms']:.2f} to {row['most_ms']:.2f}"
-        print(f"| {row['network']} | {row['device']} | {row['p50_ms']:.2f} | {rounds} |")
+    heads = ("network", "runtime", "largest SubNet, p50 [ms]", "rounds [ms]")
+    cells = [
+        (row["network"], row["device"], f"{row['p50_ms']:.2f}", f"{row['least_ms']:.2f} to {row['most_ms']:.2f}")
+        for row in rows
+    ]
+    show(heads, cells, markdown=True)
 
 
 def _row(found: Comparison) -> Row:
@@ -141,17 +135,8 @@ def _row(found: Comparison) -> Row:
 
 
 def _show(rows: Sequence[Row], markdown: bool) -> None:
-    head = ("network", "runtime", "choice", "time with it", "95 %", "largest SubNet")
-    cells = [line for row in rows for line in _lines(row)]
-    if markdown:
-        print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-        for line in cells:
-            print("| " + " | ".join(line) + " |")
-        return
-    table = Table(*head)
-    for line in cells:
-        table.add_row(*line)
-    Console(width=160).print(table)
+    heads = ("network", "runtime", "choice", "time with it", "95 %", "largest SubNet")
+    show(heads, [line for row in rows for line in _lines(row)], markdown=markdown)
 
 
 def _lines(row: Row) -> list[tuple[str, ...]]:
@@ -192,8 +177,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         for network in options.networks:
-            name, size = network.split("@")
-            net = supernet(name, int(size))
+            net = supernet_of(network, num_classes=10)
             if options.beside:
                 rows += beside(network, net, settings, options.devices, options.threads)
                 continue

@@ -20,18 +20,14 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.elastic import PRESETS, compiled
+from benchmarks.supernets import saved
+from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
-from tailor_ir import SuperNet
-from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.subnets import implementations_of, onnx_of
@@ -60,28 +56,10 @@ class Row(TypedDict):
     best: float | None
 
 
-def supernet(name: str, folder: Path) -> Path:
-    """A SuperNet with random weights, and its operators beside it."""
-    path = folder / "supernet"
-    if path.exists():
-        return path
-    network, _, pixels = name.partition("@")
-    if network in PRESETS:
-        net = compiled(network)
-    else:
-        torch.manual_seed(0)
-        model = timm.create_model(network).eval()
-        size = int(pixels or 224)
-        net = tailor_ir.compile(model, torch.zeros(1, 3, size, size))
-    net.save(path)
-    enumeration.run(path, folder, Terminal())
-    return path
-
-
 def measure(name: str, client: AgentClient, work: Path, rounds: int, *, exhaustive: bool) -> Row:
     """One row."""
     folder = work / name
-    path = supernet(name, folder)
+    path = saved(name, folder)
     out = folder / "ncnn"
     out.mkdir(exist_ok=True)
     cost_file = out / "cost.json"
@@ -91,12 +69,13 @@ def measure(name: str, client: AgentClient, work: Path, rounds: int, *, exhausti
     cost = json.loads(cost_file.read_text())
     net = tailor_ir.load(path)
     chosen = ChosenImplementations.read(out / IMPLEMENTATIONS_FILE)
-    plain, tuned = _files(net, None), _files(net, chosen)
     content = onnx_of(net, net.max_config)
+    plain = convert(content)
+    tuned = convert(content, implementations=implementations_of(net, net.max_config, chosen))
     own_ms, chosen_ms = _paired(client, [_job("own", content, plain), _job("chosen", content, tuned)], rounds)
     best = None
     if exhaustive:
-        found = _exhausted(client, content, tuned)
+        found = _exhausted(client, content, plain, masks_of(tuned))
         first_ms, best_ms = _paired(client, [_job("chosen", content, tuned), _job("best", content, found)], rounds)
         best = float(np.median(first_ms / best_ms))
     study = cost["implementations"]
@@ -114,11 +93,6 @@ def measure(name: str, client: AgentClient, work: Path, rounds: int, *, exhausti
     }
 
 
-def _files(net: SuperNet, chosen: ChosenImplementations | None) -> NcnnFiles:
-    names = {} if chosen is None else implementations_of(net, net.max_config, chosen)
-    return convert(onnx_of(net, net.max_config), implementations=names)
-
-
 def _job(key: str, content: bytes, files: NcnnFiles) -> ModelJob:
     job = ncnn_job(key, content, files)
     return replace(job, files=job.files[:1])  # without weights, which change no time
@@ -130,10 +104,11 @@ def _paired(client: AgentClient, jobs: list[ModelJob], rounds: int) -> np.ndarra
     return np.array(found).T
 
 
-def _exhausted(client: AgentClient, content: bytes, files: NcnnFiles) -> NcnnFiles:
-    """The files with the best kernel of each convolution, found one layer after the other by timing whole networks."""
-    plain = with_masks(_without(files), {})
-    masks = masks_of(files)
+def _exhausted(client: AgentClient, content: bytes, plain: NcnnFiles, masks: dict[str, int]) -> NcnnFiles:
+    """The files with the best kernel of each convolution, found one layer after the other by timing whole networks.
+
+    masks: those to begin with.
+    """
     layers = [layer.name for layer in plain.layers() if has_kernels(layer)]
     for name in layers:
         trials = {mask: {**masks, name: mask} for mask in (0, *MASKS.values(), MASKS["direct"] - MASKS["sgemm"])}
@@ -145,15 +120,6 @@ def _exhausted(client: AgentClient, content: bytes, files: NcnnFiles) -> NcnnFil
 
 def _set(masks: dict[str, int]) -> dict[str, int]:
     return {name: mask for name, mask in masks.items() if mask}
-
-
-def _without(files: NcnnFiles) -> NcnnFiles:
-    """The files without masks."""
-    layers = [
-        replace(layer, parameters=tuple(one for one in layer.parameters if not one.startswith("31=")))
-        for layer in files.layers()
-    ]
-    return replace(files, param=NcnnFiles.of(layers, b"").param)
 
 
 HEADS = {
@@ -196,15 +162,7 @@ def _cell(name: str, value: float | str | None) -> str:
 
 def _show(rows: list[Row], *, markdown: bool) -> None:
     cells = [[_cell(name, value) for name, value in zip(HEADS, _values(row), strict=True)] for row in rows]
-    if markdown:
-        print("| " + " | ".join(HEADS.values()) + " |\n" + "|---" * len(HEADS) + "|")
-        for line in cells:
-            print("| " + " | ".join(line) + " |")
-        return
-    table = Table(*HEADS.values())
-    for line in cells:
-        table.add_row(*line)
-    Console(width=160).print(table)
+    show(list(HEADS.values()), cells, markdown=markdown)
 
 
 def main() -> None:

@@ -21,16 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 
-import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.elastic import PRESETS, compiled
+from benchmarks.supernets import saved
+from benchmarks.tables import show
 from profiling_agents.client import AgentClient, local_agent
-from tasks import enumerate as enumeration
 from tasks import profile
 from tasks.artifacts import read_json, read_lines, write_json
 from tasks.predict import validate
@@ -47,28 +43,12 @@ DEVICES: dict[str, tuple[str, str]] = {  # backend, precision
 MINUTES_ALLOWED = {"mobilenetv2": 4.0, "resnet50": 10.0}
 
 
-def supernet(name: str, folder: Path) -> Path:
-    """A SuperNet with random weights, and its operators beside it."""
-    path = folder / "supernet"
-    if not path.exists():
-        if name in PRESETS:
-            net = compiled(name)
-        else:
-            torch.manual_seed(0)
-            model = timm.create_model(name).eval()
-            known: Any = model.pretrained_cfg
-            net = tailor_ir.compile(model, torch.zeros(1, *known["input_size"]))
-        net.save(path)
-        enumeration.run(path, folder, Terminal())
-    return path
-
-
 def measure(
     name: str, device: str, client: AgentClient, method: str, predict: PredictSettings, work: Path
 ) -> dict[str, Any]:
     """One row."""
     folder = work / name
-    net_folder = supernet(name, folder)
+    net_folder = saved(name, folder)
     own = folder / f"{device} {method}"
     own.mkdir(parents=True, exist_ok=True)
     for measured in sorted(folder.glob(f"{device} */{validate.MEASURED_FILE}")):  # the same, whatever the method
@@ -146,15 +126,7 @@ def _cell(name: str, value: Any) -> str:
 
 def _show(rows: list[dict[str, Any]], markdown: bool) -> None:
     cells = [[_cell(name, row[name]) for name in COLUMNS] for row in rows]
-    if markdown:
-        print("| " + " | ".join(COLUMNS.values()) + " |\n" + "|---" * len(COLUMNS) + "|")
-        for line in cells:
-            print("| " + " | ".join(line) + " |")
-        return
-    table = Table(*COLUMNS.values())
-    for line in cells:
-        table.add_row(*line)
-    Console(width=200).print(table)
+    show(list(COLUMNS.values()), cells, markdown=markdown, width=200)
 
 
 def main() -> None:
