@@ -56,18 +56,23 @@ def quantise(
     On the first split of `data` it loses at most `max_loss_points`. The losses on all splits are told.
     """
     with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
-        subnet = _SubNet.calibrated(net, config, statistics, settings, data, Path(folder))
-        exact = subnet.accuracies(subnet.model)
+        known = next(iter(data.values()))
+        subnet = CalibratedSubNet.of(net, config, statistics, settings, known, Path(folder))
         split = next(iter(data))
 
+        def accuracy(model: bytes, split: str) -> float:
+            return count_correct(OnnxNetwork(model), data[split].batches(subnet.size)).share
+
+        exact = {split: accuracy(subnet.model, split) for split in data}
+
         def lost_points(kept: Collection[str]) -> float:
-            return 100 * (exact[split] - subnet.accuracy(subnet.quantised(kept), split))
+            return 100 * (exact[split] - accuracy(subnet.quantised(kept), split))
 
         kept: tuple[str, ...] = ()
         if lost_points(kept) > settings.max_loss_points:
             order = subnet.most_sensitive(progress)
             kept = order[: _fewest(len(order), lambda count: lost_points(order[:count]) <= settings.max_loss_points)]
-        found = subnet.accuracies(subnet.quantised(kept))
+        found = {split: accuracy(subnet.quantised(kept), split) for split in data}
         return QuantisedSubNet(
             content=subnet.quantiser.quantise(model, kept),
             layers=subnet.layers,
@@ -79,47 +84,41 @@ def quantise(
 
 
 @dataclass(frozen=True, slots=True)
-class _SubNet:
-    """A SubNet's fp32 model for `BATCH` images, and what quantises it."""
+class CalibratedSubNet:
+    """A SubNet's fp32 model for `BATCH` images, and what quantises it. `images`: that its ranges come from; `size`: theirs."""
 
     model: bytes
     layers: tuple[str, ...]
     quantiser: Quantiser
     images: int
-    data: Mapping[str, EvaluationData]
+    data: EvaluationData
     size: tuple[int, int]
 
     @classmethod
-    def calibrated(
+    def of(
         cls,
         net: Any,
         config: Config,
         statistics: Statistics,
         settings: Settings,
-        data: Mapping[str, EvaluationData],
+        data: EvaluationData,
         folder: Path,
-    ) -> "_SubNet":
+    ) -> "CalibratedSubNet":
+        """Runs it on the training images of `data`; files stay in `folder`."""
         height, width = net.input_shape(config)[-2:]
         model = onnx_of(net, config, statistics, BATCH)
-        known = next(iter(data.values()))
-        batches = _batches(known.calibration((height, width)))
+        batches = _batches(data.calibration((height, width)))
         quantiser = Quantiser.calibrated(model, batches, folder, reduce_range=settings.reduce_range)
         names = layers(onnx.load_from_string(model).graph)
-        return cls(model, names, quantiser, known.counts["recalibration_images"], data, (height, width))
+        return cls(model, names, quantiser, data.counts["recalibration_images"], data, (height, width))
 
     def quantised(self, kept: Collection[str]) -> bytes:
+        """In int8, but for the layers `kept`."""
         return self.quantiser.quantise(self.model, kept)
-
-    def accuracy(self, model: bytes, split: str) -> float:
-        return count_correct(OnnxNetwork(model), self.data[split].batches(self.size)).share
-
-    def accuracies(self, model: bytes) -> dict[str, float]:
-        return {split: self.accuracy(model, split) for split in self.data}
 
     def most_sensitive(self, progress: Progress) -> tuple[str, ...]:
         """The layers by how far the class probabilities go from fp32 when that layer alone is in int8; the farthest first."""
-        training = next(iter(self.data.values())).calibration(self.size)
-        x_BCHW = torch.cat(list(training))[:SENSITIVITY_IMAGES]
+        x_BCHW = torch.cat(list(self.data.calibration(self.size)))[:SENSITIVITY_IMAGES]
         exact_BK = OnnxNetwork(self.model)(x_BCHW).log_softmax(1)
         divergence: dict[str, float] = {}
         with progress.bar("sensitivity of layers to int8", len(self.layers)) as bar:

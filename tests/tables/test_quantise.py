@@ -22,7 +22,7 @@ from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
 from tasks.measuring.subnets import onnx_of
 from tasks.progress import Silent
-from tasks.quantise import Settings, quantise
+from tasks.quantise import Settings, int8_accuracies, quantise
 from tests.fronts import write_front
 
 SIZE = (32, 32)
@@ -112,6 +112,22 @@ def test_layers_that_lose_more_than_the_bound_stay_in_fp32(
     kinds = kinds_that_run(found.content, tmp_path)
     assert kinds["Conv"] + kinds["FusedConv"] == len(found.kept)
     assert kinds["QLinearConv"] + kinds["QGemm"] == len(found.layers) - len(found.kept)
+
+
+def test_accuracies_in_int8_are_those_of_the_files_and_are_measured_once(
+    network: nn.Module, data: dict[str, EvaluationData], tmp_path: Path
+) -> None:
+    net = tailor_ir.compile(network, torch.zeros(1, 3, *SIZE))
+    configs, settings, images = [net.max_config, net.min_config], Settings(max_loss_points=100.0), data["validation"]
+    file = tmp_path / "int8.jsonl"
+    found = int8_accuracies(net, configs, settings, images, file, Silent())
+    for config, accuracy in zip(configs, found, strict=True):
+        statistics = statistics_of(net, config, images)
+        made = quantise(net, config, statistics, onnx_of(net, config, statistics), settings, data, Silent())
+        assert accuracy.share == made.accuracy["validation"]
+    before = file.read_bytes()
+    assert int8_accuracies(net, configs[::-1], settings, images, file, Silent()) == found[::-1]
+    assert file.read_bytes() == before
 
 
 def test_weights_of_a_reduced_range_have_seven_bits(network: nn.Module, data: dict[str, EvaluationData]) -> None:
