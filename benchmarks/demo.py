@@ -100,7 +100,7 @@ def timed_again(device: dict[str, Any], output: Path) -> dict[str, float]:
 
 def _job(digest: str, form: Format, folder: Path) -> ModelJob:
     """The files of one SubNet, as they were exported."""
-    (model,) = folder.glob(f"*{digest[:8]}*.onnx")
+    model = next(folder.glob(f"*{digest[:8]}*.onnx"))  # one of several where it is the winner of several budgets
     files = tuple(next(folder.glob(f"*{digest[:8]}*{suffix}")).read_bytes() for suffix in SUFFIXES[form])
     if form == "onnx":
         return onnx_job(digest, files[0])

@@ -24,7 +24,7 @@ WEIGHTS_FILE = "weights.safetensors"
 class Settings(TrainSettings):
     """Training of the base network."""
 
-    epochs: int = Field(default=6, ge=1)
+    epochs: int = Field(default=8, ge=1)
 
 
 def run(

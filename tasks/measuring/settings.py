@@ -31,7 +31,7 @@ class TimingSettings(BaseModel):
 class RepeatedTimingSettings(TimingSettings):
     """Settings for timing a whole SubNet on a device several times."""
 
-    rounds: int = Field(3, ge=1, le=100, description="times that each SubNet is measured at least")
+    rounds: int = Field(2, ge=1, le=100, description="times that each SubNet is measured at least")
 
     def device_s(self, subnets: int) -> float:
         """The time [s] for which a calm device is busy with so many SubNets; up to twice as long where rounds differ."""

@@ -11,7 +11,7 @@ class CheckedSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    random_subnets: int = Field(28, ge=4)
+    random_subnets: int = Field(24, ge=4)
     seed: int = Field(0, ge=0)
 
 
@@ -27,7 +27,7 @@ class LatencySettings(CheckedSettings, RepeatedTimingSettings):
     The correction is fitted on the largest, the smallest and the first `fit_subnets` random SubNets; the others are held out.
     """
 
-    fit_subnets: int = Field(16, ge=0)
+    fit_subnets: int = Field(12, ge=0)
 
 
 class Settings(AccuracySettings, LatencySettings):

@@ -36,6 +36,9 @@ from tasks.search.terms import additive, chain_of
 
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 
+LEAST_BUDGET = 1.05
+"""The lowest budget over the predicted latency of the fastest SubNet, where budgets are not given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -180,7 +183,9 @@ def _refuse_infeasible(
 
 
 def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> list[tuple[float, ...]]:
-    """Budgets [ms] of each device at equal ratios, from the fastest SubNet to the best: more time than that buys nothing.
+    """Budgets [ms] of each device at equal ratios, from just above the fastest SubNet to the best: more time buys nothing.
+
+    The fastest SubNet takes as often more as less than predicted, and no other SubNet would keep a budget of just its latency.
 
     The last budget is that of the largest SubNet where the best SubNet is nearer to the fastest, as in an untrained network.
     """
@@ -190,7 +195,12 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
     rungs = []
     for fastest_ms, best_ms, largest_ms in ends.T.tolist():
         top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
-        rungs.append([round_up(budget_ms) for budget_ms in np.geomspace(fastest_ms, top_ms, count).tolist()])
+        rungs.append(
+            [
+                round_up(budget_ms)
+                for budget_ms in np.geomspace(min(LEAST_BUDGET * fastest_ms, top_ms), top_ms, count).tolist()
+            ]
+        )
     return list(zip(*rungs, strict=True))
 
 

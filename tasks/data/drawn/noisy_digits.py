@@ -44,7 +44,7 @@ class NoisyDigits:
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Drawn images; with `draws` turned, scaled and placed by these, and with other noise."""
         numbers = Numbers(self._seed, indices)
-        dark, contrast = numbers.between(0, 0.15), numbers.between(0.25, 0.65)
+        dark, contrast = numbers.between(0, 0.15), numbers.between(0.3, 0.7)
         if draws is None:
             draws = np.stack([numbers.between(0, 1).numpy() for _ in range(DRAWS)], 1)
         angle, half, x, y, start = torch.from_numpy(draws.astype(np.float32)).T
