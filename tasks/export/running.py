@@ -53,7 +53,7 @@ OF_SUBNET, OF_SUPERNET, UNTIMED = "this SubNet", "SubNets of its SuperNet", "not
 
 
 def run_of(found: Capabilities, job: ModelJob) -> FileRun:
-    """How a device or a local runtime runs a job. FileShape that an ONNX file leaves open are None."""
+    """How a device or a local runtime runs a job. Sizes that an ONNX file leaves open are None."""
     return FileRun(
         runtime=found.backend,
         version=found.version,

@@ -7,9 +7,8 @@ largest SubNet with one variable changed at a time, in int8 (`tasks.predict.accu
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tailor_ir import Config
+from tailor_ir import Config, SuperNet
 from tasks.artifacts import SubNetLines
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import Accuracy, EvaluationData, count_correct, statistics_of
@@ -19,7 +18,7 @@ from tasks.quantise.settings import Settings
 
 
 def int8_accuracies(
-    net: Any,
+    net: SuperNet,
     configs: Sequence[Config],
     settings: Settings,
     data: EvaluationData,
@@ -40,7 +39,7 @@ def int8_accuracies(
     return [known[net.space.digest(config)] for config in configs]
 
 
-def _accuracy(net: Any, config: Config, settings: Settings, data: EvaluationData) -> Accuracy:
+def _accuracy(net: SuperNet, config: Config, settings: Settings, data: EvaluationData) -> Accuracy:
     with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
         subnet = CalibratedSubNet.of(net, config, statistics_of(net, config, data), settings, data, Path(folder))
         return count_correct(OnnxNetwork(subnet.quantised(())), data.batches(subnet.size))

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tailor_ir import Config, Statistics
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, count_correct
 from tasks.measuring.subnets import onnx_of
@@ -43,7 +42,7 @@ class QuantisedSubNet:
 
 
 def quantise(
-    net: Any,
+    net: SuperNet,
     config: Config,
     statistics: Statistics,
     model: bytes,
@@ -97,7 +96,7 @@ class CalibratedSubNet:
     @classmethod
     def of(
         cls,
-        net: Any,
+        net: SuperNet,
         config: Config,
         statistics: Statistics,
         settings: Settings,
