@@ -119,7 +119,7 @@ def test_help_has_the_options_of_the_users_own_folder(
     assert main(words) == 0
     assert "board_in_the_attic" not in capsys.readouterr().out
     assert main([*words, "--config-dir", str(tmp_path)]) == 0
-    assert "android, board_in_the_attic, fleet" in capsys.readouterr().out
+    assert "android, board_in_the_attic, executorch, fleet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
         (
             ["run", "device.ncnn.backend=tflite"],
-            "device.ncnn.backend: got 'tflite'; allowed: 'ncnn', 'ncnn-adb', 'onnxruntime', 'openvino' or",
+            "device.ncnn.backend: got 'tflite'; allowed: 'executorch', 'ncnn', 'ncnn-adb', 'onnxruntime', 'openvino' or",
         ),
         (["run", "device.ncnn.measure.time_cap=3"], "device.ncnn.measure: time_cap: "),
         (["run", "device.ncnn.subnet.layers=3"], "device.ncnn.subnet: layers: "),
