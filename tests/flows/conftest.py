@@ -63,7 +63,9 @@ def adapted(
     """The report of the SuperNet's adaptation to two other devices, and its output folder."""
     supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
     output = tmp_path_factory.mktemp("adapted") / "out"
-    words = [word for word in TINY if word.startswith(("profile.", "predict.", "export.", "search."))]
+    words = [
+        word for word in TINY if word.startswith(("data=", "profile.", "predict.", "refine.", "export.", "search."))
+    ]
     words += [f"supernet={supernet}", "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
     words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
     return Command(output, tuple(words))("adapt"), output
