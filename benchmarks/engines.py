@@ -1,22 +1,18 @@
 """What each choice of a runtime's options costs or gains, and the engine that is chosen from them.
 
     python -m benchmarks.engines [--devices ncnn …] [--threads 1] [--rounds 4] [--subnets 1] [--work DIR] [--json FILE]
-                                 [--markdown] [--beside] [NETWORK@SIZE …]
+                                 [--markdown] [NETWORK@SIZE …]
 
 For each network of timm (random weights, the space that is proposed for it) and each runtime: the largest SubNet, the smallest
 and `--subnets` random ones under every choice beside the defaults, in one run; a ratio is the time with a choice over the time
 without, the geometric mean over the SubNets of medians over the rounds. Then the engine as the stage "engine" chooses it,
 timed anew beside the defaults. DIR keeps the times; a second run goes on from there.
-
-`--beside`: instead, the largest SubNet by the defaults of each runtime, one runtime after the other in each round; the
-median of the rounds.
 """
 
 import argparse
 import json
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ import torch
 from benchmarks.bars import Terminal
 from benchmarks.supernets import supernet_of
 from benchmarks.tables import show
-from profiling_agents.client import AgentClient, ModelJob, local_agent
+from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tailor_ir import SuperNet
 from tasks.engine.descent import Descent
@@ -68,34 +64,6 @@ def measure(net: SuperNet, client: AgentClient, settings: Settings, work: Path) 
     }
 
 
-def beside(name: str, net: SuperNet, settings: Settings, devices: Sequence[str], threads: int) -> list[Row]:
-    """The latency of the largest SubNet in each runtime."""
-    with ExitStack() as stack, Terminal().bar("runtimes", settings.rounds * len(devices)) as bar:
-        jobs: dict[str, tuple[AgentClient, ModelJob]] = {}
-        for device in devices:
-            client = stack.enter_context(local_agent(device, threads))
-            made, failed = ModelsOfSubNets(net, settings, client.capabilities()).timed()
-            assert not failed, failed
-            jobs[device] = client, next(iter(made.values()))
-        times_ms: dict[str, list[float]] = {device: [] for device in devices}
-        for _ in range(settings.rounds):
-            for device, (client, job) in jobs.items():
-                (found,) = client.measure([job], settings.measure)
-                assert found.p50_ms is not None, found.reason
-                times_ms[device].append(found.p50_ms)
-                bar.advance()
-        return [
-            {
-                "network": name,
-                "device": f"{device} {jobs[device][0].capabilities().version}",
-                "p50_ms": float(np.median(own)),
-                "least_ms": min(own),
-                "most_ms": max(own),
-            }
-            for device, own in times_ms.items()
-        ]
-
-
 def _every_choice(timer: EngineTimer, choices: Sequence[tuple[str, str]], settings: Settings) -> list[Row]:
     engines = {choice: Engine(choices=dict([choice])) for choice in choices}
     log_ratios: dict[str, dict[str, list[float]]] = {engine.text: {} for engine in engines.values()}
@@ -119,15 +87,6 @@ def _every_choice(timer: EngineTimer, choices: Sequence[tuple[str, str]], settin
         }
         for (option, choice), engine in engines.items()
     ]
-
-
-def _show_beside(rows: Sequence[Row]) -> None:
-    heads = ("network", "runtime", "largest SubNet, p50 [ms]", "rounds [ms]")
-    cells = [
-        (row["network"], row["device"], f"{row['p50_ms']:.2f}", f"{row['least_ms']:.2f} to {row['most_ms']:.2f}")
-        for row in rows
-    ]
-    show(heads, cells, markdown=True)
 
 
 def _row(found: Comparison) -> Row:
@@ -170,26 +129,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, metavar="DIR", help="times; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the table of the README")
-    parser.add_argument("--beside", action="store_true", help="only compare runtimes by their defaults")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(rounds=options.rounds, random_subnets=0 if options.beside else options.subnets)
+    settings = Settings(rounds=options.rounds, random_subnets=options.subnets)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         for network in options.networks:
             net = supernet_of(network, num_classes=10)
-            if options.beside:
-                rows += beside(network, net, settings, options.devices, options.threads)
-                continue
             for device in options.devices:
                 work = (options.work or Path(temporary)) / f"{network} {device} {options.threads}"
                 with local_agent(device, options.threads) as client, client.lease():
                     rows.append({"network": network, "device": device, **measure(net, client, settings, work)})
                 _show(rows[-1:], markdown=False)
-    if options.beside:
-        _show_beside(rows)
-    else:
-        _show(rows, options.markdown)
+    _show(rows, options.markdown)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -1,7 +1,7 @@
 """What the chosen kernels bring on ncnn: the largest SubNet by them against ncnn's own choices, in one run.
 
-    python -m benchmarks.kernels [--rounds 5] [--threads 1] [--exhaustive] [--work DIR] [--json FILE] [--markdown]
-                                 [NETWORK[@PIXELS] …]
+    python -m benchmarks.kernels [--rounds 5] [--threads 1] [--device ncnn] [--exhaustive] [--work DIR]
+                                 [--json FILE] [--markdown] [NETWORK[@PIXELS] …]
 
 For each network (a preset, or a network of timm with the space that is proposed for it) the operators of its SuperNet are
 profiled in situ, as `autotailor profile` does. Then the largest SubNet is timed by the chosen kernels and by ncnn's own
@@ -23,12 +23,11 @@ import numpy as np
 import torch
 
 import tailor_ir
-from benchmarks.bars import Terminal
-from benchmarks.supernets import saved
+from benchmarks.profiled import agent_of, profiled
+from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
-from profiling_agents.client import AgentClient, ModelJob, local_agent
+from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
-from tasks import profile
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.subnets import implementations_of, onnx_of
 from tasks.ncnn.conversion import convert
@@ -56,18 +55,10 @@ class Row(TypedDict):
     best: float | None
 
 
-def measure(name: str, client: AgentClient, work: Path, rounds: int, *, exhaustive: bool) -> Row:
+def measure(name: str, device: str, client: AgentClient, work: Path, rounds: int, *, exhaustive: bool) -> Row:
     """One row."""
-    folder = work / name
-    path = saved(name, folder)
-    out = folder / "ncnn"
-    out.mkdir(exist_ok=True)
-    cost_file = out / "cost.json"
-    if not cost_file.exists():
-        result = profile.run(profile.Settings(store=work / "luts"), folder, client, out, Terminal(), path)
-        cost_file.write_text(json.dumps(result))
-    cost = json.loads(cost_file.read_text())
-    net = tailor_ir.load(path)
+    out, cost = profiled(name, device, client, work)
+    net = tailor_ir.load(out.parent / SUPERNET_FOLDER)
     chosen = ChosenImplementations.read(out / IMPLEMENTATIONS_FILE)
     content = onnx_of(net, net.max_config)
     plain = convert(content)
@@ -82,7 +73,7 @@ def measure(name: str, client: AgentClient, work: Path, rounds: int, *, exhausti
     return {
         "network": name,
         "operators": cost["known"] + cost["measured_now"],
-        "profiling_min": cost["wall_s"] / 60,
+        "profiling_min": cost["minutes"],
         "subnets": study["subnets"],
         "trials": study["trials"],
         "lost": study["lost"],
@@ -170,6 +161,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
     parser.add_argument("--rounds", type=int, default=5, help="pairs of timings (5)")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("ncnn", "ncnn_bf16"), default="ncnn")
     parser.add_argument("--exhaustive", action="store_true", help="compare with the best mask of every layer")
     parser.add_argument("--work", type=Path, metavar="DIR", help="tables; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -179,9 +171,10 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
-        with local_agent("ncnn", options=("--threads", str(options.threads))) as client, client.lease():
+        with agent_of(options.device, options.threads) as client:
             for name in options.networks:
-                rows.append(measure(name, client, work, options.rounds, exhaustive=options.exhaustive))
+                found = measure(name, options.device, client, work, options.rounds, exhaustive=options.exhaustive)
+                rows.append(found)
                 _show(rows[-1:], markdown=False)
     _show(rows, markdown=options.markdown)
     print(f"geometric mean of the ratios: {float(np.exp(np.mean(np.log([row['ratio'] for row in rows])))):.2f}")

@@ -16,7 +16,6 @@ import argparse
 import json
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +23,27 @@ import numpy as np
 import torch
 
 from benchmarks.bars import Terminal
-from benchmarks.supernets import saved
+from benchmarks.profiled import DEVICES, agent_of, profiled
+from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
-from profiling_agents.client import AgentClient, local_agent
-from tasks import profile
-from tasks.artifacts import read_json, read_lines, write_json
+from profiling_agents.client import AgentClient
+from tasks.artifacts import read_lines
 from tasks.predict import validate
 from tasks.predict.settings import Settings as PredictSettings
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
-DEVICES: dict[str, tuple[str, str]] = {  # backend, precision
-    "ncnn": ("ncnn", "fp32"),
-    "ncnn_bf16": ("ncnn", "bf16"),
-    "onnxruntime": ("onnxruntime", "fp32"),
-    "openvino": ("openvino", "fp32"),
-    "openvino_bf16": ("openvino", "bf16"),
-}
-MINUTES_ALLOWED = {"mobilenetv2": 4.0, "resnet50": 10.0}
+MEASURED_DEVICES = ("ncnn", "ncnn_bf16", "onnxruntime", "openvino")
 
 
 def measure(
     name: str, device: str, client: AgentClient, method: str, predict: PredictSettings, work: Path
 ) -> dict[str, Any]:
     """One row."""
-    folder = work / name
-    net_folder = saved(name, folder)
-    own = folder / f"{device} {method}"
-    own.mkdir(parents=True, exist_ok=True)
-    for measured in sorted(folder.glob(f"{device} */{validate.MEASURED_FILE}")):  # the same, whatever the method
+    own, cost = profiled(name, device, client, work, method)
+    for measured in sorted(own.parent.glob(f"{device} */{validate.MEASURED_FILE}")):  # the same, whatever the method
         if not (own / measured.name).exists():
             shutil.copy(measured, own)
-    settings = profile.Settings.model_validate({"method": method, "store": work / "luts"})
-    cost_file = own / "cost.json"
-    if not cost_file.exists():
-        start = time.perf_counter()
-        found = profile.run(settings, folder, client, own, Terminal(), net_folder)
-        write_json(cost_file, {"minutes": (time.perf_counter() - start) / 60, **found})
-    cost = read_json(cost_file)
-    result = validate.run(predict, net_folder, own, client, own, Terminal())
+    result = validate.run(predict, own.parent / SUPERNET_FOLDER, own, client, own, Terminal())
     held_out, rows = result["held_out"], result["subnets"]
     sums = np.array([row["sum_ms"] / row["measured_ms"] for row in rows if row["used_for"] == "held out"])
     return {
@@ -132,7 +114,7 @@ def _show(rows: list[dict[str, Any]], markdown: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
-    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
+    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=MEASURED_DEVICES)
     parser.add_argument("--method", choices=("in situ", "alone"), default="in situ")
     parser.add_argument("--subnets", type=int, default=200, help="held out (200)")
     parser.add_argument("--fit", type=int, default=16, help="random SubNets of the fit (16)")
@@ -149,8 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         for device in options.devices:
-            backend, precision = DEVICES[device]
-            with local_agent(backend, options=("--precision", precision)) as client, client.lease():
+            with agent_of(device) as client:
                 for name in options.networks:
                     rows.append(measure(name, device, client, options.method, predict, work))
                     _show(rows[-1:], markdown=False)

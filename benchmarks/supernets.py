@@ -12,6 +12,8 @@ from benchmarks.elastic import PRESETS, compiled
 from tailor_ir import SuperNet
 from tasks import enumerate as enumeration
 
+SUPERNET_FOLDER = "supernet"
+
 
 def supernet_of(name: str, **options: Any) -> SuperNet:
     """A preset, or a network of timm with the space that is proposed for it; without pixels at the network's own size.
@@ -30,7 +32,7 @@ def supernet_of(name: str, **options: Any) -> SuperNet:
 
 def saved(name: str, folder: Path) -> Path:
     """The SuperNet in a folder, with its operators beside it; what is there is not made again."""
-    path = folder / "supernet"
+    path = folder / SUPERNET_FOLDER
     if not path.exists():
         supernet_of(name).save(path)
         enumeration.run(path, folder, Terminal())
