@@ -171,7 +171,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
-        with agent_of(options.device, options.threads) as client:
+        with agent_of(options.device, options.threads) as client, client.lease():
             for name in options.networks:
                 found = measure(name, options.device, client, work, options.rounds, exhaustive=options.exhaustive)
                 rows.append(found)

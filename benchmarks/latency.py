@@ -131,7 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         for device in options.devices:
-            with agent_of(device) as client:
+            with agent_of(device) as client, client.lease():
                 for name in options.networks:
                     rows.append(measure(name, device, client, options.method, predict, work))
                     _show(rows[-1:], markdown=False)

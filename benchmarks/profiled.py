@@ -24,9 +24,9 @@ DEVICES: dict[str, tuple[str, str]] = {  # runtime, precision
 
 @contextmanager
 def agent_of(device: str, threads: int = 1) -> Iterator[AgentClient]:
-    """An agent on this machine for one of the devices, leased."""
+    """An agent on this machine for one of the devices."""
     backend, precision = DEVICES[device]
-    with local_agent(backend, threads, options=("--precision", precision)) as client, client.lease():
+    with local_agent(backend, threads, options=("--precision", precision)) as client:
         yield client
 
 

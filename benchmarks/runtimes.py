@@ -76,7 +76,8 @@ def measure(network: str, devices: Sequence[str], threads: int, rounds: int, wor
         contenders = []
         for device in devices:
             client = stack.enter_context(agent_of(device, threads))
-            contenders.append(_contender(network, device, client, work))
+            with client.lease():
+                contenders.append(_contender(network, device, client, work))
         with Terminal().bar("rounds", rounds) as bar:
             times_ms = np.empty((rounds, len(contenders), 2))
             for number in range(rounds):
@@ -126,7 +127,8 @@ def _contender(network: str, device: str, client: AgentClient, work: Path) -> Co
 
 
 def _time_ms(client: AgentClient, job: ModelJob) -> float:
-    (found,) = client.measure([job], MEASURE)
+    with client.lease():
+        (found,) = client.measure([job], MEASURE)
     assert found.p50_ms is not None, found.reason
     return found.p50_ms
 
