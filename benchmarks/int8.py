@@ -76,8 +76,8 @@ NETWORKS: dict[str, tuple[str, ...]] = {
         "finetune.optimiser=sgd",
         "finetune.learning_rate=0.05",
         "finetune.weight_decay=0",
-        "base.epochs=4",
-        "finetune.epochs=2",
+        "base.epochs=14",
+        "finetune.epochs=5",
     ),
 }
 PUBLISHED = {"resnet26": "resnet26", "mobilenetv2": "mobilenetv2_100"}
