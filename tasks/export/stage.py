@@ -6,14 +6,13 @@ runtime. A file whose outputs differ from torch is not kept.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
@@ -22,7 +21,7 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
-from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
+from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -59,6 +58,7 @@ from tasks.search import read_front
 
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
+EVALUATED_FILE = "winners_evaluated_{}.jsonl"
 LARGEST = "largest"
 OWN_CHOICES_OF = "by the runtime's own choices"
 Timed = tuple[Measurement, Measurement | None]
@@ -86,8 +86,8 @@ def run(
     `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
     earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
-    store's measurements of the baseline are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first
-    miss. `implementations`: of operators there; UserError for those that it has not. AgentError when it is gone; call again.
+    store's other measurements are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first miss.
+    `implementations`: of operators there; UserError for those that it has not. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
@@ -102,21 +102,54 @@ def run(
         return dict(zip(subjects, found, strict=True))
 
     rows, measured = replaced(front.winners, alternatives, settings.replacements, measure)
+    winners = {row.digest: row for row in rows}
+    evaluated = _evaluated(net, winners, supernet, data, out, progress, store)
     with ExitStack() as stack:
         maker = Maker(settings, net, client, stack, data, progress, implementations)
-        exporter = Exporter(settings, net, data, maker, provenance, out)
-        done = exporter.export_all({row.digest: row for row in rows}, measured, progress)
+        exporter = Exporter(settings, net, data, evaluated, maker, provenance, out)
+        done = exporter.export_all(winners, measured, progress)
     cards = tuple(done.values())
-    images = next(iter(data.values()))
-    bundle = {"bundle": write_bundle(settings, net, cards, images, out, progress)} if settings.bundle else {}
     return Exports(
         device=device,
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=_largest(measured),
-        **bundle,
+        **_bundle(settings, net, cards, data, out, progress),
         baseline=measure_baseline(front.baseline, meter, supernet, data, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _bundle(
+    settings: Settings,
+    net: SuperNet,
+    cards: Sequence[Card],
+    data: Mapping[str, EvaluationData],
+    out: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The bundle as a field, where one is wanted."""
+    if not settings.bundle:
+        return {}
+    return {"bundle": write_bundle(settings, net, tuple(cards), next(iter(data.values())), out, progress)}
+
+
+def _evaluated(
+    net: SuperNet,
+    winners: Mapping[str, Winner],
+    supernet: Path,
+    data: Mapping[str, EvaluationData],
+    out: Path,
+    progress: Progress,
+    store: SubNetStore,
+) -> dict[str, dict[str, float]]:
+    """Accuracy by split, of each winner (digest); what is in the store or in `out` is not evaluated again."""
+    configs = [row.config for row in winners.values()]
+    found: dict[str, dict[str, float]] = {}
+    for split, images in data.items():
+        lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
+        of_split = accuracies(net, configs, images, lines, progress, f"evaluate winners, {split}")
+        found[split] = {digest: one.share for digest, one in zip(winners, of_split, strict=True)}
+    return found
 
 
 def _subjects(
@@ -179,11 +212,12 @@ def _winner(
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Exports single SubNets."""
+    """Exports single SubNets. accuracy: by split, of each SubNet (digest)."""
 
     settings: Settings
     net: SuperNet
     data: Mapping[str, EvaluationData]
+    accuracy: Mapping[str, Mapping[str, float]]
     maker: Maker
     provenance: Provenance
     out: Path
@@ -209,7 +243,7 @@ class Exporter:
         statistics = statistics_of(self.net, config, images)
         module = self.net.build(config, statistics).eval()
         inputs, expected = references(self.net, module, config, images, self.settings.check_images)
-        card = self._card(winner, timed[0], module, describe(images.dataset))
+        card = self._card(winner, timed[0], describe(images.dataset))
         files: dict[str, ExportedFile] = {}
         for name in self.settings.formats:
             try:
@@ -226,7 +260,7 @@ class Exporter:
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
 
-    def _card(self, winner: Winner, measured: Measurement, module: torch.nn.Module, data: DataDescription) -> Card:
+    def _card(self, winner: Winner, measured: Measurement, data: DataDescription) -> Card:
         """All but the files."""
         config, shape = winner.config, self.net.input_shape(winner.config)
         return Card(
@@ -239,7 +273,7 @@ class Exporter:
             macs=self.net.macs(config),
             parameters=self.net.parameters(config),
             architecture=architecture(self.net, config),
-            accuracy={split: self._accuracy(module, config, images) for split, images in self.data.items()},
+            accuracy={split: of_subnet[winner.digest] for split, of_subnet in self.accuracy.items()},
             files={},
             predicted_ms=winner.predicted_ms,
             latency=_latency(measured),
@@ -247,10 +281,6 @@ class Exporter:
             engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,
         )
-
-    def _accuracy(self, module: torch.nn.Module, config: Config, images: EvaluationData) -> float:
-        height, width = self.net.input_shape(dict(config))[-2:]
-        return count_correct(module, images.batches((height, width))).share
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
         """Check one format against torch, int8 against a local run, and keep its files when they agree."""

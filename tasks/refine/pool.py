@@ -53,9 +53,10 @@ class Budget:
 
 
 class Pool:
-    """The SubNets to be measured, by digest: the search's winners, and candidates of budgets. All keep the search's limits.
+    """The SubNets to be measured, by digest: the search's winners, the uniformly shrunk SubNets, and candidates of budgets.
 
-    targets, fronts: one for each device, of one search.
+    All keep the search's limits. The uniformly shrunk ones are there so that no winner is below one of them. targets, fronts:
+    one for each device, of one search.
     """
 
     def __init__(
@@ -73,6 +74,11 @@ class Pool:
         self._problem = Problem(net.space, latency, accuracy, tuple(others), timed=self._timed)
         self._limits = np.array([cost.limit for cost in self._costs])
         self.around = Around(self._problem, self._limits, self._codes([row.config for row in self.winners]))
+        uniform = {row.digest: row.config for row in fronts[0].baseline}
+        codes = self._codes(list(uniform.values()))
+        most = np.concatenate([np.full(self._timed, np.inf), self._limits[self._timed :]])
+        kept = self._problem.within(codes, most).tolist() if uniform else []
+        self.configs |= {digest: uniform[digest] for digest, keeps in zip(uniform, kept, strict=True) if keeps}
 
     def _codes(self, configs: Sequence[Config]) -> Codes:
         codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
