@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from solvers.errors import NotANumber
 from solvers.ordering import best_order
-from solvers.tables import Table, Values, total
+from solvers.tables import Derived, Table, Values, total, with_derived
 
 Indices = NDArray[np.int64]
 
@@ -27,6 +27,7 @@ class Elimination:
 
     shape: the cardinalities of these columns. axis: the position of the variable among them.
     gain (A,) and costs (K, A): sums of the tables whose last undecided variable this is.
+    possible (A,): whether derived variables have the values that follow from the others; None: all entries are.
     entries (B, choices): the entry of each state of the frontier before, with each choice.
     after (A,): the state of the frontier after, for each entry.
     """
@@ -38,20 +39,33 @@ class Elimination:
     costs: Values
     entries: Indices
     after: Indices
+    possible: NDArray[np.bool_] | None = None
 
 
 class Chain:
     """Eliminations for a gain and K costs, each the sum of tables over choice indices of V variables."""
 
-    def __init__(self, cardinalities: Sequence[int], gain: Sequence[Table], costs: Sequence[Sequence[Table]]) -> None:
-        """NotANumber when a table has an entry that is none, TooEntangled when no order of the variables has small tables."""
+    def __init__(
+        self,
+        cardinalities: Sequence[int],
+        gain: Sequence[Table],
+        costs: Sequence[Sequence[Table]],
+        derived: Sequence[Derived] = (),
+    ) -> None:
+        """NotANumber when a table has an entry that is none, TooEntangled when no order of the variables has small tables.
+
+        cardinalities: of the V variables. derived: columns of the tables beyond these; codes have none of them.
+        """
         if any(np.isnan(values).any() for tables in (gain, *costs) for _, values in tables):
             raise NotANumber("a table has an entry that is no number (NaN)")
-        self.cardinalities = tuple(map(int, cardinalities))
+        self.variables = len(cardinalities)
+        self.cardinalities = (*map(int, cardinalities), *[2] * len(derived))
         self.constraints = len(costs)
-        scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}
+        self._derived = tuple(derived)
+        relations = [_relation(self.variables + number, one) for number, one in enumerate(derived)]
+        scopes = {frozenset(columns) for tables in (gain, *costs, relations) for columns, _ in tables}
         self.order = best_order(self.cardinalities, scopes)
-        self.eliminations = self._eliminations([gain, *costs])
+        self.eliminations = self._eliminations([gain, *costs, relations])
 
     def view(self, rows: Sequence[int], prices: Values | None = None, weight: float = 1.0) -> "Chain":
         """The same eliminations with the costs of `rows` alone; the gain is `weight` gain - `prices` (K,) costs."""
@@ -74,6 +88,7 @@ class Chain:
     def value(self, code: Indices) -> tuple[float, Values]:
         """Gain and costs (K,) of a code (V,)."""
         state, gain, costs = 0, 0.0, np.zeros(self.constraints)
+        code = with_derived(code[None], self._derived)[0]
         for each in self.eliminations:
             entry = each.entries[state, code[each.variable]]
             gain += float(each.gain[entry])
@@ -105,23 +120,28 @@ class Chain:
         for each, following in zip(self.eliminations, rest[1:], strict=True):
             entries = each.entries[state]
             values = weight * each.gain[entries] - prices @ each.costs[:, entries] + following[each.after[entries]]
+            if each.possible is not None:
+                values[~each.possible[entries]] = -np.inf
             choice = int(np.argmax(values))
             code[each.variable] = choice
             gain += float(each.gain[entries[choice]])
             costs = costs + each.costs[:, entries[choice]]
             state = int(each.after[entries[choice]])
-        return code, gain, costs
+        return code[: self.variables], gain, costs
 
     def _backward(self, tables: Sequence[Values]) -> list[Values]:
         """The largest sums of flat tables, one for each elimination, from the last elimination to the first."""
         rest = [np.zeros(1)]
         for each, values in zip(reversed(self.eliminations), reversed(tables), strict=True):
-            sums = (values + rest[-1][each.after]).reshape(each.shape)
+            sums = values + rest[-1][each.after]
+            if each.possible is not None:
+                sums = np.where(each.possible, sums, -np.inf)
+            sums = sums.reshape(each.shape)
             rest.append(sums.max(axis=each.axis).ravel())
         return rest[::-1]
 
     def _eliminations(self, sums: Sequence[Sequence[Table]]) -> tuple[Elimination, ...]:
-        """One for each variable, in order. sums: the tables of the gain, then of each cost."""
+        """One for each variable, in order. sums: the tables of the gain, of each cost, then of what is impossible (above 0)."""
         position = {variable: number for number, variable in enumerate(self.order)}
         completed: list[list[list[Table]]] = [[[] for _ in sums] for _ in self.order]
         last = dict.fromkeys(self.order, -1)
@@ -160,7 +180,14 @@ class Chain:
             shape=shape,
             axis=axis,
             gain=numbers[0].ravel(),
-            costs=numbers[1:].reshape(len(sums) - 1, -1),
+            costs=numbers[1:-1].reshape(len(sums) - 2, -1),
             entries=np.moveaxis(np.arange(prod(shape)).reshape(shape), axis, -1).reshape(-1, shape[axis]),
             after=states,
+            possible=numbers[-1].ravel() == 0 if sums[-1] else None,
         )
+
+
+def _relation(column: int, derived: Derived) -> Table:
+    """1 where a derived column is not what it follows to be, else 0."""
+    values = np.asarray(derived.values, bool)
+    return Table((*derived.columns, column), np.stack([values, ~values], axis=-1).astype(np.float64))

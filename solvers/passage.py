@@ -72,7 +72,7 @@ class Passage:
         for each, partial in zip(reversed(self.chain.eliminations), reversed(self.kept), strict=True):
             codes[:, each.variable] = partial.choice[rows]
             rows = partial.parent[rows]
-        return codes
+        return codes[:, : self.chain.variables]
 
 
 def passage(
@@ -126,13 +126,14 @@ def _extended(each: Elimination, partial: Partial) -> Partial:
     entries = each.entries[partial.state]
     choices = entries.shape[1]
     flat = entries.ravel()
-    return Partial(
+    found = Partial(
         each.after[flat],
         np.repeat(partial.gain, choices) + each.gain[flat],
         np.repeat(partial.costs, choices, axis=1) + each.costs[:, flat],
         np.repeat(np.arange(len(partial.state)), choices),
         np.tile(np.arange(choices), len(partial.state)),
     )
+    return found if each.possible is None else found.take(each.possible[flat])
 
 
 def _undominated(partial: Partial) -> Rows:

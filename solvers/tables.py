@@ -90,6 +90,28 @@ def merged(tables: Sequence[Table], cardinalities: Sequence[int]) -> list[Table]
         left.append((frozenset(union), Table(union, first[1].over(union) + second[1].over(union))))
 
 
+class Derived(NamedTuple):
+    """A column that follows from others before it: `values` (0 or 1) has one axis for each of `columns`.
+
+    Derived columns come after those of the variables, in the order in which they are defined.
+    """
+
+    columns: tuple[int, ...]
+    values: NDArray[np.bool_]
+
+
+def with_derived(codes: Codes, derived: Sequence[Derived]) -> Codes:
+    """Codes (n, V) with the derived columns behind them (n, V + D)."""
+    if not derived:
+        return codes
+    variables = codes.shape[1]
+    found = np.empty((len(codes), variables + len(derived)), codes.dtype)
+    found[:, :variables] = codes
+    for column, (columns, values) in enumerate(derived, start=variables):
+        found[:, column] = values[tuple(found[:, one] for one in columns)]
+    return found
+
+
 class Gathering:
     """Sums of tables for many codes.
 
