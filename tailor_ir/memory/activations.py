@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.tables import with_derived
 from tailor_ir.memory.arena import arena_peak
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
 from tailor_ir.memory.lifetimes import Bytes, Codes, Walk, reuse_candidates
@@ -30,7 +31,7 @@ class ActivationMemory:
 
     def peak_bytes(self, codes: Codes) -> Bytes:
         """The peak memory (n,) of activations of SubNets (n, V), without the network's input."""
-        codes = np.asarray(codes)
+        codes = with_derived(np.asarray(codes), self.terms.derived)
         parts = [codes[start : start + CHUNK] for start in range(0, len(codes), CHUNK)]
         peaks = [Walk(self.terms, self._candidates, part).peaks() for part in parts]
         return np.concatenate(peaks) if peaks else np.zeros(0, np.int64)
@@ -40,4 +41,5 @@ class ActivationMemory:
 
         Not for populations: what is free in the arena depends on everything before, so each SubNet is walked by itself.
         """
-        return arena_peak(Walk(self.terms, self._candidates, np.asarray(code)[None]).events())
+        codes = with_derived(np.asarray(code)[None], self.terms.derived)
+        return arena_peak(Walk(self.terms, self._candidates, codes).events())

@@ -21,7 +21,7 @@ from tailor_ir.graph import Graph, Node
 from tailor_ir.memory.layouts import Layout, Rules
 from tailor_ir.memory.steps import RuntimeStep, Steps
 from tailor_ir.ops.elementwise import ACTIVATIONS
-from tailor_ir.spaces.presence import Presence, Producers, Selection, find_needs
+from tailor_ir.spaces.presence import DerivedColumns, Presence, Producers, Selection, find_needs
 from tailor_ir.spaces.structure import Structure
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
@@ -74,8 +74,8 @@ class _Planner:
     channels_last: set[str] = field(default_factory=set)  # values that are stored so, though their axes say otherwise
     transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # value -> permutation that follows a Split
 
-    def plan(self, selections: Sequence[Selection]) -> Steps:
-        """All steps, each with its presence."""
+    def plan(self, selections: Sequence[Selection], columns: DerivedColumns) -> Steps:
+        """All steps, each with its presence. columns: as of `find_needs`."""
         self.data, self.consumers = _computed(self.graph), self.graph.consumers()
         self.makers = self.graph.producers()
         self.layouts = dict.fromkeys(self.graph.inputs, "plain")
@@ -89,11 +89,18 @@ class _Planner:
                 draft.position = position
         self._relayouts()
         drafts = self._ordered()
-        needs = find_needs([(draft.reads, draft.writes) for draft in drafts], self.graph.outputs, selections)
+        needs = find_needs([(draft.reads, draft.writes) for draft in drafts], self.graph.outputs, selections, columns)
         steps = tuple(map(_step, drafts, needs.steps))
         axes = {name: self.new_axes.get(name) or self.axes[name] for name in self.layouts}
         typed_like = {name: self.typed_like.get(name, name) for name in self.layouts}
-        return Steps(steps=steps, layouts=self.layouts, axes=axes, typed_like=typed_like, groups=self.groups)
+        return Steps(
+            steps=steps,
+            layouts=self.layouts,
+            axes=axes,
+            typed_like=typed_like,
+            groups=self.groups,
+            derived=tuple(columns.derived),
+        )
 
     # -- what runs as one --------------------------------------------------------------------------------------------
 
@@ -371,6 +378,5 @@ def _computed(graph: Graph) -> frozenset[str]:
 def find_steps(structure: Structure, sizes_of: Callable[[Axis], frozenset[int]], rules: Rules) -> Steps:
     """The steps of all SubNets. sizes_of: an axis -> its sizes in all SubNets."""
     unit_of, space = structure.unit_of(), structure.space
-    return _Planner(structure.graph, structure.axis_map.axes, unit_of, space.sources, sizes_of, rules).plan(
-        space.selections
-    )
+    planner = _Planner(structure.graph, structure.axis_map.axes, unit_of, space.sources, sizes_of, rules)
+    return planner.plan(space.selections, DerivedColumns.of(len(space.variables), space.derived))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from solvers.tables import Derived
 from tailor_ir.axes import Axis
 from tailor_ir.memory.layouts import Layout
 from tailor_ir.spaces.presence import Presence
@@ -29,6 +30,7 @@ class Steps:
     """All steps of all SubNets in order; layout, axes and element type of every value that they read or write.
 
     typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
+    derived: columns of extended codes: the space's, and more behind them.
     """
 
     steps: tuple[RuntimeStep, ...]
@@ -36,3 +38,4 @@ class Steps:
     axes: Mapping[str, tuple[Axis, ...]]
     typed_like: Mapping[str, str]
     groups: Mapping[str, int]
+    derived: tuple[Derived, ...] = ()

@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from solvers.tables import Derived
 from tailor_ir.axes import Axis
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules, in_blocks, laid_out, patches_bytes, stored_shape
 from tailor_ir.memory.planning import find_steps
@@ -52,7 +53,7 @@ class MemoryTerms:
     """The steps of all SubNets.
 
     sources: value with several producers -> its producers, each with the SubNets in which it is chosen.
-    inputs, outputs: values of the network. same_shape: as `Rules.same_shape`.
+    inputs, outputs: values of the network. same_shape: as `Rules.same_shape`. derived: columns of extended codes (`Space`).
     """
 
     values: tuple[ValueTerm, ...]
@@ -61,6 +62,7 @@ class MemoryTerms:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     same_shape: bool
+    derived: tuple[Derived, ...] = ()
 
 
 def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: Rules = ONNXRUNTIME) -> MemoryTerms:
@@ -93,6 +95,7 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
         inputs=tuple(number[name] for name in structure.graph.inputs),
         outputs=tuple(number[name] for name in structure.graph.outputs),
         same_shape=rules.same_shape,
+        derived=steps.derived,
     )
 
 

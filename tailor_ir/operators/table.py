@@ -20,6 +20,7 @@ from tailor_ir.operators.features import OperatorFeature
 from tailor_ir.operators.templates import SizeRow, Template, TemplateInputs
 from tailor_ir.spaces.grids import Grids
 from tailor_ir.spaces.presence import Presence, Roster, Variables
+from tailor_ir.spaces.reach import Reach
 from tailor_ir.spaces.space import Space
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.spaces.variables import Config
@@ -58,7 +59,7 @@ class ChosenFeatures(Mapping[Choices, OperatorFeature | None]):
 class OperatorTerm:
     """One operator of the largest network over all configs.
 
-    `variables`: columns of choice-index rows that it depends on. `features`: choice indices of those -> the operator,
+    `variables`: columns of extended codes that it depends on. `features`: choice indices of those -> the operator,
     None where the SubNet does not have it. The operators of a SubNet are the terms' features under its choices.
     """
 
@@ -165,14 +166,18 @@ class OperatorTable:
         sizes = self.space.sizes(codes, self._batch)
         return tuple(
             template.feature(tuple([sizes(axis) for axis in axes]))
-            for (template, axes), there in zip(self.templates, self._roster.at(codes), strict=True)
+            for (template, axes), there in zip(self.templates, self._there(codes), strict=True)
             if there
         )
+
+    def _there(self, codes: np.ndarray) -> list[bool]:
+        """For each cluster whether one SubNet has it."""
+        return self._roster.at(self.space.extended(codes[None])[0])
 
     def placed(self, codes: np.ndarray) -> PlacedOperators:
         """The same with the values that each reads, of the chosen producers, and writes."""
         source = self.space.sources.under(codes)
-        present = [own for own, there in zip(self._own, self._roster.at(codes), strict=True) if there]
+        present = [own for own, there in zip(self._own, self._there(codes), strict=True) if there]
         placed = tuple(
             PlacedOperator(
                 feature,
@@ -210,9 +215,11 @@ class OperatorTable:
         witnesses: dict[OperatorFeature, tuple[tuple[int, ...], Choices]] = {}
         filled: dict[tuple[int, bytes, bytes], np.ndarray] = {}
         terms = []
+        derived_from = len(self.space.variables)
         for (template, axes), where in zip(self.templates, self._presence, strict=True):
             variables, there = self._enumerate_over(axes, where)
             shape = self._grids.shape(variables)
+            codes = self._codes_of(variables, there) if variables and variables[-1] >= derived_from else {}
             rows = self._grids.rows(axes, variables)
             key = id(template), rows.tobytes(), there.tobytes()
             if key not in filled:
@@ -228,7 +235,8 @@ class OperatorTable:
                         feature = template.feature(row)
                         number = seen[row] = numbers_of.setdefault(feature, len(numbers_of))
                         if number == len(witnesses):
-                            witnesses[feature] = variables, tuple(int(i) for i in np.unravel_index(at, shape))
+                            choices = tuple(int(i) for i in np.unravel_index(at, shape))
+                            witnesses[feature] = codes.get(at) or (variables, choices)
                     numbers[at] = number
                 filled[key] = numbers
             terms.append(_Term(variables, filled[key].reshape(shape), where))
@@ -240,10 +248,37 @@ class OperatorTable:
         Presence adds none where the largest choices have the operator, whatever its sizes.
         """
         variables = self._grids.variables(axes)
-        largest = self.space.cardinalities - 1
+        largest = self.space.extended(self.space.cardinalities[None] - 1)[0]
         if not set(where.variables).isdisjoint(variables) or not where.at(largest):
             variables = tuple(sorted({*variables, *where.variables}))
             mask = spread(where.variables, where.mask, variables)
         else:
             mask = np.asarray(True)
-        return variables, np.broadcast_to(mask, self._grids.shape(variables)).reshape(-1)
+        return variables, np.broadcast_to(mask, self._grids.shape(variables)).reshape(-1).copy()
+
+    def _codes_of(self, variables: Variables, there: np.ndarray) -> dict[int, tuple[Variables, Choices]]:
+        """For each combination that is there: variables and choices of a SubNet that has it.
+
+        Combinations that no SubNet has are taken out of `there`.
+        """
+        values = np.indices(self._grids.shape(variables)).reshape(len(variables), -1).T
+        deciders = self._reach.deciders(variables)
+        at_deciders = [variables.index(column) for column in deciders]
+        own = [(axis, column) for axis, column in enumerate(variables) if column < len(self.space.variables)]
+        largest = self.space.cardinalities - 1
+        found: dict[int, tuple[Variables, Choices]] = {}
+        for at in np.flatnonzero(there).tolist():
+            code = self._reach.code(deciders, values[at, at_deciders])
+            if code is None:
+                there[at] = False
+                continue
+            code = code.copy()
+            for axis, column in own:
+                code[column] = values[at, axis]
+            changed = np.flatnonzero(code != largest)
+            found[at] = tuple(changed.tolist()), tuple(code[changed].tolist())
+        return found
+
+    @cached_property
+    def _reach(self) -> Reach:
+        return Reach(self.space)

@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from solvers.tables import spread
-from tailor_ir.spaces.presence import Presence, Selection, Variables, any_of, presence
+from solvers.tables import Derived, spread, with_derived
+from tailor_ir.spaces.presence import Presence, Selection, Variables, any_of, expanded, presence
 from tailor_ir.spaces.sizing import Sizing
 
 CHUNK = 512  # codes at a time, whose columns fit in a cache
@@ -51,15 +51,22 @@ def relevance(variable: int, sizings: Sequence[Sizing], selections: Sequence[Sel
     return any_of(found)
 
 
-def find_rules(cardinalities: Sequence[int], effects: Sequence[Effect]) -> tuple[CanonicalChoices, ...]:
-    """The rule of each variable whose choices can be the same SubNet, in the order of the variables."""
+def find_rules(
+    cardinalities: Sequence[int], effects: Sequence[Effect], derived: Sequence[Derived] = ()
+) -> tuple[CanonicalChoices, ...]:
+    """The rule of each variable whose choices can be the same SubNet, in the order of the variables.
+
+    cardinalities: of all columns; those of `derived` are the last.
+    """
+    first = len(cardinalities) - len(derived)
     acting: dict[int, list[Effect]] = {}
     for effect in effects:
         for variable in effect.variables:
             acting.setdefault(variable, []).append(effect)
     rules = []
     for variable in sorted(acting):
-        deciding = _deciding(variable, acting[variable])
+        own = [each._replace(presence=expanded(each.presence, variable, first, derived)) for each in acting[variable]]
+        deciding = _deciding(variable, own)
         if deciding:
             rule = _rule(variable, deciding, cardinalities)
             if (rule.table != np.arange(cardinalities[variable])).any():
@@ -142,11 +149,17 @@ class _RuleArrays(NamedTuple):
 class Canonical:
     """All rules of a space, applied to many codes at once."""
 
-    def __init__(self, rules: Sequence[CanonicalChoices]) -> None:
+    def __init__(self, rules: Sequence[CanonicalChoices], derived: Sequence[Derived] = ()) -> None:
+        """derived: columns behind the variables. They are equal for equal SubNets, so that no rule changes them."""
+        self._derived = tuple(derived)
         self._steps = [_RuleArrays.of(group) for group in _in_groups(rules)]
 
     def __call__(self, codes: np.ndarray) -> np.ndarray:
         """Codes (n, V) in which equal SubNets are equal, as a new array."""
+        return self.extended(with_derived(codes, self._derived))[:, : codes.shape[1]]
+
+    def extended(self, codes: np.ndarray) -> np.ndarray:
+        """The same for extended codes (n, V + D)."""
         found = np.empty(codes.shape, np.int64)
         for first in range(0, len(codes), CHUNK):
             columns = np.ascontiguousarray(codes[first : first + CHUNK].T, np.int32)

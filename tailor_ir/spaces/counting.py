@@ -10,16 +10,18 @@ from math import prod
 
 import numpy as np
 
-from solvers.tables import spread
+from solvers.tables import Derived, spread
 from tailor_ir.spaces.canonical import CanonicalChoices
 from tailor_ir.spaces.presence import Variables
 
 Factor = tuple[Variables, np.ndarray]  # ascending columns, and whole numbers of any size
 
 
-def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices]) -> int:
-    """The number of canonical codes."""
-    factors = [_canonical(rule) for rule in rules]
+def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], derived: Sequence[Derived] = ()) -> int:
+    """The number of canonical codes. cardinalities: of the variables. derived: the columns behind them."""
+    follows = [_follows(len(cardinalities) + number, one) for number, one in enumerate(derived)]
+    factors = [*map(_canonical, rules), *follows]
+    cardinalities = (*cardinalities, *[2] * len(derived))
     involved = {column for columns, _ in factors for column in columns}
     total = prod(n for column, n in enumerate(cardinalities) if column not in involved)
     while involved:
@@ -36,6 +38,12 @@ def _canonical(rule: CanonicalChoices) -> Factor:
     columns = tuple(sorted((*rule.scope, rule.variable)))
     kept = rule.table == np.arange(rule.table.shape[-1])
     return columns, np.moveaxis(kept, -1, columns.index(rule.variable)).astype(int).astype(object)
+
+
+def _follows(column: int, derived: Derived) -> Factor:
+    """1 where a derived column is what it follows to be, else 0."""
+    values = np.asarray(derived.values, bool)
+    return (*derived.columns, column), np.stack([~values, values], axis=-1).astype(int).astype(object)
 
 
 def _scope_size(variable: int, factors: Sequence[Factor], cardinalities: Sequence[int]) -> int:

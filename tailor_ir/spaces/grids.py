@@ -28,8 +28,9 @@ class Grids:
         return tuple(sorted(found))
 
     def shape(self, variables: Variables) -> tuple[int, ...]:
-        """Number of choices of each variable."""
-        return tuple(len(self.space.variables[v].choices) for v in variables)
+        """NumberChoice of choices of each variable."""
+        cardinalities = self.space.all_cardinalities
+        return tuple(int(cardinalities[v]) for v in variables)
 
     def sizes(self, variables: Variables) -> Sizes:
         """Sizes of axes as arrays that broadcast to `shape(variables)`."""

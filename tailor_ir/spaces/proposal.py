@@ -7,7 +7,7 @@ from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
 from tailor_ir.spaces.draft import Draft
 from tailor_ir.spaces.kinds import KINDS
-from tailor_ir.spaces.presence import NEVER, Presence, Selection, find_needs
+from tailor_ir.spaces.presence import NEVER, DerivedColumns, Presence, Selection, find_needs
 from tailor_ir.spaces.selectors import Selectors, SpaceSpec
 from tailor_ir.spaces.sizing import Sizing
 from tailor_ir.spaces.space import Space
@@ -24,13 +24,15 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
     draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives)
     _propose_variables(draft)
     draft.selectors.refuse_unmatched(draft.dropped)
-    presence, selections = _presence(graph, tuple(draft.selections.values()))
+    presence, selections, columns = _presence(graph, tuple(draft.selections.values()), len(draft.variables))
+    sizings = _placed(draft.sizings, graph, axis_map, presence, columns)
     space = Space(
         variables=tuple(draft.variables),
         resolution=draft.resolution,
         base_spatial=draft.input_spatial,
-        sizings=_placed(draft.sizings, graph, axis_map, presence),
+        sizings=sizings,
         selections=selections,
+        derived=tuple(columns.derived),
         dropped=tuple(draft.dropped),
     )
     return Structure(graph=graph, axis_map=axis_map, regions=regions, space=space, presence=presence)
@@ -55,21 +57,28 @@ def _propose_variables(draft: Draft) -> None:
                 kind.of_block(draft, named)
 
 
-def _presence(graph: Graph, selections: Sequence[Selection]) -> tuple[dict[str, Presence], tuple[Selection, ...]]:
-    """The presence of every node, and the selections with where somebody reads their values."""
+def _presence(
+    graph: Graph, selections: Sequence[Selection], variables: int
+) -> tuple[dict[str, Presence], tuple[Selection, ...], DerivedColumns]:
+    """The presence of every node, the selections with where somebody reads their values, and the derived columns."""
     steps = [([name for name in node.inputs if name], node.outputs) for node in graph.nodes]
-    needs = find_needs(steps, graph.outputs, selections)
+    needs = find_needs(steps, graph.outputs, selections, DerivedColumns(variables))
     presence = {node.name: where for node, where in zip(graph.nodes, needs.steps, strict=True)}
-    return presence, tuple(replace(each, live=needs.reads.get(each.value, NEVER)) for each in selections)
+    placed = tuple(replace(each, live=needs.reads.get(each.value, NEVER)) for each in selections)
+    return presence, placed, needs.columns
 
 
 def _placed(
-    sizings: list[Sizing], graph: Graph, axis_map: AxisMap, presence: dict[str, Presence]
+    sizings: list[Sizing],
+    graph: Graph,
+    axis_map: AxisMap,
+    presence: dict[str, Presence],
+    columns: DerivedColumns,
 ) -> tuple[Sizing, ...]:
     """The sizings with where a node has their group."""
-    found = dict.fromkeys((sizing.group for sizing in sizings), NEVER)
+    found: dict[int, list[Presence]] = {sizing.group: [] for sizing in sizings}
     for node in graph.nodes:
         axes = {axis for name in (*node.inputs, *node.outputs) if name for axis in axis_map.axes[name]}
         for group in groups_of(axes) & found.keys():
-            found[group] |= presence[node.name]
-    return tuple(replace(sizing, presence=found[sizing.group]) for sizing in sizings)
+            found[group].append(presence[node.name])
+    return tuple(replace(sizing, presence=columns.any_of(found[sizing.group])) for sizing in sizings)

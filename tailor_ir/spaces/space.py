@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from solvers.tables import Derived, with_derived
 from tailor_ir.axes import Sizes
 from tailor_ir.errors import ConfigError
 from tailor_ir.spaces.canonical import Canonical, CanonicalChoices, effects_of, find_rules, relevance
@@ -23,7 +24,8 @@ class Space:
     """All SubNets of one SuperNet. Configs map variable names to choices; a missing name means its default.
 
     resolution: column of the variable that sets the input's height and width. sizings: the sizes of elastic groups.
-    selections: the values with several producers. dropped: proposals that came to nothing, and why.
+    selections: the values with several producers. dropped: proposals that came to nothing, and
+    why. derived: the derived columns of presences (`tailor_ir.spaces.presence`).
     """
 
     variables: tuple[Variable, ...]
@@ -31,6 +33,7 @@ class Space:
     base_spatial: tuple[int, ...]
     sizings: tuple[Sizing, ...]
     selections: tuple[Selection, ...]
+    derived: tuple[Derived, ...] = ()
     dropped: tuple[str, ...] = ()
     describe: Callable[[], tuple[VariableInfo, ...]] | None = field(default=None, compare=False, repr=False)
 
@@ -43,18 +46,18 @@ class Space:
 
     @property
     def modifications(self) -> int:
-        """Number of (variable, choice) pairs."""
+        """NumberChoice of (variable, choice) pairs."""
         return sum(len(v.choices) for v in self.variables)
 
     @property
     def codes(self) -> int:
-        """Number of combinations of choices; different codes may be the same SubNet."""
+        """NumberChoice of combinations of choices; different codes may be the same SubNet."""
         return prod(len(v.choices) for v in self.variables)
 
     @cached_property
     def distinct(self) -> int:
         """Exact number of different SubNets."""
-        return count(self.cardinalities.tolist(), self.rules)
+        return count(self.cardinalities.tolist(), self.rules, self.derived)
 
     # -- configs and codes -------------------------------------------------------------------------------------------
 
@@ -64,8 +67,17 @@ class Space:
 
     @property
     def cardinalities(self) -> np.ndarray:
-        """Number of choices of each variable, (V,)."""
+        """NumberChoice of choices of each variable, (V,)."""
         return np.asarray([len(v.choices) for v in self.variables], dtype=np.int64)
+
+    @property
+    def all_cardinalities(self) -> np.ndarray:
+        """NumberChoice of values of each column of extended codes, (V + D,)."""
+        return np.append(self.cardinalities, np.full(len(self.derived), 2))
+
+    def extended(self, codes: np.ndarray) -> np.ndarray:
+        """Codes (n, V) with the derived columns behind them (n, V + D), which presences look at."""
+        return with_derived(codes, self.derived)
 
     @property
     def max_config(self) -> Config:
@@ -97,8 +109,9 @@ class Space:
     def decode(self, row: np.ndarray) -> Config:
         """The config of one row of choice indices, canonical: without the variables that act on nothing."""
         codes = self.canonical_codes(np.asarray(row)[None])[0]
+        extended = self.extended(codes[None])[0]
         pairs = zip(self.variables, self.relevance, codes.tolist(), strict=True)
-        return {variable.name: variable.choices[at] for variable, where, at in pairs if where.at(codes)}
+        return {variable.name: variable.choices[at] for variable, where, at in pairs if where.at(extended)}
 
     def canonical(self, config: Mapping[str, Choice]) -> Config:
         """Without the variables that act on nothing, as inside skipped blocks; of choices that act alike, the largest."""
@@ -115,12 +128,12 @@ class Space:
     @cached_property
     def rules(self) -> tuple[CanonicalChoices, ...]:
         """The canonical choices of the variables whose choices can be the same SubNet."""
-        return find_rules(self.cardinalities.tolist(), effects_of(self.sizings, self.selections))
+        return find_rules(self.all_cardinalities.tolist(), effects_of(self.sizings, self.selections), self.derived)
 
     @cached_property
     def canonical_codes(self) -> Canonical:
         """Rows (n, V) -> rows in which equal SubNets are equal: of choices that act alike, the largest."""
-        return Canonical(self.rules)
+        return Canonical(self.rules, self.derived)
 
     def random_codes(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Rows (count, V), each variable uniform over its choices, canonical."""

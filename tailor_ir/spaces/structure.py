@@ -42,7 +42,8 @@ class Structure:
         source = self.space.sources.under(codes)
         outputs = tuple(source.get(name, name) for name in self.graph.outputs)
         nodes = []
-        for node, there in zip(self.graph.nodes, self._roster.at(codes), strict=True):
+        extended = self.space.extended(codes[None])[0]
+        for node, there in zip(self.graph.nodes, self._roster.at(extended), strict=True):
             if there:
                 if not source.keys().isdisjoint(node.inputs):
                     node = replace(node, inputs=tuple(source.get(name, name) for name in node.inputs))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailor_ir
-from tailor_ir.spaces.presence import ALWAYS, NEVER, Presence, Selection, find_needs, presence
+from tailor_ir.spaces.presence import ALWAYS, NEVER, DerivedColumns, Presence, Selection, find_needs, presence
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.variables import Config
 from tailor_ir.subnets.prefixes import Prefixes
@@ -217,7 +217,7 @@ def test_a_step_is_present_where_an_output_needs_it(seed: int) -> None:
             Selection(value=f"v{value}", producers=producers, variables=(variable,), chosen=rng.permutation(2))
         )
     by_value = {selection.value: selection for selection in selections}
-    found = find_needs(steps, [f"v{count}"], selections).steps
+    found = find_needs(steps, [f"v{count}"], selections, DerivedColumns(count + 1)).steps
     for codes in map(np.array, product(range(2), repeat=3)):
         needed: set[int] = set()
         todo = [f"v{count}"]
