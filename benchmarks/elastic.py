@@ -81,7 +81,7 @@ def forward_ratio(net: tailor_ir.SuperNet, config: Config) -> tuple[float, float
 def at_resolution(net: tailor_ir.SuperNet, config: Config) -> Config:
     """The config at the legal resolution nearest to the benchmark's."""
     found = [v for v in net.space.variables if v.kind == "resolution"]
-    nearest = {v.name: min(v.choices, key=lambda choice: abs(choice - RESOLUTION)) for v in found}
+    nearest = {v.name: min(v.choices, key=lambda choice: abs(int(choice) - RESOLUTION)) for v in found}
     return net.space.canonical(config | nearest)
 
 

@@ -41,7 +41,7 @@ PRESETS = ("resnet50", "mobilenetv2")
 def at_size(net: SuperNet, config: Config, size: int) -> Config:
     """The config at the legal resolution nearest to `size`."""
     found = [v for v in net.space.variables if v.kind == "resolution"]
-    return net.space.canonical(config | {v.name: min(v.choices, key=lambda c: abs(c - size)) for v in found})
+    return net.space.canonical(config | {v.name: min(v.choices, key=lambda c: abs(int(c) - size)) for v in found})
 
 
 def supernet_step(

@@ -3,10 +3,10 @@
 from tailor_ir.conversion import Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
 from tailor_ir.operators.features import OperatorFeature, operator_model
-from tailor_ir.operators.table import OperatorTerm, PlacedOperators
+from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.space import Space
-from tailor_ir.spaces.variables import Choice, Config, Variable
+from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
 from tailor_ir.structure.regions import Block, Regions
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
@@ -24,6 +24,7 @@ __all__ = [
     "ImportFailed",
     "OperatorFeature",
     "OperatorTerm",
+    "PlacedOperator",
     "PlacedOperators",
     "Regions",
     "RuleOutcome",
@@ -34,6 +35,7 @@ __all__ = [
     "TailorError",
     "UndoneRule",
     "Variable",
+    "choice_text",
     "compile",
     "convert",
     "load",

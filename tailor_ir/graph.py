@@ -46,12 +46,13 @@ class Node:
 class Alternative:
     """Another producer of a value: readers of `value` may read `producer` instead. Only alternatives read `producer`.
 
-    kind: name of the kind of variables that chooses it.
+    kind: name of the kind of variables that chooses it. choice: its name among the alternatives to the value.
     """
 
     kind: str
     value: str
     producer: str
+    choice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tailor_ir import storage
+from tailor_ir.alternatives import Refused, add_alternatives
 from tailor_ir.dims import Windows
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Tensors
@@ -53,6 +54,8 @@ class SuperNet:
         self.batch = batch
         self.remarks: tuple[str, ...] = ()
         """Lines for the user about what `compile` noticed; logged, and not saved."""
+        self.refused: tuple[Refused, ...] = ()
+        """Alternatives that `compile` did not take, and why; not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
         structure = propose(graph, *_read(graph, tensors), spec)
         self._spec = spec
@@ -285,10 +288,12 @@ def compile(
         proto = load_onnx(Path(model))
         graph, tensors = import_onnx(proto, example_shape=shape)
     graph, tensors = repeat_for_samples(*simplify(graph, tensors))
+    graph, tensors, refused = add_alternatives(graph, tensors, space, lambda g, t: propose(g, *_read(g, t), space))
     if kernel_transform:
         structure = propose(graph, *_read(graph, tensors), space)
         graph, tensors = transform_kernels(graph, tensors, structure)
     net = SuperNet(graph, tensors, space)
+    net.refused = refused
     if isinstance(model, nn.Module) and example_input is not None:
         net.remarks = compare(model, net.elastic, example_input)
     else:

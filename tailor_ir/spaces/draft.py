@@ -11,7 +11,7 @@ from tailor_ir.ops.conv import explicit_pads
 from tailor_ir.spaces.presence import Selection, merged
 from tailor_ir.spaces.selectors import Selectors
 from tailor_ir.spaces.sizing import Sizing
-from tailor_ir.spaces.variables import Choice, Variable
+from tailor_ir.spaces.variables import Choice, NumberChoice, Variable
 from tailor_ir.structure.block_groups import BlockGroups
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Block, Regions, Stage, groups_inside
@@ -37,7 +37,7 @@ def kept_elements(value: float, full: int, unit: int = 1) -> int:
     return -(-channels // unit)
 
 
-def plain_number(value: float) -> Choice:
+def plain_number(value: float) -> NumberChoice:
     """A whole number as an int."""
     return int(value) if value == int(value) else value
 

@@ -5,18 +5,23 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from tailor_ir.errors import SpaceError
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import Choice, NumberChoice
 
 AUTO, FROZEN = "auto", "frozen"
+ALTERNATIVES, EVERY_BLOCK = "alternatives", "stage.*.block.*.block"
+"""A short name for the selector of the alternatives of all blocks."""
 
 SpaceSpec = Mapping[str, Sequence[Choice] | str]
 """Selector -> choices, "auto" (the proposed ones) or "frozen" (as the network is). Later selectors override earlier ones.
 
 Selectors are patterns of variable names (`stage.*.depth`); the beginning of names (`stage.1`) stands for all of them.
 `block[FFN].expand_ratio` matches by template, and `block[/layer1/*].expand_ratio` by the names of the block's nodes; both may
-follow a stage (`stage.2.block[MBConv].…`).
+follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only taken where a selector asks for them by
+`….block`; its choices are names of kinds or of single alternatives. `alternatives` asks for them at every block.
 """
 
+_ALTERNATIVES = re.compile(r"(^\*|block\.[^.]+|block\[[^\]]+\])\.block$")
+_SHORT = {ALTERNATIVES: EVERY_BLOCK}
 _BRACKETS = re.compile(r"(?P<before>.*?)block\[(?P<what>[^\]]+)\]\.(?P<attribute>\w+)$")
 _NAME = re.compile(r"(?P<before>.*?)block\.\d+\.(?P<attribute>\w+)$")
 
@@ -25,13 +30,13 @@ class Selectors:
     """The selectors, and which of them have matched something."""
 
     def __init__(self, spec: SpaceSpec | None) -> None:
-        self.spec = spec
+        self.spec = None if spec is None else {_SHORT.get(selector, selector): spec[selector] for selector in spec}
         self.names: list[str] = []
         self._matched: set[str] = set()
 
     def choices(
         self, name: str, block_kinds: Collection[str] = (), nodes: Collection[str] = ()
-    ) -> Sequence[Choice] | None:
+    ) -> Sequence[NumberChoice] | None:
         """Choices for a variable: the user's, () for the proposed ones, None when it is to stay as it is.
 
         block_kinds: kind and part of its block. nodes: names of its block's nodes.
@@ -39,22 +44,50 @@ class Selectors:
         self.names.append(name)
         if self.spec is None:
             return ()
-        selectors = [selector for selector in self.spec if _matches(selector, name, block_kinds, nodes)]
+        others = (selector for selector in self.spec if not _of_blocks(selector))
+        selectors = [selector for selector in others if _matches(selector, name, block_kinds, nodes)]
         self._matched.update(selectors)
         if not selectors:
             return None
-        choices = self.spec[selectors[-1]]
+        choices = self._listed(selectors[-1])
+        numbers = [choice for choice in choices or () if not isinstance(choice, str)]
+        if choices and len(numbers) < len(choices):
+            raise SpaceError(f"space: {selectors[-1]}={list(choices)}; allowed: a list of numbers")
+        return None if choices is None else tuple(sorted(set(numbers)))
+
+    def _listed(self, selector: str) -> Sequence[Choice] | None:
+        """The choices of a selector: () for the proposed ones, None for none."""
+        choices = (self.spec or {})[selector]
         if choices == FROZEN:
             return None
-        if isinstance(choices, str):
-            if choices != AUTO:
-                raise SpaceError(
-                    f"space: {selectors[-1]}={choices}; allowed: a list of choices, '{AUTO}' or '{FROZEN}'"
-                )
+        if choices == AUTO:
             return ()
-        if not choices or not all(isinstance(c, int | float) for c in choices):
-            raise SpaceError(f"space: {selectors[-1]}={list(choices)}; allowed: a list of numbers")
-        return tuple(sorted(set(choices)))
+        if isinstance(choices, str) or not choices:
+            raise SpaceError(f"space: {selector}={choices}; allowed: a list of choices, '{AUTO}' or '{FROZEN}'")
+        return choices
+
+    @property
+    def ask_for_alternatives(self) -> bool:
+        """Whether alternatives are asked for at any block."""
+        return any(_of_blocks(selector) for selector in self.spec or {})
+
+    def names_alternative(self, variable: str | None, *names: str) -> bool:
+        """Whether one of some names of alternatives is asked for by its name, for one variable or (None) for any."""
+        spec = self.spec or {}
+        own = [selector for selector in spec if (variable is None and _of_blocks(selector)) or selector == variable]
+        asked = [choices for choices in map(spec.__getitem__, own) if not isinstance(choices, str)]
+        return any(name in choices for choices in asked for name in names)
+
+    def alternatives(
+        self, name: str, block_kinds: Collection[str] = (), nodes: Collection[str] = ()
+    ) -> Sequence[str] | None:
+        """Names of alternatives for the variable of a block: () for all, None for none; arguments as of `choices`."""
+        self.names.append(name)
+        asking = [selector for selector in self.spec or {} if _of_blocks(selector)]
+        selectors = [selector for selector in asking if _matches(selector, name, block_kinds, nodes)]
+        self._matched.update(selectors)
+        choices = self._listed(selectors[-1]) if selectors else None
+        return None if choices is None else tuple(map(str, choices))
 
     def is_named(self, name: str) -> bool:
         """Whether a selector names the variable itself, not as one of several."""
@@ -69,6 +102,11 @@ class Selectors:
                     f"space: no variable matches '{selector}'{why}; allowed: {', '.join(self.names) or 'none'}; "
                     "use * to match several"
                 )
+
+
+def _of_blocks(selector: str) -> bool:
+    """Whether a selector is of variables that choose alternatives."""
+    return _ALTERNATIVES.search(selector) is not None
 
 
 def _matches(selector: str, name: str, block_kinds: Collection[str], nodes: Collection[str]) -> bool:

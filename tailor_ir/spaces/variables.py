@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
-Choice = int | float
+NumberChoice = int | float
+Choice = NumberChoice | str
 Config = dict[str, Choice]
+
+
+def choice_text(choice: Choice) -> str:
+    """A choice for people: 1 also for 1.0."""
+    return choice if isinstance(choice, str) else f"{choice:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One thing that can be chosen. `choices` ascend; the last is the network as it was given."""
+    """One thing that can be chosen. `choices` ascend (names: in cost); the last is the network as it was given."""
 
     name: str
     kind: str  # name of its record in `spaces.kinds`

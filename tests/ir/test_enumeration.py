@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import tailor_ir
 from benchmarks.enumeration import random_configs, supernet_of
-from tailor_ir import OperatorFeature
+from tailor_ir import Config, OperatorFeature
 from tests.ir.networks import ResidualBlock, from_timm, perturb
 
 CHANNELS, SIDE = 16, 24
@@ -168,7 +168,7 @@ def small_space(net: tailor_ir.SuperNet, rng: np.random.Generator) -> dict[str, 
     return wish
 
 
-def all_configs(net: tailor_ir.SuperNet) -> list[dict[str, float]]:
+def all_configs(net: tailor_ir.SuperNet) -> list[Config]:
     names = [variable.name for variable in net.space.variables]
     return [dict(zip(names, c, strict=True)) for c in product(*(v.choices for v in net.space.variables))]
 
@@ -219,7 +219,7 @@ def test_every_kind_of_variable_is_enumerated_exactly(parts: list[str], wish: di
     check(net)
 
 
-def exported_layers(net: tailor_ir.SuperNet, config: dict[str, float], path: Path) -> Counter[tuple[object, ...]]:
+def exported_layers(net: tailor_ir.SuperNet, config: Config, path: Path) -> Counter[tuple[object, ...]]:
     """Convolutions of an exported file: input, weight and result shape, group, padding and strides."""
     net.export(config, path)
     model = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True)

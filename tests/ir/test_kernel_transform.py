@@ -77,7 +77,7 @@ def subnet_by_hand(
     blocks = [b.body for b in model.blocks]  # type: ignore[union-attr]
     x = torch.relu(model.stem(x))  # type: ignore[operator]
     for number, body in enumerate(blocks[: len(blocks) + int(config["stage.1.depth"])], start=1):
-        hidden = round(16 * config[f"stage.1.block.{number}.expand_ratio"])
+        hidden = round(16 * float(config[f"stage.1.block.{number}.expand_ratio"]))
         size = int(config[f"stage.1.block.{number}.kernel_size"])
         steps = {(7, 5): matrices[2 * number - 2], (5, 3): matrices[2 * number - 1]}
         expand, depthwise, project = body[0], body[3], body[6]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tailor_ir
+from tailor_ir import Config
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.networks import small_net
@@ -29,7 +30,7 @@ def net() -> tailor_ir.SuperNet:
     return tailor_ir.compile(small_net(), SAMPLE, wish)
 
 
-def all_configs(net: tailor_ir.SuperNet) -> list[dict[str, float]]:
+def all_configs(net: tailor_ir.SuperNet) -> list[Config]:
     """Every combination of choices."""
     names = [variable.name for variable in net.space.variables]
     return [dict(zip(names, c, strict=True)) for c in product(*(v.choices for v in net.space.variables))]
@@ -59,7 +60,7 @@ def test_distinct_is_exact_for_random_networks(channels: int, hidden: int, block
 
 
 def test_equal_subnets_have_equal_canonical_configs(net: tailor_ir.SuperNet) -> None:
-    by_operators: dict[tuple, dict[str, float]] = {}
+    by_operators: dict[tuple, Config] = {}
     for config in all_configs(net):
         canonical = net.space.canonical(config)
         assert by_operators.setdefault(net.operators(config), canonical) == canonical

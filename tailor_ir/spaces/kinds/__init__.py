@@ -1,5 +1,6 @@
 """Kinds of variables, a record each. A new kind is its record in a module here, an entry below, and a test."""
 
+from tailor_ir.spaces.kinds.alternative import BLOCK
 from tailor_ir.spaces.kinds.attention import HEADS, VALUES
 from tailor_ir.spaces.kinds.depth import DEPTH
 from tailor_ir.spaces.kinds.expansion import EXPANSION
@@ -9,7 +10,7 @@ from tailor_ir.spaces.kinds.resolution import RESOLUTION
 from tailor_ir.spaces.kinds.width import GROWTH, WIDTH
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (RESOLUTION, DEPTH, WIDTH, GROWTH, EXPANSION, HEADS, VALUES, KERNEL)
+    kind.name: kind for kind in (RESOLUTION, DEPTH, WIDTH, GROWTH, EXPANSION, HEADS, VALUES, KERNEL, BLOCK)
 }
 """The kinds by name, in the order in which they propose variables."""
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, plain_number
 from tailor_ir.spaces.kinds.record import Kind
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import NumberChoice
 
 SizeTable = Sequence[Sequence[int]]  # sizes by reference width choice and own choice
 
 
-def asked_of_block(draft: Draft, kind: Kind, named: NamedBlock) -> tuple[str, Sequence[Choice] | None]:
+def asked_of_block(draft: Draft, kind: Kind, named: NamedBlock) -> tuple[str, Sequence[NumberChoice] | None]:
     """The variable's name, and the choices that the user asks for: () for the proposed ones, None for none."""
     name = f"{named.prefix}.{kind.name}"
     part = {kind.part} if named.block.kind == "Transformer" and kind.part else set()
@@ -21,7 +21,7 @@ def add_to_block(
     draft: Draft,
     kind: Kind,
     name: str,
-    choices: Sequence[Choice],
+    choices: Sequence[NumberChoice],
     tables: Mapping[int, SizeTable],
     reference: StreamWidth,
 ) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft
 from tailor_ir.spaces.kinds.record import Kind
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.regions import Stage
 
 
@@ -30,7 +30,7 @@ def _propose(draft: Draft, stage: Stage) -> None:
             draft.select(block.exit, (block.exit, block.entry), (variable,), skipped.astype(np.int64))
 
 
-def _check(name: str, choices: Sequence[Choice], stage: Stage) -> None:
+def _check(name: str, choices: Sequence[NumberChoice], stage: Stage) -> None:
     for choice in choices:
         if choice != int(choice) or not -stage.trailing <= choice <= 0:
             allowed = ", ".join(str(-k) for k in range(stage.trailing + 1))

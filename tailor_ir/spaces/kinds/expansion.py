@@ -6,7 +6,7 @@ from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
 from tailor_ir.spaces.kinds.block import add_to_block, asked_of_block
 from tailor_ir.spaces.kinds.record import Kind
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import NumberChoice
 
 RELATIVE_RATIOS = (0.5, 0.75, 1.0)  # proposed, as shares of the network's own
 
@@ -31,9 +31,9 @@ def _propose(draft: Draft, named: NamedBlock) -> None:
     add_to_block(draft, EXPANSION, name, choices, dict(zip(groups, tables, strict=True)), reference)
 
 
-def _choices(draft: Draft, name: str, asked: Sequence[Choice], own: float, full: int) -> tuple[Choice, ...]:
+def _choices(draft: Draft, name: str, asked: Sequence[NumberChoice], own: float, full: int) -> tuple[NumberChoice, ...]:
     if not asked:
-        proposed: dict[int, Choice] = {}
+        proposed: dict[int, NumberChoice] = {}
         for share in RELATIVE_RATIOS:
             ratio = plain_number(own) if share == 1 else round(own * share, 4)
             size = full if share == 1 else kept_elements(own * share * (full / own), full)
@@ -49,7 +49,7 @@ def _choices(draft: Draft, name: str, asked: Sequence[Choice], own: float, full:
 
 
 def _sizes(
-    choices: Sequence[Choice], own: float, full: int, unit: int, reference: StreamWidth
+    choices: Sequence[NumberChoice], own: float, full: int, unit: int, reference: StreamWidth
 ) -> tuple[tuple[int, ...], ...]:
     """Elements by reference width choice and ratio choice. Hidden groups narrower than the widest keep their share."""
     largest = choices[-1]

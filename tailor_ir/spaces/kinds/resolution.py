@@ -3,7 +3,7 @@
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft
 from tailor_ir.spaces.kinds.record import Kind
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.resolutions import Resolutions
 
 
@@ -22,7 +22,7 @@ def _propose(draft: Draft) -> None:
     base = draft.input_spatial[0]
     resolutions = Resolutions(draft.axis_map, base)
     candidates = asked or resolutions.proposed()
-    legal: list[Choice] = []
+    legal: list[NumberChoice] = []
     for size in candidates:
         problem = resolutions.problem(int(size))
         if problem:

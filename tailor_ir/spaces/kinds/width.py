@@ -6,7 +6,7 @@ from tailor_ir.axes import Concat
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
 from tailor_ir.spaces.kinds.record import Kind
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.variables import NumberChoice
 from tailor_ir.structure.block_groups import find_groups
 from tailor_ir.structure.regions import Stage
 
@@ -65,11 +65,11 @@ def _propose(
 
 def _choices(
     draft: Draft, name: str, groups: Sequence[int], element_channels: Mapping[int, int]
-) -> tuple[list[Choice], list[WidthSizes]]:
+) -> tuple[list[NumberChoice], list[WidthSizes]]:
     """The multipliers, and the sizes of all groups under each."""
     full = [draft.axis_map.groups[group] for group in groups]
     asked = draft.selectors.choices(name)
-    choices: list[Choice] = []
+    choices: list[NumberChoice] = []
     sizes: list[WidthSizes] = []
     for mult in reversed((1.0,) if asked is None else asked or WIDTH_MULTS):
         if not 0 < mult <= 1:

@@ -1,0 +1,230 @@
+"""Alternatives in a network: which are wished, which are legal, and the network with them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tailor_ir.alternatives.fire import FIRE
+from tailor_ir.alternatives.ghost import GHOST
+from tailor_ir.alternatives.grouped import GROUPED
+from tailor_ir.alternatives.low_rank import LOW_RANK
+from tailor_ir.alternatives.merged import MERGED
+from tailor_ir.alternatives.pruned import PRUNED
+from tailor_ir.alternatives.record import AlternativeKind
+from tailor_ir.alternatives.separable import SEPARABLE
+from tailor_ir.alternatives.site import GivenNetwork, Site, macs_of
+from tailor_ir.alternatives.sketch import NotHere, Sketch
+from tailor_ir.errors import SpaceError
+from tailor_ir.graph import Alternative, Graph, Node, Tensors
+from tailor_ir.spaces.kinds.alternative import BLOCK, ORIGINAL, variable_name
+from tailor_ir.spaces.selectors import Selectors, SpaceSpec
+from tailor_ir.spaces.structure import Structure
+from tailor_ir.structure.regions import Block
+
+ALTERNATIVES: dict[str, AlternativeKind] = {
+    kind.name: kind for kind in (MERGED, PRUNED, LOW_RANK, GROUPED, SEPARABLE, FIRE, GHOST)
+}
+"""The kinds by name. A new kind is a record in a module of this package, an entry here, and a test."""
+
+Read = Callable[[Graph, Tensors], Structure]
+"""The structure of a network with the space that the user wishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An alternative that is not legal at a block: the variable's name, the choice, and why."""
+
+    variable: str
+    choice: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.variable}={self.choice}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    variable: str
+    choice: str
+    sketch: Sketch
+    producer: str
+    macs: int
+
+    @property
+    def alternative(self) -> Alternative:
+        value = self.sketch.site.exit
+        return Alternative(kind=BLOCK.name, value=value, producer=self.producer, choice=self.choice)
+
+
+def add_alternatives(
+    graph: Graph, tensors: Tensors, spec: SpaceSpec | None, read: Read
+) -> tuple[Graph, Tensors, tuple[Refused, ...]]:
+    """The network with the alternatives that a space asks for, and those that are not legal where it asks for them.
+
+    An alternative is legal where it can be written, saves multiply-accumulates, and leaves all elastic that is without it.
+    SpaceError for an unknown name, for one that is legal nowhere, and for one that is named for a block where it is not legal.
+    """
+    selectors = Selectors(spec)
+    if not selectors.ask_for_alternatives:
+        return graph, tensors, ()
+    plain = read(graph, tensors)
+    network = GivenNetwork(graph, tensors, plain.axis_map, plain.regions.carriers)
+    written: list[_Written] = []
+    refused: list[Refused] = []
+    for name, row, choices in _wished(plain, selectors):
+        for choice, kind in choices:
+            found = _write(network, name, row, choice, kind)
+            if isinstance(found, Refused):
+                refused.append(found)
+            else:
+                written.append(found)
+    written, more = _harmless(plain, network, written, read)
+    refused += more
+    _raise_for(selectors, written, refused)
+    return (*_joined(network, written), tuple(refused))
+
+
+def _wished(
+    structure: Structure, selectors: Selectors
+) -> Iterator[tuple[str, Sequence[Block], list[tuple[str, AlternativeKind]]]]:
+    """For each block: its variable's name, the blocks up to it, and the choices that are asked for."""
+    row: list[Block] = []
+    for stage in structure.regions.stages:
+        for index, block in enumerate(stage.blocks, start=1):
+            row = [*row, block] if row and row[-1].exit == block.entry and not block.nested else [block]
+            name = variable_name(f"{stage.name}.block.{index}")
+            asked = selectors.alternatives(name, {block.kind}, [node.name for node in block.nodes])
+            if asked is not None:
+                yield name, row, _choices(name, asked)
+
+
+def _choices(name: str, asked: Sequence[str]) -> list[tuple[str, AlternativeKind]]:
+    """The choices that names of kinds or choices stand for; all for none."""
+    known = {choice: kind for kind in ALTERNATIVES.values() for choice in kind.choices}
+    if not asked:
+        return list(known.items())
+    for wanted in asked:
+        if wanted not in known and wanted not in ALTERNATIVES and wanted != ORIGINAL:
+            allowed = ", ".join((*ALTERNATIVES, *(one for one in known if one not in ALTERNATIVES), ORIGINAL))
+            raise SpaceError(f"space: {name}={wanted}; allowed: {allowed}")
+    return [(choice, kind) for choice, kind in known.items() if choice in asked or kind.name in asked]
+
+
+def _write(
+    network: GivenNetwork, name: str, row: Sequence[Block], choice: str, kind: AlternativeKind
+) -> _Written | Refused:
+    """The alternative at the last block of a row."""
+    count = kind.blocks(kind.choices[choice])
+    if count > len(row):
+        return Refused(name, choice, f"it stands for {count} blocks in a row, and there are {len(row)} up to this one")
+    site = Site(network, tuple(row[-count:]))
+    if _is_read_between(site):
+        return Refused(name, choice, "something else reads what is between the blocks")
+    sketch = Sketch(site, f"{site.exit}/{choice}/")
+    try:
+        producer = kind.write(sketch, kind.choices[choice])
+    except NotHere as error:
+        return Refused(name, choice, str(error))
+    if sketch.shape(producer) != network.shape(site.exit):
+        return Refused(name, choice, f"it gives {sketch.shape(producer)} instead of {network.shape(site.exit)}")
+    macs, full = macs_of(sketch.nodes, _Shapes(sketch)), macs_of(site.nodes, network.graph.shapes)
+    if macs >= full:
+        return Refused(name, choice, f"it takes {macs:,} multiply-accumulates, not fewer than {full:,}")
+    return _Written(name, choice, sketch, producer, macs)
+
+
+def _is_read_between(site: Site) -> bool:
+    """Whether nodes outside of the site read what a block inside of it gives."""
+    inside = {node.name for node in site.nodes}
+    between = {block.exit for block in site.blocks[:-1]}
+    nodes = site.network.graph.nodes
+    return any(node.name not in inside and not between.isdisjoint(node.inputs) for node in nodes)
+
+
+class _Shapes(dict[str, tuple[int, ...]]):
+    """The shapes of a sketch's values and of the network's."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        super().__init__(sketch.shapes)
+        self._network = sketch.network
+
+    def __missing__(self, name: str) -> tuple[int, ...]:
+        return self._network.shape(name)
+
+
+def _harmless(
+    plain: Structure, network: GivenNetwork, written: list[_Written], read: Read
+) -> tuple[list[_Written], list[Refused]]:
+    """The alternatives whose exits have the axes of the network's own, and that change nothing that is elastic without them."""
+    refused: list[Refused] = []
+    if not _same(plain, read(*_joined(network, written))):
+        reason = "something would be elastic no more"
+        for choice in dict.fromkeys(each.choice for each in written):
+            own = [each for each in written if each.choice == choice]
+            if not _same(plain, read(*_joined(network, own))):
+                guilty = [one for one in own if not _same(plain, read(*_joined(network, [one])))]
+                refused += [Refused(one.variable, one.choice, reason) for one in guilty]
+                written = [one for one in written if one not in guilty]
+    axes = read(*_joined(network, written)).axis_map.axes if written else {}
+    other = [one for one in written if axes[one.producer] != axes[one.sketch.site.exit]]
+    refused += [Refused(one.variable, one.choice, "its sizes do not follow those of the block") for one in other]
+    return [one for one in written if one not in other], refused
+
+
+def _same(plain: Structure, other: Structure) -> bool:
+    """Whether two structures have the same variables, but for those of alternatives."""
+    first, second = ([one for one in each.space.variables if one.kind != BLOCK.name] for each in (plain, other))
+    return first == second
+
+
+def _raise_for(selectors: Selectors, written: Sequence[_Written], refused: Sequence[Refused]) -> None:
+    """SpaceError where the user asks for something that is legal at none of the blocks where it is asked for.
+
+    Of a kind one choice is enough, unless the choice itself is named for a single block.
+    """
+    for each in refused:
+        kind = next(kind for kind in ALTERNATIVES.values() if each.choice in kind.choices)
+        single = selectors.is_named(each.variable)
+        legal = {one.choice for one in written if not single or one.variable == each.variable}
+        if single and selectors.names_alternative(each.variable, each.choice):
+            raise SpaceError(f"space: {each}; leave the choice out")
+        if selectors.names_alternative(each.variable if single else None, each.choice, kind.name) and legal.isdisjoint(
+            kind.choices
+        ):
+            where = "not legal there" if single else "legal at no block"
+            raise SpaceError(f"space: '{kind.name}' is {where} ({each}); leave it out")
+
+
+def _joined(network: GivenNetwork, written: Sequence[_Written]) -> tuple[Graph, Tensors]:
+    """The network with alternatives, those of a block in rising multiply-accumulates."""
+    graph, tensors = network.graph, dict(network.tensors)
+    own: dict[str, list[_Written]] = {}
+    for each in sorted(written, key=lambda one: one.macs):
+        own.setdefault(each.sketch.site.exit, []).append(each)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        for value in node.outputs:
+            for each in own.get(value, ()):
+                nodes += each.sketch.nodes
+        nodes.append(node)
+    shapes = dict(graph.shapes)
+    parameters, statistics, constants = list(graph.parameters), list(graph.statistics), list(graph.constants)
+    for each in (one for ones in own.values() for one in ones):
+        sketch = each.sketch
+        shapes.update(sketch.shapes)
+        for names, found in (
+            (parameters, sketch.parameters),
+            (statistics, sketch.statistics),
+            (constants, sketch.constants),
+        ):
+            names += found
+            tensors.update(found)
+    joined = replace(
+        graph,
+        nodes=tuple(nodes),
+        shapes=shapes,
+        parameters=tuple(parameters),
+        statistics=tuple(statistics),
+        constants=tuple(constants),
+        alternatives=(*graph.alternatives, *(one.alternative for ones in own.values() for one in ones)),
+    )
+    return joined, tensors

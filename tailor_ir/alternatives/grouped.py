@@ -1,0 +1,41 @@
+"""`grouped`: k×k convolutions inside the block in groups of channels. Source: ResNeXt (CVPR 2017)."""
+
+from math import prod
+
+import torch
+
+from tailor_ir.alternatives.layers import write_layers
+from tailor_ir.alternatives.record import AlternativeKind
+from tailor_ir.alternatives.site import Site
+from tailor_ir.alternatives.sketch import Sketch
+from tailor_ir.graph import Node
+
+
+def _write(sketch: Sketch, number: float) -> str:
+    groups = int(number)
+
+    def fits(site: Site, node: Node, weight: torch.Tensor) -> bool:
+        if node.op != "Conv" or prod(weight.shape[2:]) == 1 or weight.shape[0] % groups or weight.shape[1] % groups:
+            return False
+        channels = (site.network.axes(node.inputs[0])[1], site.network.axes(node.outputs[0])[1])
+        return min(weight.shape[:2]) >= 4 * groups and all(map(site.is_inside, channels))
+
+    def replace(sketch: Sketch, node: Node, x: str, weight: torch.Tensor, bias: str | None) -> str:
+        return sketch.convolution(f"{node.name}/grouped", x, diagonal(weight, groups), node, bias=bias, groups=groups)
+
+    return write_layers(
+        sketch,
+        fits,
+        replace,
+        "no convolution with a kernel of several positions reads and writes channels of the block alone",
+    )
+
+
+def diagonal(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """(O, I / groups, *K): of (O, I, *K) what outputs of a group read from inputs of the same group."""
+    parts = weight.reshape(groups, -1, groups, weight.shape[1] // groups, *weight.shape[2:])
+    own = torch.arange(groups)
+    return parts[own, :, own].reshape(weight.shape[0], -1, *weight.shape[2:])
+
+
+GROUPED = AlternativeKind(name="grouped", choices={"grouped_4": 4}, write=_write)

@@ -1,0 +1,102 @@
+"""`merged`: one block in the place of two or three, also across blocks that change the resolution.
+
+The largest of the replaced blocks is taken; where one of them changes the shape, that one. Where several do, the last of
+them, which reads the entry of the first through the windows of the others. Source: AdaptiveNet (MobiCom 2023) §4.
+"""
+
+import torch
+
+from tailor_ir.alternatives.record import AlternativeKind
+from tailor_ir.alternatives.site import Site, changes_axes, parameters_of
+from tailor_ir.alternatives.sketch import NotHere, Rewrite, Sketch
+from tailor_ir.graph import Node
+from tailor_ir.structure.regions import Block
+
+WINDOW = ("kernel_shape", "strides", "pads", "dilations")
+
+
+def _write(sketch: Sketch, number: float) -> str:
+    site = sketch.site
+    changing = [block for block in site.blocks if changes_axes(site.network, block)]
+    template = changing[-1] if changing else _largest(site)
+    if len(changing) <= 1:
+        return sketch.copy(site.nodes_of(template), {template.entry: site.entry})[template.exit]
+    x = _windowed(sketch, changing[:-1])
+    x, rewrites = _read_by(sketch, template, x)
+    return sketch.copy(site.nodes_of(template), {template.entry: x}, rewrites=rewrites)[template.exit]
+
+
+def _largest(site: Site) -> Block:
+    """The block with the most parameters; the last of equal ones."""
+    return max(reversed(site.blocks), key=lambda block: parameters_of(site.network, block.nodes))
+
+
+def _windowed(sketch: Sketch, blocks: list[Block]) -> str:
+    """The entry, averaged over the windows with which blocks change the resolution."""
+    network, x = sketch.network, sketch.site.entry
+    for number, block in enumerate(blocks):
+        before, after = (network.shape(name)[2:] for name in (block.entry, block.exit))
+        if before == after:
+            continue
+        strided = [node for node in block.nodes if node.op == "Conv" and _shrinks(sketch, node, before, after)]
+        if len(network.shape(block.entry)) != 4 or not strided:
+            raise NotHere("the positions change otherwise than by the stride of a convolution")
+        window = max(strided, key=lambda node: network.shape(node.inputs[1])[2:])
+        rank = len(before)
+        attributes = {key: value for key, value in window.attributes if key in WINDOW}
+        attributes |= {"kernel_shape": network.shape(window.inputs[1])[2:], "count_include_pad": 0}
+        if window.ints("dilations", (1,) * rank) != (1,) * rank:
+            raise NotHere("a dilated convolution changes the resolution")
+        attributes.pop("dilations", None)
+        shape = (*sketch.shape(x)[:2], *after)
+        x = sketch.node(f"window.{number}", "AveragePool", (x,), shape, attributes)
+    return x
+
+
+def _shrinks(sketch: Sketch, node: Node, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    shapes = (sketch.network.shape(node.inputs[0])[2:], sketch.network.shape(node.outputs[0])[2:])
+    return shapes == (before, after)
+
+
+def _read_by(sketch: Sketch, template: Block, x: str) -> tuple[str, dict[str, Rewrite]]:
+    """What the template reads, and the layers that take the entry's channels instead of their own."""
+    network = sketch.network
+    have, wanted = sketch.shape(x), network.shape(template.entry)
+    if have[2:] != wanted[2:]:
+        raise NotHere(f"positions {have[2:]} before the last block, which reads {wanted[2:]}")
+    if have[1] == wanted[1] and network.axes(sketch.site.entry)[1] == network.axes(template.entry)[1]:
+        return x, {}
+    readers = [node for node in template.nodes if template.entry in node.inputs]
+    dense = all(node.op == "Conv" and node.int("group", 1) == 1 for node in readers)
+    if dense:
+        return x, {node.name: _with_channels(have[1]) for node in readers}
+    weight = _fitted(torch.eye(wanted[1])[:, :, None, None], have[1])
+    return sketch.convolution("adapter", x, weight), {}
+
+
+def _with_channels(channels: int) -> Rewrite:
+    """The same convolution on other input channels."""
+
+    def write(sketch: Sketch, node: Node, x: str) -> str:
+        tensors = sketch.network.tensors
+        bias = None
+        if len(node.inputs) > 2 and node.inputs[2]:
+            bias = sketch.parameter(node.inputs[2], tensors[node.inputs[2]])
+        return sketch.convolution(node.name, x, _fitted(tensors[node.inputs[1]], channels), node, bias=bias)
+
+    return write
+
+
+def _fitted(weight: torch.Tensor, channels: int) -> torch.Tensor:
+    """A weight (O, I, *K) for another number of input channels, each of which stands for its share of the old ones."""
+    old = weight.shape[1]
+    shares = torch.arange(old) * channels // old if old >= channels else torch.arange(channels) * old // channels
+    if old >= channels:
+        fitted = torch.zeros(weight.shape[0], channels, *weight.shape[2:], dtype=weight.dtype)
+        return fitted.index_add(1, shares, weight)
+    return weight.index_select(1, shares) * (old / channels)
+
+
+MERGED = AlternativeKind(
+    name="merged", choices={"merged_2": 2, "merged_3": 3}, write=_write, blocks=lambda number: int(number)
+)

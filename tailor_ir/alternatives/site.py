@@ -1,0 +1,128 @@
+"""A site: one block, or several in a row, with everything that an alternative to them needs to know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tailor_ir.axes import Axis, Channels, groups_of
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.structure.block_groups import BlockGroups
+from tailor_ir.structure.propagation import AxisMap
+from tailor_ir.structure.regions import Block, groups_inside
+
+
+@dataclass(frozen=True, slots=True)
+class GivenNetwork:
+    """The network as it was given: its graph, tensors and axes. carriers: as of `Regions`."""
+
+    graph: Graph
+    tensors: Tensors
+    axis_map: AxisMap
+    carriers: Mapping[int, frozenset[str]]
+
+    def axes(self, name: str) -> tuple[Axis, ...]:
+        """The axes of a value or tensor."""
+        return self.axis_map.axes[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a value or tensor in the largest SubNet."""
+        return self.graph.shapes[name]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Blocks in a row: each one's entry is the exit of the block before, and nobody else reads it."""
+
+    network: GivenNetwork
+    blocks: tuple[Block, ...]
+
+    @property
+    def entry(self) -> str:
+        """The value that the first block reads."""
+        return self.blocks[0].entry
+
+    @property
+    def exit(self) -> str:
+        """The value that the last block gives."""
+        return self.blocks[-1].exit
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of all blocks, in order, with those that compute on weights alone."""
+        return self.with_weights_of([node for block in self.blocks for node in block.nodes])
+
+    def nodes_of(self, block: Block) -> tuple[Node, ...]:
+        """The nodes of one block, in order, with those that compute on weights alone."""
+        return self.with_weights_of(block.nodes)
+
+    def with_weights_of(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Nodes together with the nodes before them that depend on weights alone, in the graph's order."""
+        producers, data = self._producers, self._data
+        found = {node.name for node in nodes}
+        waiting = list(nodes)
+        while waiting:
+            for name in waiting.pop().inputs:
+                before = producers.get(name)
+                if before is not None and name not in data and before.name not in found:
+                    found.add(before.name)
+                    waiting.append(before)
+        return tuple(node for node in self.network.graph.nodes if node.name in found)
+
+    @cached_property
+    def _producers(self) -> dict[str, Node]:
+        return self.network.graph.producers()
+
+    @cached_property
+    def _data(self) -> frozenset[str]:
+        return self.network.graph.data_values()
+
+    @cached_property
+    def boundary(self) -> frozenset[int]:
+        """The channel groups that the blocks share with what is around them."""
+        network = self.network
+        return groups_of((*network.axes(self.entry), *network.axes(self.exit)))
+
+    @cached_property
+    def groups(self) -> BlockGroups:
+        """The groups inside the last block that have choices."""
+        return groups_inside(self.blocks[-1], self.network.axis_map, self.network.carriers)
+
+    def is_inside(self, axis: Axis) -> bool:
+        """Whether no other part of the network sees the axis, so that an alternative may make it as it likes."""
+        return not axis.groups or not axis.groups & self.boundary
+
+    def own_group(self, axis: Axis) -> int | None:
+        """The channel group that an axis is, if nobody outside the blocks has it."""
+        return axis.group if isinstance(axis, Channels) and self.is_inside(axis) else None
+
+
+def changes_axes(network: GivenNetwork, block: Block) -> bool:
+    """Whether a block gives another shape than it reads, or other channels."""
+    return network.axes(block.entry) != network.axes(block.exit)
+
+
+def parameters_of(network: GivenNetwork, nodes: Sequence[Node]) -> int:
+    """Number of trainable parameters that nodes read."""
+    trained = set(network.graph.parameters)
+    names = {name for node in nodes for name in node.inputs if name in trained}
+    return sum(prod(network.shape(name)) for name in names)
+
+
+def macs_of(nodes: Sequence[Node], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Multiply-accumulates of the layers with weights and of matrix products among nodes, one sample."""
+    return sum(_macs(node, shapes) for node in nodes)
+
+
+def _macs(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    match node.op:
+        case "Conv":
+            return prod(shapes[node.outputs[0]]) * prod(shapes[node.inputs[1]][1:])
+        case "ConvTranspose":
+            return prod(shapes[node.inputs[0]]) * prod(shapes[node.inputs[1]][1:])
+        case "Linear":
+            return prod(shapes[node.outputs[0]]) * shapes[node.inputs[1]][-1]
+        case "MatMul":
+            return prod(shapes[node.outputs[0]]) * shapes[node.inputs[0]][-1]
+        case _:
+            return 0

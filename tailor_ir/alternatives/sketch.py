@@ -1,0 +1,254 @@
+"""A sketch: the nodes, values and tensors of one alternative while it is written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from tailor_ir.alternatives.site import GivenNetwork, Site
+from tailor_ir.axes import Sizes, surviving
+from tailor_ir.graph import Attribute, Node
+from tailor_ir.ops import OPERATORS
+from tailor_ir.structure.propagation import AxisMap
+
+Kept = Mapping[int, np.ndarray]
+"""Channel group -> the original channels that a copy keeps, in its order."""
+Rewrite = Callable[["Sketch", Node, str], str | None]
+"""Writes something in the place of a node that reads a value of the sketch, and gives its result; None: the node is copied."""
+
+
+class NotHere(Exception):
+    """The alternative is not legal at this site; the text says why."""
+
+
+@dataclass(slots=True)
+class Sketch:
+    """New nodes between the entry and the exit of a site. Names begin with `prefix`.
+
+    parameters, statistics, constants: new tensors by what they are; `shapes` has those of all new values and tensors.
+    """
+
+    site: Site
+    prefix: str
+    nodes: list[Node] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    statistics: dict[str, torch.Tensor] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def network(self) -> GivenNetwork:
+        """The network as it was given."""
+        return self.site.network
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a new or given value or tensor."""
+        return self.shapes[name] if name in self.shapes else self.network.shape(name)
+
+    # -- single nodes ------------------------------------------------------------------------------------------------
+
+    def parameter(self, name: str, tensor: torch.Tensor) -> str:
+        """A new trainable tensor."""
+        name = self._free(name)
+        self.parameters[name] = tensor.contiguous().clone()
+        self.shapes[name] = tuple(tensor.shape)
+        return name
+
+    def node(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[str],
+        shape: tuple[int, ...],
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> str:
+        """A new node with one result; the result's name."""
+        name = self._free(name)
+        self.nodes.append(
+            Node(
+                name=name,
+                op=op,
+                inputs=tuple(inputs),
+                outputs=(name,),
+                attributes=tuple((attributes or {}).items()),
+            )
+        )
+        self.shapes[name] = shape
+        return name
+
+    def convolution(
+        self,
+        name: str,
+        x: str,
+        weight: torch.Tensor,
+        like: Node | None = None,
+        *,
+        bias: str | None = None,
+        groups: int = 1,
+    ) -> str:
+        """A convolution of x with a weight (O, I / groups, *K).
+
+        like: the convolution whose positions it has; its kernel may be larger. Without: stride 1, and as many positions as x.
+        bias: name of a tensor of the sketch.
+        """
+        rank = weight.ndim - 2
+        kernel = tuple(weight.shape[2:])
+        attributes: dict[str, Attribute] = {"kernel_shape": kernel, "group": groups}
+        if like is None:
+            attributes |= {"pads": tuple(size // 2 for size in kernel) * 2}
+        else:
+            attributes |= {key: value for key, value in like.attributes if key in ("strides", "dilations")}
+            attributes |= {"pads": self._pads(like, kernel)}
+        weight_name = self.parameter(f"{name}.weight", weight)
+        inputs = (x, weight_name) if bias is None else (x, weight_name, bias)
+        strides, dilations, pads = _window(attributes, rank)
+        sizes = self.shape(x)[2:]
+        spatial = tuple(
+            (sizes[i] + pads[i] + pads[i + rank] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+            for i in range(rank)
+        )
+        return self.node(name, "Conv", inputs, (self.shape(x)[0], weight.shape[0], *spatial), attributes)
+
+    def linear(self, name: str, x: str, weight: torch.Tensor, bias: str | None = None) -> str:
+        """A linear map of the last dimension of x by a weight (O, I). bias: name of a tensor of the sketch."""
+        weight_name = self.parameter(f"{name}.weight", weight)
+        inputs = (x, weight_name) if bias is None else (x, weight_name, bias)
+        return self.node(name, "Linear", inputs, (*self.shape(x)[:-1], weight.shape[0]))
+
+    def _pads(self, like: Node, kernel: tuple[int, ...]) -> tuple[int, ...]:
+        """The padding with which a kernel has the positions of another convolution's."""
+        full, rank = self.network.shape(like.inputs[1])[2:], len(kernel)
+        dilations = like.ints("dilations", (1,) * rank)
+        cut = [dilations[i] * (full[i] - kernel[i]) for i in range(rank)]
+        pads = like.ints("pads", (0,) * (2 * rank))
+        found = tuple(pads[i] - cut[i % rank] // 2 for i in range(2 * rank))
+        if min(found, default=0) < 0 or any(size % 2 for size in cut):
+            raise NotHere(f"the padding {pads} of '{like.name}' is too narrow for the middle of its kernel")
+        return found
+
+    def biased(self, name: str, x: str, bias: str | None) -> str:
+        """The sum of x and a tensor (C,) of the sketch; x itself where there is none."""
+        if bias is None:
+            return x
+        tensor = self.parameters.pop(bias)
+        del self.shapes[bias]
+        column = self.parameter(f"{name}/bias", tensor.reshape(1, -1, *(1,) * (len(self.shape(x)) - 2)))
+        return self.node(f"{name}/biased", "Add", (x, column), self.shape(x))
+
+    def concatenated(self, name: str, values: Sequence[str]) -> str:
+        """Values one after the other along the channels."""
+        shapes = [self.shape(value) for value in values]
+        channels = sum(shape[1] for shape in shapes)
+        return self.node(name, "Concat", values, (shapes[0][0], channels, *shapes[0][2:]), {"axis": 1})
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def copy(
+        self,
+        nodes: Sequence[Node],
+        values: Mapping[str, str],
+        kept: Kept | None = None,
+        rewrites: Mapping[str, Rewrite] | None = None,
+    ) -> dict[str, str]:
+        """Copies of nodes with weights of their own; the copy's name of every value.
+
+        values: the sketch's names of values that the nodes read from before. kept: the channels that stay of some groups.
+        rewrites: by the name of a node, what is written in its place.
+        """
+        return _Copy(self, dict(values), kept or {}, rewrites or {}).of(nodes)
+
+    def name_of(self, original: str) -> str:
+        """The name of a copy."""
+        return f"{self.prefix}{original}"
+
+    def _free(self, name: str) -> str:
+        name = self.name_of(name)
+        assert name not in self.shapes, name
+        return name
+
+
+def _window(attributes: Mapping[str, Attribute], rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Strides, dilations and padding of a window's attributes."""
+    read = Node(name="", op="Conv", inputs=(), outputs=(), attributes=tuple(attributes.items()))
+    return (
+        read.ints("strides", (1,) * rank),
+        read.ints("dilations", (1,) * rank),
+        read.ints("pads", (0,) * (2 * rank)),
+    )
+
+
+class _Copy:
+    """One copy of some nodes."""
+
+    def __init__(self, sketch: Sketch, values: dict[str, str], kept: Kept, rewrites: Mapping[str, Rewrite]) -> None:
+        self.sketch, self.values, self.kept, self.rewrites = sketch, values, kept, rewrites
+        self.axis_map: AxisMap = sketch.network.axis_map
+        graph = sketch.network.graph
+        shape = graph.shapes[graph.inputs[0]]
+        sizes = {group: len(channels) for group, channels in kept.items()}
+        self.sizes = Sizes(groups=sizes, spatial=shape[2:], batch=shape[0])
+
+    def of(self, nodes: Sequence[Node]) -> dict[str, str]:
+        for node in nodes:
+            rewrite = self.rewrites.get(node.name)
+            written = None if rewrite is None else rewrite(self.sketch, node, self.operand(node.inputs[0]))
+            if written is not None:
+                self.values[node.outputs[0]] = written
+            else:
+                self.add(node)
+        return self.values
+
+    def add(self, node: Node) -> None:
+        """A node's copy at the sizes of the kept channels."""
+        sketch, record = self.sketch, OPERATORS[node.op]
+        shapes = self.axis_map.node_shapes(node, self.sizes)
+        tensors = sketch.network.tensors
+        given = {name: tensors[name] for name in node.inputs if name in sketch.network.graph.constants}
+        found = dict(record.constants(node, shapes, given)) if record.constants is not None and self.kept else {}
+        inputs = [
+            self._constant(node, position, found[position]) if position in found else self.operand(name)
+            for position, name in enumerate(node.inputs)
+        ]
+        outputs = tuple(sketch.name_of(name) for name in node.outputs)
+        attributes = tuple(record.attributes_of(node, shapes).items()) if self.kept else node.attributes
+        name = sketch.name_of(node.name)
+        sketch.nodes.append(replace(node, name=name, inputs=tuple(inputs), outputs=outputs, attributes=attributes))
+        for original, copied in zip(node.outputs, outputs, strict=True):
+            sketch.shapes[copied] = self.sizes.shape(self.axis_map.axes[original])
+            self.values[original] = copied
+
+    def _constant(self, node: Node, position: int, value: np.ndarray) -> str:
+        name = self.sketch.name_of(f"{node.name}/input{position}")
+        self.sketch.constants[name] = torch.from_numpy(np.ascontiguousarray(value))
+        self.sketch.shapes[name] = value.shape
+        return name
+
+    def operand(self, name: str) -> str:
+        """The sketch's name of what a copied node reads; the copy of a tensor is made when it is first read."""
+        if not name or name in self.values:
+            return self.values.get(name, name)
+        network = self.sketch.network
+        graph = network.graph
+        if name not in graph.initializers:
+            raise NotHere(f"it reads '{name}', which lies outside of the block")
+        tensor = self._cut(name)
+        if name in graph.constants:
+            if tensor is network.tensors[name]:
+                return name
+            return self._keep(name, tensor, self.sketch.constants)
+        return self._keep(name, tensor, self.sketch.statistics if name in graph.statistics else self.sketch.parameters)
+
+    def _keep(self, name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+        copied = self.sketch.name_of(name)
+        tensors[copied] = tensor.clone()
+        self.sketch.shapes[copied] = tuple(tensor.shape)
+        self.values[name] = copied
+        return copied
+
+    def _cut(self, name: str) -> torch.Tensor:
+        tensor = self.sketch.network.tensors[name]
+        for dim, axis in enumerate(self.axis_map.axes[name]):
+            if axis.groups & self.kept.keys():
+                tensor = tensor.index_select(dim, torch.from_numpy(surviving(axis, self.kept)))
+        return tensor

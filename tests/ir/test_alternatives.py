@@ -1,0 +1,246 @@
+"""Alternatives to blocks: exact counts, the invariants of all SubNets, the first weights, and what is refused."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tailor_ir
+from tailor_ir.alternatives import ALTERNATIVES
+from tailor_ir.alternatives.fire import squeezed
+from tailor_ir.alternatives.ghost import ghosts, paired
+from tailor_ir.alternatives.grouped import diagonal
+from tailor_ir.alternatives.low_rank import svd, tucker
+from tailor_ir.alternatives.separable import separated
+from tailor_ir.errors import SpaceError
+from tailor_ir.spaces.selectors import SpaceSpec
+from tests.ir.invariants import check_largest, check_subnet, difference
+from tests.ir.networks import from_timm, perturb, small_net
+
+SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+ALL: SpaceSpec = {"alternatives": "auto"}
+SIZES: SpaceSpec = {"*.width_mult": "auto", "*.depth": "auto", "*.expand_ratio": "auto", **ALL}
+
+
+def tilings(blocks: int, single: int) -> int:
+    """Ways to tile a row of blocks with merges of 2 and 3, and `single` forms of each block (`facts`: AdaptiveNet's space)."""
+    counts = [1]
+    for n in range(1, blocks + 1):
+        counts.append(single * counts[n - 1] + sum(counts[n - k] for k in (2, 3) if n >= k))
+    return counts[blocks]
+
+
+def kinds_of(net: tailor_ir.SuperNet) -> set[str]:
+    names = {choice for v in net.space.variables if v.kind == "block" for choice in v.choices[:-1]}
+    return {kind.name for kind in ALTERNATIVES.values() if not names.isdisjoint(kind.choices)}
+
+
+@cache
+def compiled(name: str) -> tuple[nn.Module, torch.Tensor, tailor_ir.SuperNet]:
+    model, sample = from_timm(name)
+    return model, sample, tailor_ir.compile(model, sample, SIZES)
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+BEFORE_THE_CHAIN: SpaceSpec = {  # the paper's chain begins behind the block without an expansion
+    "stage.2.block.1.block": ["pruned"],
+    "stage.2.block.2.block": ["merged_2", "pruned"],
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "spec", "count", "single"),
+    [
+        ("mobilenetv2_100", {"alternatives": ["merged", "pruned"], **BEFORE_THE_CHAIN}, 258_371_689, 3),
+        ("resnet50", {"alternatives": ["merged"]}, 10_609, 1),
+    ],
+)
+def test_spaces_of_the_paper_have_its_counts(network: str, spec: SpaceSpec, count: int, single: int) -> None:
+    net = tailor_ir.compile(timm.create_model(network).eval(), torch.zeros(1, 3, 64, 64), spec)
+    assert net.space.distinct == count == tilings(16, single)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    blocks=st.integers(1, 4),
+    kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "low_rank_0.5", "separable"]), min_size=1, max_size=3),
+    depth=st.booleans(),
+)
+def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bool) -> None:
+    spec = {"alternatives": sorted(kinds), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
+    if kinds == {"merged"} and blocks == 1:
+        return
+    net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
+    seen = set()
+    for row in product(*(range(n) for n in net.space.cardinalities)):
+        subnet = net.structure.subnet(np.array(row))
+        seen.add((tuple((node.name, node.inputs) for node in subnet.nodes), subnet.outputs))
+    assert net.space.distinct == len(seen)
+
+
+# -- invariants --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "kinds"),
+    [
+        ("resnet26", set(ALTERNATIVES)),
+        ("mobilenetv2_050", {"merged", "pruned", "low_rank", "ghost"}),
+        ("vit_tiny_patch16_224", {"merged", "pruned", "low_rank"}),
+    ],
+)
+def test_all_kinds_keep_the_invariants(network: str, kinds: set[str], tmp_path: Path) -> None:
+    model, sample, net = compiled(network)
+    assert kinds_of(net) >= kinds
+    check_largest(net, model, sample)
+    rng = np.random.default_rng(0)
+    unique = net.unique_operators().keys()
+    for config in [net.min_config, *(net.space.sample(rng) for _ in range(6))]:
+        check_subnet(net, config, tmp_path, sample)
+        assert set(net.operators(config)) <= unique
+
+
+def test_the_network_itself_keeps_its_weights_and_what_is_elastic() -> None:
+    model, sample, net = compiled("resnet26")
+    for name, tensor in model.state_dict().items():
+        if name in net.structure.graph.initializers:
+            assert torch.equal(net.elastic.tensor(name), tensor), name
+    plain = tailor_ir.compile(model, sample, {name: value for name, value in SIZES.items() if name != "alternatives"})
+    assert [v for v in net.space.variables if v.kind != "block"] == list(plain.space.variables)
+    assert net.max_config.keys() >= plain.max_config.keys()
+
+
+def test_a_config_of_names_is_saved_and_read(tmp_path: Path) -> None:
+    net = compiled("resnet26")[2]
+    net.save(tmp_path)
+    again = tailor_ir.load(tmp_path)
+    assert again.space.variables == net.space.variables
+    config = {"stage.1.block.2.block": "merged_2"}
+    assert again.space.digest(config) == net.space.digest(config) != net.space.digest({})
+    assert "stage.1.block.1.block" not in again.space.canonical(config)
+    assert again.macs(config) < again.macs({})
+
+
+def test_each_alternative_takes_fewer_macs_in_the_order_of_its_choices() -> None:
+    net = compiled("resnet26")[2]
+    for variable in net.space.variables:
+        if variable.kind == "block":
+            assert variable.choices[-1] == "original"
+            single = [one for one in variable.choices if not str(one).startswith("merged")]
+            macs = [net.macs({variable.name: choice}) for choice in single]
+            assert macs == sorted(macs), variable
+            assert macs[-2] < macs[-1]
+
+
+# -- weights that they begin with --------------------------------------------------------------------------------------
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_low_rank_is_exact_at_full_rank() -> None:
+    down, up = svd(random(12, 20), 12)
+    assert torch.allclose(up @ down, random(12, 20))
+    weight = random(10, 8, 3, 3)
+    into, core, out = tucker(weight, 8, 10)
+    assert torch.allclose(torch.einsum("pi,qpkl,oq->oikl", into, core, out), weight)
+
+
+def test_tucker_is_no_worse_than_its_first_projection() -> None:
+    weight = random(24, 16, 3, 3)
+    into, core, out = tucker(weight, 6, 9)
+    error = (torch.einsum("pi,qpkl,oq->oikl", into, core, out) - weight).norm()
+    u = torch.linalg.svd(weight.permute(1, 0, 2, 3).flatten(1))[0][:, :6]
+    w = torch.linalg.svd(weight.flatten(1))[0][:, :9]
+    first = torch.einsum("oikl,ip,jp,oq,rq->rjkl", weight, u, u, w, w)
+    assert error <= (first - weight).norm() * (1 + 1e-9)
+
+
+def test_a_separable_kernel_is_found() -> None:
+    depthwise, pointwise = random(6, 1, 3, 3), random(10, 6, 1, 1)
+    weight = pointwise * depthwise.transpose(0, 1)
+    first, second = separated(weight)
+    assert torch.allclose(second * first.transpose(0, 1), weight)
+
+
+def test_groups_keep_what_they_read_themselves() -> None:
+    weight = random(8, 4, 3, 3)
+    grouped = diagonal(weight, 2)
+    assert torch.equal(grouped[:4], weight[:4, :2])
+    assert torch.equal(grouped[4:], weight[4:, 2:])
+
+
+def test_fire_is_exact_without_its_relu_and_at_full_rank() -> None:
+    weight = random(8, 6, 3, 3)
+    squeeze, expand = squeezed(weight, 6)
+    assert torch.allclose(torch.einsum("oskl,si->oikl", expand, squeeze[:, :, 0, 0]), weight)
+
+
+def test_ghosts_of_multiples_are_exact() -> None:
+    first = random(4, 3, 3, 3) * torch.tensor([4.0, 3, 2, 5]).reshape(-1, 1, 1, 1)
+    weight = torch.cat([first, 0.1 * first[[2, 0, 3, 1]]])
+    ordered = weight[torch.from_numpy(paired(weight))]
+    primary, cheap = ghosts(ordered)
+    assert torch.allclose(cheap[:, 0, 1, 1].reshape(-1, 1, 1, 1) * primary, ordered[4:])
+
+
+@torch.no_grad()
+def test_what_is_nearly_free_costs_nearly_nothing() -> None:
+    """A network whose kernels are separable has the same answers with separable convolutions."""
+    model, _ = from_timm("resnet26")
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+            depthwise, pointwise = separated(module.weight)
+            module.weight.copy_(pointwise * depthwise.transpose(0, 1))
+    sample = torch.randn(2, 3, 32, 32)
+    net = tailor_ir.compile(model, sample[:1], {"alternatives": ["separable"]})
+    net.elastic.eval().activate(net.min_config)
+    assert difference(model(sample), net.elastic(sample)) <= 1e-4
+
+
+# -- wishes ------------------------------------------------------------------------------------------------------------
+
+
+def test_alternatives_are_asked_for_by_selector_kind_and_name() -> None:
+    spec: SpaceSpec = {"stage.1.block.*.block": ["pruned_0.5", "low_rank"], "stage.1.block.3.block": "frozen"}
+    net = tailor_ir.compile(small_net(), SAMPLE, spec)
+    found = {v.name: set(v.choices) for v in net.space.variables}
+    assert found.keys() == {"stage.1.block.1.block", "stage.1.block.2.block"}
+    assert all(choices >= {"pruned_0.5", "original"} and "pruned_0.25" not in choices for choices in found.values())
+    assert not any(v.kind == "block" for v in tailor_ir.compile(small_net(), SAMPLE).space.variables)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"alternatives": ["mergd"]}, "mergd; allowed: merged, pruned, low_rank"),
+        ({"alternatives": "all"}, "allowed: a list of choices, 'auto' or 'frozen'"),
+        ({"stage.9.block.*.block": ["merged"]}, "no variable matches 'stage.9.block.*.block'"),
+        ({"stage.1.block.1.block": ["fire"]}, "stage.1.block.1.block=fire: no convolution with a kernel"),
+        ({"stage.1.block.1.block": ["merged_2"]}, "it stands for 2 blocks in a row, and there are 1 up to this one"),
+        ({"stage.1.block.1.block": ["merged"]}, "'merged' is not legal there (stage.1.block.1.block=merged_2"),
+        ({"alternatives": ["fire"]}, "'fire' is legal at no block"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_one_line(spec: SpaceSpec, words: str) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=10, depth=2).eval()
+    with pytest.raises(SpaceError) as raised:
+        tailor_ir.compile(perturb(model), torch.zeros(1, 3, 32, 32), spec)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_not_legal_is_said() -> None:
+    net = compiled("mobilenetv2_050")[2]
+    assert all(one.reason for one in net.refused)
+    assert any(one.choice == "fire" for one in net.refused)
