@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import tailor_ir
-from tailor_ir import OperatorFeature
+from tailor_ir import Choice, OperatorFeature
 from tasks.progress import Progress
 from tasks.schemas.operators import OPERATORS_FILE, Operators, UniqueOperator
 from tasks.schemas.results import EnumerateResult
@@ -36,7 +36,7 @@ def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) 
     ).to_json()
 
 
-def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str, float]]) -> None:
+def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str, Choice]]) -> None:
     """Every operator with its digest and its witness: where a config that has it differs from the largest SubNet's."""
     rows = (
         UniqueOperator(digest=feature.digest, feature=feature.to_json(), witness=dict(config))

@@ -5,11 +5,11 @@ can be laid side by side.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from tailor_ir import KINDS, OperatorFeature, SuperNet
+from tailor_ir import KINDS, Choice, OperatorFeature, PlacedOperator, SuperNet, Variable, choice_text
 from tasks.lut import Lut
 from tasks.places import Place, places
 from tasks.predict.correction import Correction, family
@@ -41,7 +41,7 @@ class SectionRow(TypedDict):
     all_blocks: int
     channels: int
     output: list[int]
-    choices: dict[str, list[float]]
+    choices: dict[str, list[Choice]]
     predicted_ms: float | None
 
 
@@ -87,7 +87,7 @@ class Section:
     all_blocks: int
     channels: int
     output: Shape
-    choices: dict[str, list[float]]
+    choices: dict[str, list[Choice]]
     predicted_ms: float | None
 
     def to_json(self) -> SectionRow:
@@ -109,7 +109,7 @@ class Section:
         parts = [f"{self.blocks} of {self.all_blocks} blocks"] if self.stage else []
         parts.append(f"{self.channels} channels")
         parts += ["×".join(map(str, self.output[1:]))] if len(self.output) == 3 else []
-        parts += [f"{kind} {'/'.join(f'{choice:g}' for choice in found)}" for kind, found in self.choices.items()]
+        parts += [f"{kind} {'/'.join(map(choice_text, found))}" for kind, found in self.choices.items()]
         return f"{self.name}: {', '.join(parts)}"
 
 
@@ -124,10 +124,36 @@ class Layers:
             for block, place in zip(regions.blocks, places(regions), strict=True)
             for node in block.nodes
         }
-        largest = net.placed_operators(net.max_config).operators
-        self._numbers: dict[Outputs, int] = {one.outputs: number for number, one in enumerate(largest)}
-        self.places: tuple[Place, ...] = tuple(self._place(one.names) for one in largest)
+        placed = self._all_placed()
+        self._numbers: dict[Outputs, int] = {one.outputs: number for number, (one, _) in enumerate(placed)}
+        self.places: tuple[Place, ...] = tuple(place for _, place in placed)
         self._known: dict[OperatorFeature, SubNetLayer] = {}
+
+    def _all_placed(self) -> list[tuple[PlacedOperator, Place]]:
+        """The operators of the largest SubNet, and before those of each block the ones of its alternatives."""
+        net = self._net
+        largest = [(one, self._place(one.names)) for one in net.placed_operators(net.max_config).operators]
+        known = {one.outputs for one, _ in largest}
+        starts: dict[Place, int] = {}
+        for number, (_, place) in enumerate(largest):
+            starts.setdefault(place, number)
+        others: dict[int, list[tuple[PlacedOperator, Place]]] = {}
+        for variable, place in self._block_variables():
+            for choice in variable.choices[:-1]:
+                found = net.placed_operators({variable.name: choice}).operators
+                own = [(one, place) for one in found if one.outputs not in known]
+                known.update(one.outputs for one, _ in own)
+                others.setdefault(starts[place], []).extend(own)
+        return [pair for number, one in enumerate(largest) for pair in (*others.get(number, ()), one)]
+
+    def _block_variables(self) -> Iterator[tuple[Variable, Place]]:
+        """The variables that choose alternatives, each with the place of its block."""
+        variables = {variable.name: variable for variable in self._net.space.variables if variable.kind == "block"}
+        for stage in self._net.structure.regions.stages:
+            for index, block in enumerate(stage.blocks, start=1):
+                variable = variables.get(f"{stage.name}.block.{index}.block")
+                if variable is not None:
+                    yield variable, self._place_of[block.nodes[0].name]
 
     @property
     def offset_ms(self) -> float:
@@ -148,7 +174,7 @@ class Layers:
 
     def _section(self, name: str, found: list[tuple[Place, SubNetLayer]], config: Mapping[str, Any]) -> Section:
         latencies_ms = [operator.predicted_ms for _, operator in found]
-        choices: dict[str, dict[float, None]] = {}
+        choices: dict[str, dict[Choice, None]] = {}
         for variable in self._net.space.variables:
             if variable.name in config and variable.name.startswith(f"{name}.") and not KINDS[variable.kind].seen:
                 choices.setdefault(variable.kind, {})[config[variable.name]] = None
@@ -163,7 +189,7 @@ class Layers:
             predicted_ms=None if None in latencies_ms else math.fsum(ms for ms in latencies_ms if ms is not None),
         )
 
-    def elsewhere(self, config: Mapping[str, Any]) -> dict[str, float]:
+    def elsewhere(self, config: Mapping[str, Any]) -> dict[str, Choice]:
         """Choices of the variables that belong to no section, such as the resolution."""
         sections = {place.section for place in self.places}
         return {
@@ -172,7 +198,7 @@ class Layers:
 
     def architecture(self, config: Mapping[str, Any]) -> list[str]:
         """The SubNet as short text: choices outside sections, then a line for each stage; without stages, for each section."""
-        first = ", ".join(f"{name} {choice:g}" for name, choice in self.elsewhere(config).items())
+        first = ", ".join(f"{name} {choice_text(choice)}" for name, choice in self.elsewhere(config).items())
         sections = self.sections(config)
         shown = [section for section in sections if section.stage] or sections
         return [*([first] if first else []), *(section.text for section in shown)]

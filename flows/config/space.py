@@ -54,4 +54,6 @@ def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
     return tuple(int(choice) if choice == int(choice) else float(choice) for choice in choices)
 
 
-SpaceSelectors = Annotated[dict[str, tuple[int | float, ...] | Literal["auto", "frozen"]], BeforeValidator(_selectors)]
+SpaceSelectors = Annotated[
+    dict[str, tuple[int | float | str, ...] | Literal["auto", "frozen"]], BeforeValidator(_selectors)
+]

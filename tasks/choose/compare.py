@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from tailor_ir import Choice
 from tasks.layers import LayerRow, Layers, SectionRow, SubNetLayer
 from tasks.search.results import SubNetRow
 
@@ -19,7 +20,7 @@ class ArchitectureRows(TypedDict):
     """Choices that belong to no section, and the JSON of sections and layers with their predicted latencies [ms]."""
 
     offset_ms: float
-    elsewhere: dict[str, float]
+    elsewhere: dict[str, Choice]
     sections: list[SectionRow]
     layers: list[PlacedLayer]
 
@@ -42,7 +43,7 @@ class ComparedSubNet(SubNetRow):
     """One side of a comparison: `word`, by which it was asked for; choices that belong to no section."""
 
     word: str
-    elsewhere: dict[str, float]
+    elsewhere: dict[str, Choice]
 
 
 class ComparedSubNets(TypedDict):

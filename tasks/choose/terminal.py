@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from tailor_ir import Choice, choice_text
 from tasks.choose.compare import ArchitectureRows, ComparedLayer, ComparedSubNet, ComparedSubNets
 from tasks.layers import LayerRow
 from tasks.pages.text import amount, milliseconds, percent
@@ -74,7 +75,7 @@ def _sections(found: ArchitectureRows) -> Table:
     table.add_column("share", min_width=BAR_WIDTH)
     whole = sum(section["predicted_ms"] or 0.0 for section in found["sections"]) or 1.0
     for section in found["sections"]:
-        choices = {kind: "/".join(f"{value:g}" for value in values) for kind, values in section["choices"].items()}
+        choices = {kind: "/".join(map(choice_text, values)) for kind, values in section["choices"].items()}
         table.add_row(
             escape(section["name"]),
             f"{section['blocks']} of {section['all_blocks']}" if section["stage"] else "",
@@ -160,8 +161,8 @@ def _difference(value_ms: float | None) -> str:
     return f"[{color}]{value_ms:+.3g}[/]"
 
 
-def _choices(choices: Mapping[str, float]) -> str:
-    return escape(", ".join(f"{name} {choice:g}" for name, choice in choices.items()))
+def _choices(choices: Mapping[str, Choice]) -> str:
+    return escape(", ".join(f"{name} {choice_text(choice)}" for name, choice in choices.items()))
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ operators, until no single change brings more. Operators share the caches, and S
 they are few, random SubNets with the rarest operators follow.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class _Cover:
                 break
             occurrence, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
             code = self._rng.integers(self._cardinalities)
-            code[list(occurrence.columns)] = at[int(self._rng.integers(len(at)))]
+            code = self._with(code, occurrence.columns, at[int(self._rng.integers(len(at)))])
             code = self._space.canonical_codes(code[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
@@ -91,13 +92,15 @@ class _Cover:
 
     def _around(self, seed: _Occurrence, at: NDArray[np.int64]) -> Code:
         """A SubNet with the operator at these choices and as many other missing ones as single changes find."""
-        code = self._rng.integers(self._cardinalities)
-        code[list(seed.columns)] = at
-        free = [column for column in range(len(code)) if column not in seed.columns and self._cardinalities[column] > 1]
+        code = self._with(self._rng.integers(self._cardinalities), seed.columns, at)
+        fixed = {*seed.columns, *self._deciders(seed.columns)}
+        free = [column for column in range(len(code)) if column not in fixed and self._cardinalities[column] > 1]
         for _ in range(SWEEPS):
             before = code.copy()
             for column in self._rng.permutation(free):
-                gains = sum(self._missing[one.along(code, column)] for one in self._of_column[column])
+                extended = self._space.extended(code[None])[0]
+                none = np.zeros(self._cardinalities[column], np.int64)
+                gains = sum((self._missing[one.along(extended, column)] for one in self._of_column[column]), none)
                 ties = np.flatnonzero(gains == np.max(gains))
                 if gains[code[column]] != np.max(gains):
                     code[column] = self._rng.choice(ties)
@@ -105,5 +108,26 @@ class _Cover:
                 break
         return code
 
+    def _with(self, code: Code, columns: Sequence[int], at: NDArray[np.int64]) -> Code:
+        """A SubNet with these values of some columns of extended codes, of which derived ones are 1; changes `code`."""
+        deciders = self._deciders(columns)
+        code[deciders] = self._cardinalities[deciders] - 1  # the largest SubNet has everything
+        own = [(column, value) for column, value in zip(columns, at, strict=True) if column < len(code)]
+        for column, value in own:
+            code[column] = value
+        return code
+
+    def _deciders(self, columns: Sequence[int]) -> list[int]:
+        """The variables that derived columns among these follow from."""
+        variables, waiting, found = len(self._cardinalities), list(columns), set[int]()
+        while waiting:
+            column = waiting.pop()
+            if column >= variables:
+                waiting += self._space.derived[column - variables].columns
+            elif column not in columns:
+                found.add(column)
+        return sorted(found)
+
     def _numbers(self, code: Code) -> NDArray[np.int32]:
+        code = self._space.extended(code[None])[0]
         return np.array([occurrence.numbers[tuple(code[list(occurrence.columns)])] for occurrence in self._occurrences])

@@ -26,7 +26,8 @@ def strongest_pairs(net: SuperNet, plain: AccuracyPredictor, most: int) -> Codes
     effects = [values for _, values in plain.tables]
     choices = [int(np.argmax(np.abs(values))) for values in effects]
     sizes = [float(np.abs(values).max()) for values in effects]
-    coupled = {pair for term in net.operator_terms() for pair in combinations(sorted(term.variables), 2)}
+    terms = [[column for column in sorted(term.variables) if column < len(effects)] for term in net.operator_terms()]
+    coupled = {pair for variables in terms for pair in combinations(variables, 2)}
     codes = []
     for a, b in sorted(coupled, key=lambda pair: (-sizes[pair[0]] * sizes[pair[1]], pair)):
         code = net.space.cardinalities - 1

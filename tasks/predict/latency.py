@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.tables import Codes, Values
+from solvers.tables import Codes, Values, with_derived
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.errors import UserError
 from tasks.lut import Lut
@@ -34,7 +34,7 @@ class Missing:
     choices: Mapping[int, int]
 
     def hits(self, code: NDArray[np.int64]) -> bool:
-        """Whether the SubNet of this code (V,) has it."""
+        """Whether the SubNet of this extended code (V + D,) has it."""
         return all(code[column] == choice for column, choice in self.choices.items())
 
 
@@ -61,7 +61,8 @@ class LatencyPredictor:
         return self.sums.predict(codes) + self.correction.offset_ms
 
     def _unpredictable(self, codes: Codes, total: int) -> UserError:
-        hits = [missing for missing in self.missing if any(missing.hits(code) for code in codes)]
+        extended = with_derived(codes, self.unknown.derived)
+        hits = [missing for missing in self.missing if any(missing.hits(code) for code in extended)]
         named = list(dict.fromkeys(f"{hit.operator} ({hit.reason})" for hit in hits))
         more = f" and {len(named) - NAMED_IN_ERRORS} more" if len(named) > NAMED_IN_ERRORS else ""
         return UserError(

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import FiniteFloat, model_validator
 
-from solvers.tables import Codes, Gathering, Table, Values, merged
+from solvers.tables import Codes, Derived, Gathering, Table, Values, merged, with_derived
 from tailor_ir import OperatorFeature, OperatorTerm, SuperNet
 from tasks.schemas.stored import Record, Stored
 
 
 class Sums:
-    """Adds up one number for each operator of SubNets, which are codes (n, V)."""
+    """Adds up one number for each operator of SubNets, which are codes (n, V).
 
-    def __init__(self, cardinalities: Sequence[int], tables: Sequence[Table]) -> None:
-        self.cardinalities, self.tables = tuple(cardinalities), tuple(tables)
+    cardinalities: of the variables. derived: columns behind them, which tables may be over, too.
+    """
+
+    def __init__(self, cardinalities: Sequence[int], tables: Sequence[Table], derived: Sequence[Derived] = ()) -> None:
+        self.cardinalities, self.tables, self.derived = tuple(cardinalities), tuple(tables), tuple(derived)
 
     @classmethod
     def compile(cls, net: SuperNet, numbers: Mapping[OperatorFeature, float]) -> Self:
@@ -32,30 +36,38 @@ class Sums:
             counted = _numbers(term, numbers, known)[term.features.numbers]
             columns = term.variables
             sums[columns] = sums[columns] + counted if columns in sums else counted
-        return cls(net.space.cardinalities.tolist(), [Table(*each) for each in sums.items()])
+        return cls(net.space.cardinalities.tolist(), [Table(*each) for each in sums.items()], net.space.derived)
 
     def predict(self, codes: Codes) -> Values:
         """Sums (n,) of codes (n, V)."""
-        return self._gathering(codes)
+        return self._gathering(with_derived(codes, self.derived))
+
+    @property
+    def all_cardinalities(self) -> tuple[int, ...]:
+        """Number of values of each column that tables may be over."""
+        return *self.cardinalities, *[2] * len(self.derived)
 
     @cached_property
     def _gathering(self) -> Gathering:
-        return Gathering(self.cardinalities, merged(self.tables, self.cardinalities))
+        return Gathering(self.all_cardinalities, merged(self.tables, self.all_cardinalities))
 
     def to_record(self) -> "SumsRecord":
         """As JSON; `of_record` gives equal sums."""
         tables = tuple(TableFile(columns=columns, values=tuple(v.ravel().tolist())) for columns, v in self.tables)
-        return SumsRecord(cardinalities=self.cardinalities, tables=tables)
+        derived = tuple(DerivedFile(columns=each.columns, values=_bits(each.values)) for each in self.derived)
+        return SumsRecord(cardinalities=self.cardinalities, tables=tables, derived=derived)
 
     @classmethod
     def of_record(cls, file: "SumsRecord") -> Self:
         """The sums that `to_record` described."""
-        shapes = [[file.cardinalities[column] for column in table.columns] for table in file.tables]
         tables = [
-            Table(table.columns, np.asarray(table.values).reshape(shape))
-            for table, shape in zip(file.tables, shapes, strict=True)
+            Table(table.columns, np.asarray(table.values).reshape(file.shape(table.columns))) for table in file.tables
         ]
-        return cls(file.cardinalities, tables)
+        derived = [
+            Derived(each.columns, np.array([bit == "1" for bit in each.values]).reshape(file.shape(each.columns)))
+            for each in file.derived
+        ]
+        return cls(file.cardinalities, tables, derived)
 
     def save(self, path: Path) -> None:
         """Write JSON."""
@@ -75,6 +87,17 @@ def _numbers(term: OperatorTerm, numbers: Mapping[OperatorFeature, float], known
     return known[id(operators)]
 
 
+def _bits(values: NDArray[np.bool_]) -> str:
+    return "".join("1" if value else "0" for value in values.ravel())
+
+
+class DerivedFile(Record):
+    """A derived column, its values in row-major order: a 1 or a 0 for each."""
+
+    columns: tuple[int, ...]
+    values: str
+
+
 class TableFile(Record):
     """A table, its values in row-major order."""
 
@@ -87,15 +110,28 @@ class SumsRecord(Record):
 
     cardinalities: tuple[int, ...]
     tables: tuple[TableFile, ...]
+    derived: tuple[DerivedFile, ...] = ()
+
+    def shape(self, columns: Sequence[int]) -> list[int]:
+        """Number of values of each of some columns."""
+        variables = len(self.cardinalities)
+        return [self.cardinalities[column] if column < variables else 2 for column in columns]
 
     @model_validator(mode="after")
     def _tables_are_whole(self) -> Self:
+        most = len(self.cardinalities)
+        for each in self.derived:
+            self._check(each.columns, len(each.values), most)
+            most += 1
         for table in self.tables:
-            if not all(0 <= column < len(self.cardinalities) for column in table.columns):
-                raise ValueError(f"columns {table.columns} of {len(self.cardinalities)} variables")
-            if len(table.values) != prod(self.cardinalities[column] for column in table.columns):
-                raise ValueError(f"{len(table.values)} values over columns {table.columns}")
+            self._check(table.columns, len(table.values), most)
         return self
+
+    def _check(self, columns: tuple[int, ...], values: int, most: int) -> None:
+        if not all(0 <= column < most for column in columns):
+            raise ValueError(f"columns {columns} of {most}")
+        if values != prod(self.shape(columns)):
+            raise ValueError(f"{values} values over columns {columns}")
 
 
 class SumsFile(SumsRecord, Stored):

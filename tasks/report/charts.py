@@ -6,6 +6,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from tailor_ir import choice_text
 from tasks.pages.text import milliseconds, percent
 from tasks.report import baselines
 from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row, point_label
@@ -222,7 +223,7 @@ def sensitivities(rows: Rows) -> go.Figure:
     figure = _figure("change of validation accuracy [points]", "", height=120 + 19 * len(shown))
     figure.add_bar(
         x=[row["delta_points"] for row in shown],
-        y=[escape(f"{row['variable']} = {row['choice']:g}") for row in shown],
+        y=[escape(f"{row['variable']} = {choice_text(row['choice'])}") for row in shown],
         orientation="h",
         marker={"color": [RED if row["delta_points"] < 0 else GREEN for row in shown]},
         error_x={

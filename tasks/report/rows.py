@@ -2,6 +2,8 @@
 
 from typing import Any, TypedDict
 
+from tailor_ir import Choice
+
 
 class ReportedVariable(TypedDict):
     """A variable of the SuperNet."""
@@ -9,8 +11,8 @@ class ReportedVariable(TypedDict):
     name: str
     kind: str
     scope: str
-    choices: list[int | float]
-    default: int | float
+    choices: list[int | float | str]
+    default: int | float | str
 
 
 class ReportedSpace(TypedDict):
@@ -42,7 +44,7 @@ class ReportedModification(TypedDict):
     """What one choice of one variable costs, against the largest SubNet."""
 
     variable: str
-    choice: float
+    choice: Choice
     delta_points: float
     delta_loss: float
     standard_error_points: float

@@ -4,6 +4,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from tailor_ir import Choice, choice_text
 from tasks.schemas.agreement import PointErrors
 from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Named
@@ -23,7 +24,7 @@ class Sensitivity(Record):
     """One variable: what was measured for each of its choices, the last of which is the largest SubNet's."""
 
     variable: str
-    choices: tuple[float, ...]
+    choices: tuple[Choice, ...]
     measured: tuple[MeasuredAccuracy, ...]
 
 
@@ -34,7 +35,7 @@ class Interaction(Record):
     """
 
     variables: tuple[str, str]
-    choices: tuple[float, float]
+    choices: tuple[Choice, Choice]
     measured: MeasuredAccuracy
     standard_error: float = Field(ge=0)
 
@@ -56,7 +57,7 @@ class Sensitivities(Stored):
         for each in self.interactions:
             for name, choice in zip(each.variables, each.choices, strict=True):
                 if (name, choice) not in known:
-                    raise ValueError(f"interaction of {name}={choice:g}, which is no modification")
+                    raise ValueError(f"interaction of {name}={choice_text(choice)}, which is no modification")
         return self
 
 
@@ -85,7 +86,7 @@ class UsedInteraction(Record):
     """What a pair of modifications does beyond the sum of both; `kept`: the share of it that counts."""
 
     variables: tuple[str, str]
-    choices: tuple[float, float]
+    choices: tuple[Choice, Choice]
     residual_points: float
     standard_error_points: float
     kept: float

@@ -131,8 +131,8 @@ class VariableChoice(Record):
     """A variable of a SubNet: its choice among those of the SuperNet."""
 
     name: str
-    choice: int | float
-    choices: tuple[int | float, ...]
+    choice: int | float | str
+    choices: tuple[int | float | str, ...]
 
 
 class Architecture(Record):

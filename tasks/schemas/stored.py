@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tasks.artifacts.files import json_bytes, write_bytes
 from tasks.errors import UserError
 
-Config = dict[str, int | float]
+Config = dict[str, int | float | str]
 """A SubNet, as `tailor_ir.Config`, which schemas do without: importing it takes torch."""
 
 StageResult = Mapping[str, Any]

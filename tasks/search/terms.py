@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers.chain import Chain
 from solvers.errors import NotANumber, TooEntangled
-from solvers.tables import Table
+from solvers.tables import Derived, Table
 from tailor_ir import Space
 from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
@@ -84,9 +84,17 @@ def _calibrated(energy: EnergyPredictor, model: Sequence[Table]) -> tuple[Table,
 def _memory(memory: MemoryPredictor) -> Additive:
     """For every moment, the parameters and a lower bound of the values alive then."""
     parameters = _scaled(memory.parameters.tables, FLOAT_BYTES / MIB)
-    cardinalities = memory.parameters.cardinalities
-    rows = [(*parameters, *_scaled(tables, 1 / MIB)) for tables in moments(memory.activations.terms, cardinalities)]
+    known, terms = len(memory.parameters.all_cardinalities), memory.activations.terms
+    cardinalities = (*memory.parameters.cardinalities, *[2] * len(terms.derived))
+    found = ([_least(table, known) for table in tables] for tables in moments(terms, cardinalities))
+    rows = [(*parameters, *_scaled(tables, 1 / MIB)) for tables in found]
     return Additive(rows=tuple(rows), cases=(tuple((row, None) for row in range(len(rows))),), exact=False)
+
+
+def _least(table: Table, columns: int) -> Table:
+    """The least of a table over all columns from a number on."""
+    axes = tuple(axis for axis, column in enumerate(table.columns) if column >= columns)
+    return Table(tuple(column for column in table.columns if column < columns), table.values.min(axis=axes))
 
 
 def gain_tables(space: Space, accuracy: AccuracyPredictor) -> list[Table]:
@@ -103,13 +111,18 @@ def cost_tables(latency: LatencyPredictor) -> list[Table]:
 
 def chain_of(space: Space, accuracy: AccuracyPredictor, *costs: Sequence[Table]) -> Chain:
     """A chain of the score and the costs of a space. UserError as in `chain_of_tables`."""
-    return chain_of_tables(space.cardinalities.tolist(), gain_tables(space, accuracy), costs)
+    return chain_of_tables(space.cardinalities.tolist(), gain_tables(space, accuracy), costs, space.derived)
 
 
-def chain_of_tables(cardinalities: Sequence[int], gain: Sequence[Table], costs: Sequence[Sequence[Table]]) -> Chain:
+def chain_of_tables(
+    cardinalities: Sequence[int],
+    gain: Sequence[Table],
+    costs: Sequence[Sequence[Table]],
+    derived: Sequence[Derived] = (),
+) -> Chain:
     """A chain of tables. UserError when an entry is no number, or too many variables share tables."""
     try:
-        return Chain(cardinalities, gain, costs)
+        return Chain(cardinalities, gain, costs, derived)
     except NotANumber as error:
         raise UserError(
             "search.method=exact",
@@ -129,7 +142,8 @@ def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
 
     A canonical code may have another choice of a variable. The other choice depends on the variables of its rule.
     """
-    scopes = {column: {column} for column in range(len(space.variables))}
+    cardinalities = space.all_cardinalities
+    scopes = {column: {column} for column in range(len(cardinalities))}
     for rule in space.rules:
         scopes[rule.variable] |= set(rule.scope)
     for scope in scopes.values():
@@ -138,9 +152,9 @@ def canonical_tables(space: Space, tables: Sequence[Table]) -> list[Table]:
     found = []
     for columns, values in tables:
         over = tuple(sorted(set().union(*(scopes[column] for column in columns))))
-        shape = tuple(int(space.cardinalities[column]) for column in over)
-        codes = np.tile(space.cardinalities - 1, (prod(shape), 1))
+        shape = tuple(int(cardinalities[column]) for column in over)
+        codes = np.tile(cardinalities - 1, (prod(shape), 1))
         codes[:, over] = list(product(*map(range, shape)))
-        canonical = space.canonical_codes(codes)
+        canonical = space.canonical_codes.extended(codes)
         found.append(Table(over, values[tuple(canonical[:, columns].T)].reshape(shape)))
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from tailor_ir import Block, SuperNet
+from tailor_ir import Block, SuperNet, choice_text
 from tailor_ir import axes as ax
 from tailor_ir.graph import Node
 from tailor_ir.summary import Describer, NodeCost, SubnetSummary, VariableInfo, axis_label, elements_of
@@ -144,9 +144,10 @@ class _Gatherer:
             for choice, value in enumerate(variable.choices):
                 codes = space.cardinalities - 1
                 codes[column] = choice
+                codes = space.extended(codes[None])[0]
                 for index, block in enumerate(self.net.structure.regions.blocks):
                     if not any(presence[node.name].at(codes) for node in block.nodes):
-                        skipped_at.setdefault(index, []).append(f"{value:g}")
+                        skipped_at.setdefault(index, []).append(choice_text(value))
             for index, values in skipped_at.items():
                 found[index].append(f"{variable.name} = {', '.join(values)}")
         return {index: tuple(texts) for index, texts in found.items()}

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from tailor_ir import Choice
 from tasks.pages import environment, script, style
 from tasks.pages.text import amount, count
 from tasks.view.data import Shape, SupernetView
@@ -56,9 +57,9 @@ def shapes(found: Sequence[Shape]) -> list[str]:
     return [shape(s) + (f" ({n} of them)" if n > 1 else "") for s, n in Counter(found).items()]
 
 
-def choices(values: Sequence[float]) -> str:
+def choices(values: Sequence[Choice]) -> str:
     """All choices, or the first, the last and how many."""
-    texts = [f"{value:.4g}" for value in values]
+    texts = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
     if len(texts) <= MOST_CHOICES:
         return ", ".join(texts)
     return f"{', '.join(texts[:3])}, … {texts[-1]} ({len(texts)})"

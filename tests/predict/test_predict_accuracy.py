@@ -1,7 +1,9 @@
 """Sensitivities to predicted accuracies, on a space whose truth is known."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ LOSS: dict[str, dict[float, float]] = {
 }
 
 
-def _measure(config: dict[str, float]) -> Accuracy:
+def _measure(config: Mapping[str, Any]) -> Accuracy:
     lost = sum(LOST[name].get(choice, 0) for name, choice in config.items())
     loss = sum(LOSS[name].get(choice, 0) for name, choice in config.items())
     return Accuracy(392 - lost, SAMPLES, 0.1 + loss)

@@ -1,6 +1,7 @@
 """The exact search over spaces whose values have several producers finds what listing all SubNets finds."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +31,26 @@ TOLERANCE = 1e-3
 OFFSET_MS = 0.1
 
 
-@pytest.fixture(scope="module")
-def net() -> tailor_ir.SuperNet:
-    return with_detours(small_net(), torch.randn(1, 3, 16, 16), SPEC)
+ALTERNATIVES: SpaceSpec = {
+    "stage.1.depth": [-1, 0],
+    "stage.1.width_mult": [0.5, 1],
+    "alternatives": ["merged", "pruned", "low_rank_0.5"],
+}
+
+
+@pytest.fixture(scope="module", params=["detours", "alternatives", "derived columns"])
+def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
+    """Derived columns: as on networks with many blocks, whose masks would be large."""
+    sample = torch.randn(1, 3, 16, 16)
+    if request.param == "detours":
+        return with_detours(small_net(), sample, SPEC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailor_ir.spaces.presence.LARGEST_MASK", 4 if request.param == "derived columns" else 10_000)
+        patch.setattr("tailor_ir.spaces.presence.MOST_VARIABLES", 9)
+        net = tailor_ir.compile(small_net(blocks=4), sample, ALTERNATIVES)
+        assert MemoryPredictor.compile(net).predict(net.space.cardinalities[None] - 1) > 0  # while masks are patched
+    assert bool(net.space.derived) == (request.param == "derived columns")
+    return net
 
 
 def random_latencies(net: tailor_ir.SuperNet, seed: int) -> dict[tailor_ir.OperatorFeature, float]:
@@ -44,7 +62,7 @@ def predictors(net: tailor_ir.SuperNet, seed: int) -> tuple[LatencyPredictor, Ac
     """Random latencies of operators, random accuracies of modifications."""
     rng = np.random.default_rng(seed)
     latencies = random_latencies(net, seed)
-    none = Sums(net.space.cardinalities.tolist(), ())
+    none = Sums(net.space.cardinalities.tolist(), (), net.space.derived)
     latency = LatencyPredictor(Sums.compile(net, latencies), Correction(offset_ms=OFFSET_MS), none)
     measured = [
         Accuracy(int(rng.integers(500, 900)), 1000, float(rng.uniform(0.5, 1))) for _ in modifications(net.space)
@@ -73,6 +91,13 @@ def test_winners_are_the_best_of_all_subnets(net: tailor_ir.SuperNet, seed: int)
         best = scores[found <= budget_ms].max()
         assert latency.predict(winner.code[None])[0] <= budget_ms * (1 + 1e-9)
         assert accuracy.score(winner.code[None])[0] >= best - TOLERANCE
+
+
+def test_sums_are_read_as_they_were_written(net: tailor_ir.SuperNet, tmp_path: Path) -> None:
+    sums = Sums.compile(net, random_latencies(net, 0))
+    sums.save(tmp_path / "sums.json")
+    codes = all_codes(net)
+    np.testing.assert_array_equal(Sums.load(tmp_path / "sums.json").predict(codes), sums.predict(codes))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -114,7 +114,7 @@ def test_shapes_at_block_boundaries_are_those_of_a_run(viewed: Viewed, size: str
     assert checked >= len(viewed.view.blocks) // 2
 
 
-def skipped_blocks(net: tailor_ir.SuperNet, config: dict[str, float]) -> set[int]:
+def skipped_blocks(net: tailor_ir.SuperNet, config: tailor_ir.Config) -> set[int]:
     """Positions of the blocks that a SubNet has no node of."""
     left = {node.name for node in net.structure.subnet(net.space.row(config)).nodes}
     blocks = net.structure.regions.blocks
