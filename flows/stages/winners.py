@@ -294,17 +294,17 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
-        return tasks.export.run(settings, *given, _alternatives(at), implementations)
+        return tasks.export.run(settings, *given, _substitutes(at), implementations)
 
 
-def _alternatives(at: Context) -> Callable[[], tasks.export.Alternatives] | None:
+def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
     """The source of SubNets for budgets that winners miss; None: misses are only told, as for several devices together."""
     folder = chosen(at)[at.device].folder
     if len(_searches(at.config)) < len(at.config.device):
         return None
     if at.has("refine"):
-        return lambda: tasks.export.MeasuredAlternatives(Candidates.read(folder / tasks.refine.MEASURED_FILE))
-    return lambda: tasks.export.SearchedAlternatives(
+        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(folder / tasks.refine.MEASURED_FILE))
+    return lambda: tasks.export.SearchedSubstitutes(
         at.trained,
         _Given(at, at.device).target(),
         AccuracyPredictor.load(_accuracy(at)),

@@ -2,7 +2,7 @@
 
 from tasks.export.card import Provenance
 from tasks.export.readable import write_readable
-from tasks.export.replacing import Alternatives, MeasuredAlternatives, SearchedAlternatives
+from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
 from tasks.export.running import EXAMPLES
 from tasks.export.settings import Settings, Tolerance
 from tasks.export.stage import DONE_FILE, run
@@ -12,11 +12,11 @@ __all__ = [
     "DONE_FILE",
     "EXAMPLES",
     "EXPORTS_FILE",
-    "Alternatives",
-    "MeasuredAlternatives",
+    "MeasuredSubstitutes",
     "Provenance",
-    "SearchedAlternatives",
+    "SearchedSubstitutes",
     "Settings",
+    "Substitutes",
     "Tolerance",
     "run",
     "write_readable",

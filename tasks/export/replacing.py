@@ -31,7 +31,7 @@ Tried = Mapping[str, float]
 """Latencies [ms] of SubNets that were measured for a budget, by digest."""
 
 
-class Alternatives(Protocol):
+class Substitutes(Protocol):
     """A source of other SubNets for a budget."""
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
@@ -39,7 +39,7 @@ class Alternatives(Protocol):
         ...
 
 
-class SearchedAlternatives:
+class SearchedSubstitutes:
     """The best SubNets by prediction within a smaller budget and the limits of the search."""
 
     def __init__(self, supernet: Path, target: Target, accuracy: AccuracyPredictor, front: Front) -> None:
@@ -64,7 +64,7 @@ class SearchedAlternatives:
         return method_of(self._problem, self._net.space, self._settings, self._limits)
 
 
-class MeasuredAlternatives:
+class MeasuredSubstitutes:
     """The most accurate candidates of a refinement, as measured there."""
 
     def __init__(self, candidates: Candidates) -> None:
@@ -109,13 +109,13 @@ def as_predicted(found: Predicted) -> Predicted:
 
 def replaced(
     winners: Sequence[Winner],
-    alternatives: Callable[[], Alternatives] | None,
+    substitutes: Callable[[], Substitutes] | None,
     times: int,
     measure: Callable[[Mapping[str, Config]], dict[str, Measurement]],
 ) -> tuple[list[Winner], dict[str, Measurement]]:
     """The winners, with replacements for those that miss their budgets; and all measurements, by digest.
 
-    alternatives: called at the first miss; None: nothing is replaced. times: SubNets that are tried for a budget at most.
+    substitutes: called at the first miss; None: nothing is replaced. times: SubNets that are tried for a budget at most.
     measure: measures SubNets by digest. Where no SubNet keeps a budget, its winner stays.
     """
     rows, source = [[winner] for winner in winners], None
@@ -123,15 +123,15 @@ def replaced(
         measured = measure({row.digest: row.config for own in rows for row in own})
         known_ms = {digest: one.p50_ms for digest, one in measured.items() if one.p50_ms is not None}
         asked = [own for own in rows if len(own) <= times and _is_missed(own, known_ms)]
-        if alternatives is None or not asked:
+        if substitutes is None or not asked:
             break
-        source = source or alternatives()
+        source = source or substitutes()
         found = [(own, source.another(own, {row.digest: known_ms[row.digest] for row in own})) for own in asked]
         for own, another in found:
             own += [another] if another is not None else []
         if not any(another for _, another in found):
             break
-    if alternatives is None or not times:
+    if substitutes is None or not times:
         return list(winners), measured
     every = [row for own in rows for row in own]
     return [_chosen(own, every, known_ms) for own in rows], measured

@@ -33,7 +33,7 @@ from tasks.export.card import (
 )
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
-from tasks.export.replacing import Alternatives, as_predicted, replaced
+from tasks.export.replacing import Substitutes, as_predicted, replaced
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
@@ -78,7 +78,7 @@ def run(
     batch: int = 1,
     provenance: Provenance = UNKNOWN_PROVENANCE,
     store: SubNetStore = NO_STORE,
-    alternatives: Callable[[], Alternatives] | None = None,
+    substitutes: Callable[[], Substitutes] | None = None,
     implementations: ChosenImplementations = OWN_CHOICES,
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
@@ -86,7 +86,7 @@ def run(
     `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
     file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
     earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
-    store's other measurements are used. `alternatives`: SubNets for budgets that winners miss, asked for at the first miss.
+    store's other measurements are used. `substitutes`: SubNets for budgets that winners miss, asked for at the first miss.
     `implementations`: of operators there; UserError for those that it has not. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
@@ -101,7 +101,7 @@ def run(
         found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
         return dict(zip(subjects, found, strict=True))
 
-    rows, measured = replaced(front.winners, alternatives, settings.replacements, measure)
+    rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
     winners = {row.digest: row for row in rows}
     evaluated = _evaluated(net, winners, supernet, data, out, progress, store)
     with ExitStack() as stack:

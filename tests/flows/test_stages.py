@@ -76,26 +76,26 @@ def test_winners_of_several_devices_together_are_refined_once(tmp_path: Path) ->
 
 def test_the_candidates_of_a_refinement_stand_in_for_winners_that_miss(tmp_path: Path) -> None:
     Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.refine.MEASURED_FILE)
-    make = alternatives_of(tmp_path, "refine.candidates=2")
+    make = substitutes_of(tmp_path, "refine.candidates=2")
     assert make is not None
     assert isinstance(make(), tasks.export.MeasuredAlternatives)
 
 
 def test_winners_of_several_devices_together_are_never_replaced(tmp_path: Path) -> None:
     words = ("device=[ncnn,onnxruntime]", "search.together=true")
-    assert alternatives_of(tmp_path, *words) is None
-    assert alternatives_of(tmp_path, *words, "refine.candidates=2") is None
-    assert alternatives_of(tmp_path, words[0]) is not None
+    assert substitutes_of(tmp_path, *words) is None
+    assert substitutes_of(tmp_path, *words, "refine.candidates=2") is None
+    assert substitutes_of(tmp_path, words[0]) is not None
 
 
-def alternatives_of(folder: Path, *words: str) -> Callable[[], tasks.export.Alternatives] | None:
+def substitutes_of(folder: Path, *words: str) -> Callable[[], tasks.export.Substitutes] | None:
     """What the export on onnxruntime is given, after stages with one folder."""
     config = validate(RunConfig, compose_config("config", [*TINY, *words, f"output_dir={folder / 'out'}"]))
     output = Output(stage="x", key="k", folder=folder, result={}, seconds=0.0, cached=False)
     rows = [spec.name for spec in PIPELINE if spec.wanted(config, "export")]
     outputs = {name: dict.fromkeys(config.device, output) for name in rows}
     no_run = cast("Run", None)  # nothing is measured
-    return winners._alternatives(Context(no_run, config, winners.EXPORT, "onnxruntime", outputs))
+    return winners._substitutes(Context(no_run, config, winners.EXPORT, "onnxruntime", outputs))
 
 
 @pytest.mark.slow

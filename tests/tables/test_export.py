@@ -172,8 +172,8 @@ def test_a_winner_that_misses_its_budget_is_replaced_and_told(
         for row in (predicted(net, net.max_config), predicted(net, net.min_config))
     )
     pool = Candidates(candidates=candidates, budgets=(), likely={})
-    alternatives = lambda: export.MeasuredAlternatives(pool)  # noqa: E731
-    result = export.run(QUICK, supernet, tmp_path, data, device, out, Silent(), alternatives=alternatives)
+    substitutes = lambda: export.MeasuredSubstitutes(pool)  # noqa: E731
+    result = export.run(QUICK, supernet, tmp_path, data, device, out, Silent(), substitutes=substitutes)
     replaced, kept = result["winners"]
     assert replaced["digest"] == replaced["subnet"]["digest"] == first["subnets"][1]["digest"]
     assert replaced["replaces"]["digest"] == kept["digest"] == first["subnets"][0]["digest"]

@@ -12,7 +12,7 @@ import tailor_ir
 from profiling_agents.messages import Measurement
 from tasks import search
 from tasks.evaluation.subnets import Accuracy
-from tasks.export import MeasuredAlternatives, SearchedAlternatives
+from tasks.export import MeasuredSubstitutes, SearchedSubstitutes
 from tasks.export.replacing import MARGIN, replaced
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
@@ -33,7 +33,7 @@ def taking(ms: float) -> Measurement:
 
 
 @pytest.fixture(scope="module")
-def searched(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchedAlternatives, Any, Front]:
+def searched(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchedSubstitutes, Any, Front]:
     """The search for a budget below what its fastest SubNet takes, and for two above; with the space's predictors."""
     net = tailor_ir.load(supernet)
     latency = LatencyPredictor(mac_sums(net), Correction(), Sums(net.space.cardinalities.tolist(), ()))
@@ -46,13 +46,13 @@ def searched(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     target, out = search.Target(name="here", latency=latency), tmp_path_factory.mktemp("search")
     search.run(supernet, [target], accuracy, search.Settings.model_validate(asked), out, Silent())
     front = Front.read(out / search.FRONT_FILE)
-    return SearchedAlternatives(supernet, target, accuracy, front), (latency, accuracy), front
+    return SearchedSubstitutes(supernet, target, accuracy, front), (latency, accuracy), front
 
 
 def test_a_winner_that_misses_gives_way_to_the_best_that_keeps_the_budget(
-    supernet: Path, searched: tuple[SearchedAlternatives, Any, Front]
+    supernet: Path, searched: tuple[SearchedSubstitutes, Any, Front]
 ) -> None:
-    alternatives, (latency, accuracy), front = searched
+    substitutes, (latency, accuracy), front = searched
     space = tailor_ir.load(supernet).space
 
     def measure(configs: Mapping[str, Any]) -> dict[str, Measurement]:
@@ -60,7 +60,7 @@ def test_a_winner_that_misses_gives_way_to_the_best_that_keeps_the_budget(
         return {digest: taking(SLOWER * ms) for digest, ms in zip(configs, latency.predict(codes), strict=True)}
 
     codes = np.unique(space.canonical_codes(np.array(list(product(*map(range, space.cardinalities))))), axis=0)
-    rows, measured = replaced(front.winners, lambda: alternatives, 2, measure)
+    rows, measured = replaced(front.winners, lambda: substitutes, 2, measure)
     before, after = front.winners, rows
     assert after[0] == before[0], "no SubNet keeps this budget"
     assert after[2] == before[2], "kept"
@@ -72,7 +72,7 @@ def test_a_winner_that_misses_gives_way_to_the_best_that_keeps_the_budget(
     assert found_ms <= found.budget_ms
     fits = codes[latency.predict(codes) * missed_ms / missed.predicted_ms <= 0.99 * found.budget_ms]
     assert found.predicted_score == pytest.approx(accuracy.score(fits).max(), abs=1e-3)
-    assert replaced(front.winners, lambda: alternatives, 0, measure)[0] == list(before)
+    assert replaced(front.winners, lambda: substitutes, 0, measure)[0] == list(before)
     assert replaced(front.winners, None, 2, measure)[0] == list(before)
 
 
@@ -85,17 +85,17 @@ def test_a_refined_winner_gives_way_to_the_most_accurate_candidate(supernet: Pat
         Candidate(**row.to_json(), smoothed_ms=smoothed_ms, latency=taking(ms), accuracy=accuracy, loss=1.0)
         for row, (ms, smoothed_ms, accuracy) in zip(rows, known, strict=True)
     ]
-    alternatives = MeasuredAlternatives(Candidates(candidates=tuple(candidates), budgets=(), likely={}))
+    substitutes = MeasuredSubstitutes(Candidates(candidates=tuple(candidates), budgets=(), likely={}))
     winner = Winner(budget_ms=10.0, **rows[0].to_json())
 
     def another(own_ms: float) -> str | None:
-        found = alternatives.another([winner], {winner.digest: own_ms})
+        found = substitutes.another([winner], {winner.digest: own_ms})
         return found.digest if found else None
 
     assert another(10.1) == rows[1].digest
     assert another(11.5) == rows[2].digest, f"8.6 ms, over 1.15 and with a margin of {MARGIN:.0%}"
     assert another(12.0) == rows[3].digest
     assert another(20.0) is None
-    found = alternatives.another([winner], {winner.digest: 10.1})
+    found = substitutes.another([winner], {winner.digest: 10.1})
     assert found is not None
     assert (found.measured_accuracy, found.budget_ms) == (0.8, 10.0)
