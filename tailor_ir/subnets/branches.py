@@ -1,0 +1,113 @@
+"""Branches: each alternative to blocks by itself, run on the features that the original network gives to the blocks.
+
+Branch-wise training and first weights need neither whole SubNets nor gradients through the original network: the features of a
+batch are computed once, for all branches. Source: AdaptiveNet (MobiCom 2023) §4.3, branch-wise distillation.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tailor_ir.graph import Alternative, Node
+from tailor_ir.subnets.batch_norms import ElasticBatchNorm
+from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.plans import Instruction
+
+Features = Mapping[str, torch.Tensor]
+"""Values of the original network by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """An alternative to blocks, at the sizes of the largest SubNet.
+
+    choice: its name among the alternatives to `exit`, the value that it stands for. entry: the value that it reads. producer:
+    its own result. parameters: the names of its trained tensors. norms: its BatchNorms.
+    """
+
+    choice: str
+    entry: str
+    exit: str
+    producer: str
+    parameters: tuple[str, ...]
+    norms: tuple[ElasticBatchNorm, ...]
+    instructions: tuple[Instruction, ...]
+
+
+class Branches:
+    """All alternatives of a network. Features and branches are those of the largest SubNet."""
+
+    def __init__(self, elastic: Elastic) -> None:
+        self._elastic = elastic
+        graph, space = elastic.structure.graph, elastic.structure.space
+        self._original = elastic.program(space.max_config).instructions
+        variables = {
+            producer: (space.variables[column].name, choice)
+            for selection in space.selections
+            for column in selection.variables
+            if space.variables[column].kind == "block"
+            for producer, choice in zip(selection.producers, space.variables[column].choices, strict=False)
+        }
+        own = {node.name for node in graph.original().nodes}
+        self.branches: tuple[Branch, ...] = tuple(
+            self._branch(each, {variables[each.producer][0]: each.choice}, own)
+            for each in graph.alternatives
+            if each.producer in variables
+        )
+
+    def features(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics."""
+        wanted = {name for branch in self.branches for name in (branch.entry, branch.exit)}
+        was_training = self._elastic.training
+        self._elastic.eval()
+        values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
+        with torch.no_grad():
+            self._run(self._original, values)
+        self._elastic.train(was_training)
+        return {name: values[name] for name in wanted}
+
+    def run(self, branch: Branch, features: Features) -> torch.Tensor:
+        """The result of a branch on the features of its entry; gradients go to its own parameters."""
+        values = {branch.entry: features[branch.entry]}
+        self._run(branch.instructions, values)
+        return values[branch.producer]
+
+    def _run(self, instructions: Sequence[Instruction], values: dict[str, torch.Tensor]) -> None:
+        for module, operands, outputs, cuts in instructions:
+            for name, cut in cuts:
+                if name not in values:
+                    tensor = self._elastic.tensor(name)
+                    values[name] = tensor if cut is None else cut(tensor)
+            result = module(*[values[name] for name in operands])
+            values.update({outputs[0]: result} if len(outputs) == 1 else zip(outputs, result, strict=True))
+
+    def _branch(self, alternative: Alternative, config: dict[str, str], original: set[str]) -> Branch:
+        graph = self._elastic.structure.graph
+        nodes = _own_nodes(graph.nodes, alternative.producer, original)
+        written = {name for node in nodes for name in node.outputs}
+        data = graph.data_values()
+        read = {name for node in nodes for name in node.inputs if name in data} - written
+        (entry,) = read
+        program = self._elastic.program({**self._elastic.structure.space.max_config, **config})
+        instructions = tuple(one for one in program.instructions if not written.isdisjoint(one.outputs))
+        trained = set(graph.parameters)
+        return Branch(
+            choice=alternative.choice,
+            entry=entry,
+            exit=alternative.value,
+            producer=alternative.producer,
+            parameters=tuple(dict.fromkeys(n for node in nodes for n in node.inputs if n in trained)),
+            norms=tuple(one.module for one in instructions if isinstance(one.module, ElasticBatchNorm)),
+            instructions=instructions,
+        )
+
+
+def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:
+    """The nodes, in order, that a producer needs and that the original network does not have."""
+    needed, found = {producer}, []
+    for node in reversed(list(nodes)):
+        if node.name not in original and not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            found.append(node)
+    return found[::-1]
