@@ -22,7 +22,7 @@ import numpy as np
 from solvers.tables import Derived, spread
 
 Variables = tuple[int, ...]
-LARGEST_MASK, MOST_VARIABLES = 64, 3
+LARGEST_MASK, MOST_VARIABLES = 64, 2
 """Entries and variables of a mask, beyond which a derived column takes its place."""
 LARGEST_UNION = 2000
 """Entries of the mask of a union, beyond which a part of it becomes a derived column."""
