@@ -4,9 +4,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from tailor_ir import Choice, choice_text
 from tasks.schemas.agreement import PointErrors
-from tasks.schemas.stored import Record, Stored
+from tasks.schemas.stored import Choice, Record, Stored
 from tasks.schemas.subnets import Named
 
 SENSITIVITIES_FILE = "sensitivities.json"
@@ -57,7 +56,7 @@ class Sensitivities(Stored):
         for each in self.interactions:
             for name, choice in zip(each.variables, each.choices, strict=True):
                 if (name, choice) not in known:
-                    raise ValueError(f"interaction of {name}={choice_text(choice)}, which is no modification")
+                    raise ValueError(f"interaction of {name}={choice}, which is no modification")
         return self
 
 

@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tasks.artifacts.files import json_bytes, write_bytes
 from tasks.errors import UserError
 
-Config = dict[str, int | float | str]
-"""A SubNet, as `tailor_ir.Config`, which schemas do without: importing it takes torch."""
+Choice = int | float | str
+"""A choice of a variable, as `tailor_ir.Choice`, which schemas do without: importing it takes torch."""
+
+Config = dict[str, Choice]
+"""A SubNet, as `tailor_ir.Config`."""
 
 StageResult = Mapping[str, Any]
 """The result of a stage as JSON: the content of its `result.json`, mostly of a schema of this package."""
