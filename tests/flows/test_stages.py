@@ -78,7 +78,7 @@ def test_the_candidates_of_a_refinement_stand_in_for_winners_that_miss(tmp_path:
     Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.refine.MEASURED_FILE)
     make = substitutes_of(tmp_path, "refine.candidates=2")
     assert make is not None
-    assert isinstance(make(), tasks.export.MeasuredAlternatives)
+    assert isinstance(make(), tasks.export.MeasuredSubstitutes)
 
 
 def test_winners_of_several_devices_together_are_never_replaced(tmp_path: Path) -> None:
