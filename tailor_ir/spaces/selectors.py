@@ -52,7 +52,7 @@ class Selectors:
         choices = self._listed(selectors[-1])
         numbers = [choice for choice in choices or () if not isinstance(choice, str)]
         if choices and len(numbers) < len(choices):
-            raise SpaceError(f"space: {selectors[-1]}={list(choices)}; allowed: a list of numbers")
+            raise SpaceError(f"space.{selectors[-1]}: got {list(choices)}; allowed: a list of numbers")
         return None if choices is None else tuple(sorted(set(numbers)))
 
     def _listed(self, selector: str) -> Sequence[Choice] | None:

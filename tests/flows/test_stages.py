@@ -108,7 +108,7 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     monkeypatch.setattr(tasks.export, "run", run)
     with pytest.raises(AssertionError):
         command("export", "export.replacements=1")
-    assert "autotailor: export: is given SearchedAlternatives" in capsys.readouterr().err
+    assert "autotailor: export: is given SearchedSubstitutes" in capsys.readouterr().err
 
 
 def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> None:

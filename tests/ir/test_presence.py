@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailor_ir
+from solvers.tables import with_derived
 from tailor_ir.spaces.presence import ALWAYS, NEVER, DerivedColumns, Presence, Selection, find_needs, presence
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.variables import Config
@@ -106,8 +107,9 @@ def test_enumeration_finds_what_all_subnets_have_and_each_witness_has_it(net: ta
 
 def test_operator_terms_are_the_operators_of_every_subnet(net: tailor_ir.SuperNet) -> None:
     terms = net.operator_terms()
-    for row in net.space.random_codes(40, np.random.default_rng(1)):
-        found = [term.features[tuple(int(row[column]) for column in term.variables)] for term in terms]
+    codes = net.space.random_codes(40, np.random.default_rng(1))
+    for row, extended in zip(codes, net.space.extended(codes), strict=True):
+        found = [term.features[tuple(int(extended[column]) for column in term.variables)] for term in terms]
         assert tuple(feature for feature in found if feature is not None) == net.operators(net.space.decode(row))
 
 
@@ -217,8 +219,8 @@ def test_a_step_is_present_where_an_output_needs_it(seed: int) -> None:
             Selection(value=f"v{value}", producers=producers, variables=(variable,), chosen=rng.permutation(2))
         )
     by_value = {selection.value: selection for selection in selections}
-    found = find_needs(steps, [f"v{count}"], selections, DerivedColumns(count + 1)).steps
-    for codes in map(np.array, product(range(2), repeat=3)):
+    needs = find_needs(steps, [f"v{count}"], selections, DerivedColumns(3))
+    for codes in with_derived(np.array(list(product(range(2), repeat=3))), needs.columns.derived):
         needed: set[int] = set()
         todo = [f"v{count}"]
         while todo:
@@ -229,4 +231,4 @@ def test_a_step_is_present_where_an_output_needs_it(seed: int) -> None:
             if at >= 0 and at not in needed:
                 needed.add(at)
                 todo += steps[at][0]
-        assert {at for at, where in enumerate(found) if where.at(codes)} == needed
+        assert {at for at, where in enumerate(needs.steps) if where.at(codes)} == needed
