@@ -43,7 +43,7 @@ from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, Config, EvaluationData, accuracies, accuracy
 from tasks.predict.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
-from tasks.predict.counts import mac_sums
+from tasks.predict.sums import mac_sums
 from tasks.search import Settings
 from tasks.search.descent import beam_descent, fastest
 from tasks.search.genetic import search

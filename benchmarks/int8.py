@@ -32,15 +32,15 @@ from benchmarks.ranking import random_subnets
 from benchmarks.trained import train
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
+from tasks.conversion import onnx_of
 from tasks.data import load_splits
 from tasks.evaluation.agreement import errors_in_points, kendall_tau
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, count_correct, statistics_of
 from tasks.measuring.jobs import onnx_job
-from tasks.measuring.subnets import onnx_of
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.quantise import Settings, int8_accuracies, quantise
+from tasks.quantise import Int8, Settings, quantise
 from tasks.quantise.mixed import BATCH
-from tasks.quantise.qdq import Quantiser
+from tasks.quantise.timing import int8_to_time
 
 COMMON = (
     "data=glyphs",
@@ -140,9 +140,7 @@ def published_rows(name: str, rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     net = tailor_ir.compile(timm.create_model(PUBLISHED[name]).eval(), torch.zeros(1, 3, PIXELS, PIXELS))
     model = onnx_of(net, net.max_config)
-    images = np.random.default_rng(0).standard_normal((4, 1, 3, PIXELS, PIXELS), np.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        int8 = Quantiser.calibrated(model, images, Path(folder), reduce_range=False).quantise(model)
+    int8 = int8_to_time(model)
     rows = []
     for runtime in RUNTIMES:
         with local_agent(runtime) as client, client.lease():
@@ -166,7 +164,8 @@ def predicted_rows(name: str, net: Any, images: EvaluationData, subnets: int, wo
     """A row for each prediction of the accuracy in int8."""
 
     def in_int8(configs: Sequence[Any], title: str) -> list[Accuracy]:
-        return int8_accuracies(net, configs, Settings(), images, work / "int8.jsonl", Terminal(), title)
+        quantised = images.in_precision(Int8(Settings()))
+        return accuracies(net, configs, quantised, work / "int8.jsonl", Terminal(), title)
 
     def in_fp32(configs: Sequence[Any], title: str) -> list[Accuracy]:
         return accuracies(net, configs, images, work / "fp32.jsonl", Terminal(), title)

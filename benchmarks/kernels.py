@@ -28,8 +28,9 @@ from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
+from tasks.conversion import onnx_of
 from tasks.measuring.jobs import ncnn_job
-from tasks.measuring.subnets import implementations_of, onnx_of
+from tasks.measuring.subnets import implementations_of
 from tasks.ncnn.conversion import convert
 from tasks.ncnn.files import NcnnFiles
 from tasks.ncnn.kernels import MASKS, has_kernels, masks_of, with_masks

@@ -28,11 +28,12 @@ from benchmarks.supernets import saved
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
+from tasks.conversion import onnx_of
 from tasks.engine import stage as engine
 from tasks.engine.chosen import ChosenEngine
 from tasks.engine.settings import Settings
 from tasks.measuring.jobs import ncnn_job
-from tasks.measuring.subnets import implementations_of, onnx_of
+from tasks.measuring.subnets import implementations_of
 from tasks.ncnn.conversion import convert
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 

@@ -34,11 +34,10 @@ from tasks.artifacts import write_json
 from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.nsga2 import Nsga2
 from tasks.search.problem import CostModel, Problem, Values

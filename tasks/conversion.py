@@ -1,13 +1,16 @@
-"""Conversion of models to other formats, in child processes that can be killed."""
+"""SubNets as ONNX models, and the conversion of those to other formats, in child processes that can be killed."""
 
 import contextlib
 import os
 import resource
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tailor_ir import Config, Statistics, SuperNet
 
 MIB = 2**20
 CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
@@ -26,6 +29,21 @@ class ConversionLimits:
 
 
 DEFAULT_LIMITS = ConversionLimits()
+
+
+def onnx_of(
+    net: SuperNet,
+    config: Config,
+    statistics: Statistics | None = None,
+    batch: int | None = None,
+    *,
+    weights: bool = True,
+) -> bytes:
+    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given. Without weights: to be timed."""
+    with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
+        path = Path(folder) / "subnet.onnx"
+        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch, weights=weights)
+        return path.read_bytes()
 
 
 def run_limited(

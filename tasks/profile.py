@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Capabilities, Format, Measurement, MeasureSettings
+from profiling_agents.messages import Capabilities, Format, Measurement, MeasureSettings, Precision
 from tailor_ir import OperatorFeature
 from tasks.artifacts import OutsideKey, append_line, read_lines
 from tasks.conversion import ConversionError, ConversionLimits
@@ -30,6 +30,7 @@ from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.ncnn.conversion import convert_operators
 from tasks.progress import Bar, Progress
+from tasks.quantise.timing import int8_operator
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
 
 LUT_FOLDER = "lut"
@@ -242,7 +243,7 @@ def fill(
     try:
         for jobs, failures in ahead(
             pieces(list(operators.values()), settings.batch_operators),
-            lambda batch: _jobs(batch, capabilities.formats, settings.limits),
+            lambda batch: _jobs(batch, capabilities.formats, settings.limits, capabilities.precision),
             capabilities,
         ):
             for failure in failures:
@@ -293,15 +294,16 @@ def _entry(
 
 
 def _jobs(
-    features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits
+    features: Sequence[OperatorFeature], formats: Sequence[Format], limits: ConversionLimits, precision: Precision
 ) -> tuple[list[ModelJob], list[Measurement]]:
     """Models of these operators for the device, and a failure for each that has none."""
+    outcomes: list[ModelJob | ConversionError]
     if "executorch" in formats:
         outcomes = list(operator_jobs(features, limits).values())
+    elif "onnx" in formats:
+        outcomes = [_onnx_job(feature, precision) for feature in features]
     else:
         models = [tailor_ir.operator_model(feature) for feature in features]
-        if "onnx" in formats:
-            return [onnx_job(feature.digest, model) for feature, model in zip(features, models, strict=True)], []
         outcomes = [
             outcome if isinstance(outcome, ConversionError) else ncnn_job(feature.digest, model, outcome)
             for feature, model, outcome in zip(features, models, convert_operators(models, limits), strict=True)
@@ -312,3 +314,11 @@ def _jobs(
         if isinstance(outcome, ConversionError)
     ]
     return [outcome for outcome in outcomes if isinstance(outcome, ModelJob)], failures
+
+
+def _onnx_job(feature: OperatorFeature, precision: Precision) -> ModelJob | ConversionError:
+    model = tailor_ir.operator_model(feature)
+    try:
+        return onnx_job(feature.digest, int8_operator(model) if precision == "int8" else model)
+    except ConversionError as error:
+        return error

@@ -13,6 +13,10 @@ DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 
 
+IN_INT8 = ("onnxruntime", "openvino")
+"""Backends that run quantised ONNX files in int8."""
+
+
 class SshSettings(BaseModel):
     """A bare Linux device: the agent is copied there and started over ssh for the time of the run."""
 
@@ -83,6 +87,12 @@ class DeviceProfile(BaseModel):
     def _ncnn_has_no_batch_axis(self) -> Self:
         if self.batch != 1 and self.backend.startswith("ncnn"):
             raise ValueError(f"batch={self.batch} with backend={self.backend}, which has no batch axis; allowed: 1")
+        return self
+
+    @model_validator(mode="after")
+    def _backend_runs_quantised_files(self) -> Self:
+        if self.precision == "int8" and self.backend not in IN_INT8:
+            raise ValueError(f"precision=int8 with backend={self.backend}; allowed for int8: {', '.join(IN_INT8)}")
         return self
 
     @model_validator(mode="after")

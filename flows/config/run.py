@@ -25,6 +25,7 @@ from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.profile import STORE_FOLDER
 from tasks.profile import Settings as ProfileSettings
+from tasks.quantise import Int8
 from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
@@ -98,9 +99,32 @@ class CommonConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _int8_is_of_all_devices_together(self) -> Self:
+        if not self.in_int8:
+            return self
+        if self.search.together and len(self.in_int8) < len(self.device):
+            others = ", ".join(name for name in self.device if name not in self.in_int8)
+            raise ValueError(
+                f"search.together: {', '.join(self.in_int8)} in int8 and {others} not, which are two accuracies of one "
+                "SubNet; allowed: all in int8, or none"
+            )
+        if self.export.bundle:
+            raise ValueError(f"export.bundle with {self.in_int8[0]} in int8: bundles are of fp32 files; allowed: false")
+        return self
+
     def resources_of(self, device: str) -> ResourceSettings:
         """The settings of one device for memory and energy."""
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
+
+    def precision_of(self, device: str) -> Int8 | None:
+        """The precision in which SubNets are evaluated for one device; None: torch's."""
+        return Int8(self.export.quantise) if self.device[device].precision == "int8" else None
+
+    @property
+    def in_int8(self) -> tuple[str, ...]:
+        """The devices in int8."""
+        return tuple(name for name in self.device if self.precision_of(name) is not None)
 
     def engine_of(self, device: str) -> EngineSettings:
         """The engine settings of one device, with what its own profile fixes."""

@@ -162,6 +162,8 @@ def accuracy_errors(result: AccuracyValidation) -> Facts:
     }
     if result.interactions is not None:
         found["interactions"] = "used" if result.interactions.used else "not used"
+    if (cost := result.int8) is not None:
+        found["int8 costs"] = f"{cost.mean_points:.2f} points on average, at most {cost.most_points:.2f}"
     return found | {"images": count(result.samples)}
 
 

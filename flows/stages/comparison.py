@@ -9,8 +9,9 @@ import tasks.baselines
 from flows.config import FlowConfig, RunConfig
 from flows.pages import facts
 from flows.results import of
+from flows.run import Output
 from flows.stages.inputs import model_key
-from flows.stages.spec import DEVICES, Context, Scope, StageSpec
+from flows.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec
 from flows.stages.winners import chosen
 from tasks.artifacts import key_settings
 from tasks.baselines import BASELINES_FILE
@@ -19,7 +20,6 @@ from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import ModelSettings
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.progress import Progress
 from tasks.schemas.baselines import Baselines, Compared
 from tasks.schemas.operators import ChosenImplementations
@@ -62,8 +62,23 @@ SIBLING = StageSpec(
 """One of the smaller networks of the baselines, trained as long as base network and SuperNet together."""
 
 
+INT8 = "int8"
+"""Label of the baselines of devices in int8; the others have none."""
+
+
+def _precisions(config: FlowConfig) -> Sequence[str]:
+    """Baselines and winners are evaluated in each precision of the devices."""
+    others = [ALONE] if len(config.in_int8) < len(config.device) else []
+    return [*others, *([INT8] if config.in_int8 else [])]
+
+
+def _devices(at: Context) -> list[str]:
+    return [name for name in at.config.device if (name in at.config.in_int8) == (at.label == INT8)]
+
+
 def _fronts(at: Context) -> dict[str, Path]:
-    return {name: one.folder / FRONT_FILE for name, one in chosen(at).items()}
+    fronts = chosen(at)
+    return {name: fronts[name].folder / FRONT_FILE for name in _devices(at)}
 
 
 def _weights(at: Context) -> list[Path]:
@@ -92,34 +107,37 @@ def _onnx(path: Path) -> ModelSettings:
 
 def _baseline_settings(at: Context) -> dict[str, Any]:
     config = at.config
+    precision = config.precision_of(_devices(at)[0])
     return {
         **key_settings(config.baselines),
         "files": [[name, path.name] for name, path in _files(config)],
         "search": key_settings(config.search),
-        "predict": key_settings(config.predict, EvaluationSettings),
+        "predict": {**key_settings(config.predict, EvaluationSettings), **({} if precision is None else precision.key)},
     }
 
 
 def _baseline_inputs(at: Context) -> tuple[Any, ...]:
     fronts: Mapping[str, Path] = _fronts(at)
     files = (path for _, path in _files(at.config))
-    accuracy = at.file("sensitivities", SENSITIVITIES_FILE)
+    accuracy = at.sensitivities(_devices(at)[0])
     return at.data, at.trained, accuracy, list(fronts), *fronts.values(), *_weights(at), *files
 
 
 def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
-    config, predictor = at.config, AccuracyPredictor.load(at.file("sensitivities", SENSITIVITIES_FILE))
+    config, device = at.config, _devices(at)[0]
+    predictor = AccuracyPredictor.load(at.sensitivities(device))
     return tasks.baselines.choose(
         config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
-        _fronts(at), out, progress, at.store,
+        _fronts(at), out, progress, at.store, config.precision_of(device),
     )  # fmt: skip
 
 
 BASELINES = StageSpec(
     name="baselines",
     body=_baselines,
+    scope=Scope(labels=_precisions),
     needs=("finetune", "sensitivities", "search"),
-    reads=("refine", "sibling"),
+    reads=("int8", "refine", "sibling"),
     modules=("tasks.baselines",),
     settings=_baseline_settings,
     inputs=_baseline_inputs,
@@ -127,11 +145,16 @@ BASELINES = StageSpec(
     facts=of(Baselines, facts.baselines),
     wanted=lambda config, until: config.baselines.wanted,
 )
-"""The networks of all baselines, and the winners of all devices, with their accuracies."""
+"""The networks of all baselines, and the winners of all devices, with their accuracies in a precision."""
+
+
+def _chosen_for(at: Context) -> Output:
+    """The baselines of a device."""
+    return at.output("baselines", INT8 if at.device in at.config.in_int8 else ALONE)
 
 
 def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
-    given = (at.config.predict, at.trained, at.output("baselines").folder)
+    given = (at.config.predict, at.trained, _chosen_for(at).folder)
     with at.run.devices.exclusive(at.device, at.engine) as client:
         chosen = ChosenImplementations.read(at.implementations())
         profile = at.config.profile_of(at.device)
@@ -154,7 +177,7 @@ COMPARED = StageSpec(
         at.fingerprint,
         at.device,
         at.trained,
-        at.file("baselines", BASELINES_FILE),
+        _chosen_for(at).folder / BASELINES_FILE,
         at.implementations(),
     ),
     artifacts=lambda at: (tasks.baselines.COMPARED_FILE,),

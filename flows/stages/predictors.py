@@ -6,6 +6,7 @@ from typing import Any
 import tasks.engine
 import tasks.enumerate
 import tasks.plan
+import tasks.predict.int8
 import tasks.predict.resources
 import tasks.predict.sensitivity
 import tasks.predict.validate
@@ -19,11 +20,13 @@ from flows.stages.supernets import operators_of
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import key_settings
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
+from tasks.evaluation.settings import EvaluationSettings
 from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.settings import AccuracySettings, LatencySettings
 from tasks.predict.validate import LATENCY_FILE, VALIDATION_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
+from tasks.quantise import Int8
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE
@@ -42,6 +45,12 @@ def _profile(at: Context, out: Path, progress: Progress) -> StageResult:
 
 def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
     return tasks.predict.sensitivity.run(at.config.predict, at.config.data, at.trained, out, progress, at.store)
+
+
+def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, exact = at.config, at.output("sensitivities").folder
+    given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
+    return tasks.predict.int8.run(*given, out, progress, at.store)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -119,6 +128,28 @@ SENSITIVITIES = StageSpec(
     ends="predict",
 )
 """The accuracy predictor and its error."""
+
+INT8 = StageSpec(
+    name="int8",
+    body=_int8,
+    needs=("finetune", "sensitivities"),
+    modules=("tasks.predict.int8",),
+    settings=lambda at: {
+        **key_settings(at.config.predict, EvaluationSettings),
+        **Int8(at.config.export.quantise).key,
+    },
+    inputs=lambda at: (
+        at.data,
+        at.trained,
+        at.file("sensitivities", SENSITIVITIES_FILE),
+        at.file("sensitivities", tasks.predict.sensitivity.VALIDATION_FILE),
+    ),
+    artifacts=lambda at: (SENSITIVITIES_FILE, tasks.predict.sensitivity.VALIDATION_FILE),
+    facts=of(AccuracyValidation, facts.accuracy_errors),
+    wanted=lambda config, until: bool(config.in_int8),
+    ends="predict",
+)
+"""The accuracy predictor of devices in int8 and its error."""
 
 LATENCY = StageSpec(
     name="latency",

@@ -20,7 +20,6 @@ from tasks.layers import Layers
 from tasks.lut import Lut
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sensitivity import SENSITIVITIES_FILE
 from tasks.predict.validate import LATENCY_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.schemas.chosen import ChosenSubNet
@@ -49,7 +48,7 @@ class Searched:
         self._run, self._config, self._outputs = run, config, outputs
         at = Context(run, config, SEARCH, device, outputs)
         self.device, self.trained = device, at.trained
-        self.latency, self.accuracy = at.output("latency").folder, at.file("sensitivities", SENSITIVITIES_FILE)
+        self.latency, self.accuracy = at.output("latency").folder, at.sensitivities(device)
         self.front = Front.read(outputs["search"][device].folder / FRONT_FILE)
         self.base = BaseResult.read(outputs["base"][ALONE].folder / RESULT_FILE) if "base" in outputs else None
 

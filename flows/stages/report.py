@@ -63,6 +63,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         latency=outputs["latency"][name].folder,
         search=chosen[name].folder,
         export=outputs["export"][name].folder,
+        sensitivities=outputs["int8" if name in config.in_int8 else "sensitivities"][ALONE].folder,
         compared=_folder(outputs, "compared", name),
         engine=_folder(outputs, "engine", name),
     )

@@ -18,6 +18,7 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.artifacts import SubNetStore, digest_of
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.progress import Progress
+from tasks.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.schemas.operators import IMPLEMENTATIONS_FILE
 from tasks.schemas.stored import StageResult
 
@@ -154,6 +155,10 @@ class Context:
     def file(self, stage: str, name: str, label: str | None = None) -> Path:
         """A file of an earlier stage."""
         return self.output(stage, label).folder / name
+
+    def sensitivities(self, device: str) -> Path:
+        """The accuracy predictor of a device: of fp32, or of int8."""
+        return self.file("int8" if device in self.config.in_int8 else "sensitivities", SENSITIVITIES_FILE, ALONE)
 
     def implementations(self, label: str | None = None) -> Path:
         """The implementations of operators on a device."""

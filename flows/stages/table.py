@@ -1,7 +1,7 @@
 """The stages of a run, in the order that they are worked. A new stage is one row here."""
 
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
-from flows.stages.predictors import ENGINE, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
 from flows.stages.winners import EXPORT, REFINE, SEARCH
 
@@ -11,6 +11,7 @@ FOR_DEVICES = (
     ENGINE,
     PROFILE,
     SENSITIVITIES,
+    INT8,
     LATENCY,
     RESOURCES,
     SEARCH,

@@ -29,7 +29,7 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.energy import EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.resources import ENERGY_FILE
-from tasks.predict.sensitivity import SENSITIVITIES_FILE, images_of
+from tasks.predict.sensitivity import images_of
 from tasks.predict.validate import LATENCY_FILE
 from tasks.profile import LUT_FOLDER
 from tasks.progress import Progress
@@ -81,7 +81,20 @@ def _given(at: Context) -> list[_Given]:
 
 
 def _accuracy(at: Context) -> Path:
-    return at.file("sensitivities", SENSITIVITIES_FILE)
+    return at.sensitivities(_searched(at)[0])
+
+
+def _images_of(at: Context) -> EvaluationData:
+    """The images for accuracies in the precision of the devices."""
+    precision = at.config.precision_of(_searched(at)[0])
+    return images_of(at.config.predict, at.config.data).in_precision(precision)
+
+
+def _evaluation(at: Context) -> dict[str, Any]:
+    """Of the settings what accuracies depend on."""
+    precision = at.config.precision_of(_searched(at)[0])
+    settings = key_settings(at.config.predict, EvaluationSettings)
+    return settings if precision is None else {**settings, **precision.key}
 
 
 def _search_settings(at: Context) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def _search_settings(at: Context) -> dict[str, Any]:
     if len(devices) > 1:
         settings["devices"] = list(devices)
     if _evaluates(at):
-        settings["predict"] = key_settings(at.config.predict, EvaluationSettings)
+        settings["predict"] = _evaluation(at)
     return settings
 
 
@@ -118,7 +131,7 @@ def _of_devices(devices: Sequence[str], *files: str) -> tuple[str, ...]:
 
 def _search(at: Context, out: Path, progress: Progress) -> StageResult:
     predictor = AccuracyPredictor.load(_accuracy(at))
-    images = images_of(at.config.predict, at.config.data) if _evaluates(at) else None
+    images = _images_of(at) if _evaluates(at) else None
     targets = [one.target() for one in _given(at)]
     found = tasks.search.run(at.trained, targets, predictor, at.config.search, out, progress, images)
     return found if len(targets) > 1 else found[targets[0].name]
@@ -153,6 +166,7 @@ SEARCH = StageSpec(
     body=_search,
     scope=SEARCHES,
     needs=("finetune", "sensitivities", "latency", "resources"),
+    reads=("int8",),
     modules=("tasks.search",),
     settings=_search_settings,
     inputs=_search_inputs,
@@ -168,7 +182,7 @@ SEARCH = StageSpec(
 
 def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
     config, names = at.config, _searched(at)
-    predicted, images = AccuracyPredictor.load(_accuracy(at)), images_of(config.predict, config.data)
+    predicted, images = AccuracyPredictor.load(_accuracy(at)), _images_of(at)
     searches = {name: at.output("search", name).folder for name in names}
     with _timed(at) as devices:
         given = (at.trained, devices, predicted, images, out, progress, at.store)
@@ -199,7 +213,7 @@ def _refine_settings(at: Context) -> dict[str, Any]:
         **key_settings(at.config.refine),
         "devices": list(_searched(at)),
         "rules": {name: own for one in _given(at) for name, own in one.settings.items()},
-        "predict": key_settings(at.config.predict, EvaluationSettings, RepeatedTimingSettings),
+        "predict": {**_evaluation(at), **key_settings(at.config.predict, RepeatedTimingSettings)},
     }
 
 
@@ -231,7 +245,7 @@ REFINE = StageSpec(
     body=_refine,
     scope=SEARCHES,
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
-    reads=("engine",),
+    reads=("engine", "int8"),
     modules=("tasks.refine",),
     settings=_refine_settings,
     inputs=_refine_inputs,
@@ -328,7 +342,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("engine", "refine"),
+    reads=("engine", "int8", "refine"),
     modules=("tasks.export",),
     settings=lambda at: {
         **key_settings(at.config.export),

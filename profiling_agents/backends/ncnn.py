@@ -25,7 +25,7 @@ from profiling_agents.backends.base import (
     thread_option,
 )
 from profiling_agents.backends.ncnn_names import renamed_file
-from profiling_agents.backends.ncnn_precision import precision_options, probe
+from profiling_agents.backends.ncnn_precision import OPTIONS, precision_options, probe
 from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import (
     AgentError,
@@ -93,17 +93,22 @@ class NcnnBackend:
         self._precision = options.precision
         self.engine_options = (*ENGINE_OPTIONS, *thread_option(options.threads, "num_threads"))
         self._found = probe()
+        if self._precision not in self._found.precisions:
+            why = (
+                "a convolution gives the very outputs of fp32"
+                if self._precision in OPTIONS
+                else "no file is made for it"
+            )
+            raise AgentError(
+                f"--precision: got {self._precision}, which ncnn {ncnn.__version__} does not compute in on this "
+                f"processor ({why}); allowed: {', '.join(self._found.precisions)}"
+            )
         self.settings: RuntimeSettings = {
             "num_threads": options.threads,
             "use_vulkan_compute": False,
             **precision_options(options.precision),
             **ALLOCATORS,
         }
-        if self._precision not in self._found.precisions:
-            raise AgentError(
-                f"--precision: got {self._precision}, which ncnn {ncnn.__version__} does not compute in on this "
-                f"processor (a convolution gives the very outputs of fp32); allowed: {', '.join(self._found.precisions)}"
-            )
 
     def describe(self) -> RuntimeInfo:
         """Version, precision, and the hash of the extension module that holds the runtime."""

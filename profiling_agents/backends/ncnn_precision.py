@@ -19,7 +19,7 @@ OPTIONS: Mapping[Precision, tuple[str, ...]] = {
     "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
     "fp16_storage": ("use_fp16_packed", "use_fp16_storage"),
 }
-"""The options of ncnn that make each precision; all others are off."""
+"""The options of ncnn that make each precision that is one of options; all others are off."""
 
 CHANNELS, SIZE = 16, 8
 LARGEST_ROUNDING = 0.05

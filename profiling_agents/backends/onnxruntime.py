@@ -1,6 +1,7 @@
 """ONNX Runtime on one execution provider with a fixed number of threads.
 
-By default: all graph optimisations, one operator after the other.
+By default: all graph optimisations, one operator after the other. Models run in the precision that they have: layers between
+QuantizeLinear and DequantizeLinear in int8, for which the CPU's kernels are on every processor.
 """
 
 import json
@@ -22,7 +23,6 @@ from profiling_agents.backends.base import (
     library_hash,
     powers_of_two,
     random_arrays,
-    require_fp32,
     restore_shape,
     switch,
     thread_option,
@@ -38,6 +38,7 @@ from profiling_agents.messages import (
     Format,
     JobMessage,
     LayerTiming,
+    Precision,
     RuntimeInfo,
     RuntimeSettings,
 )
@@ -133,14 +134,25 @@ def session_settings(threads: int, provider: str) -> RuntimeSettings:
     return {INSIDE: threads, "inter_op_num_threads": 1, **spinning, **alone}
 
 
+def precisions_on(provider: str) -> tuple[Precision, ...]:
+    """Precisions in which a provider runs models; elsewhere than on the CPU, layers in int8 would run in fp32."""
+    return ("fp32", "int8") if provider == CPU else ("fp32",)
+
+
 class OnnxRuntimeBackend:
     """One execution provider with a fixed number of threads."""
 
     formats: tuple[Format, ...] = ("onnx",)
 
     def __init__(self, options: RuntimeOptions) -> None:
-        require_fp32(options)
         self._provider = options.provider or CPU
+        self._precision = options.precision
+        self._precisions = precisions_on(self._provider)
+        if self._precision not in self._precisions:
+            raise AgentError(
+                f"--precision: got {self._precision}; backend 'onnxruntime' runs models as they are: "
+                f"{', '.join(self._precisions)} ({self._provider})"
+            )
         self.settings = session_settings(options.threads, self._provider)
         self.engine_options = engine_options(options.threads, self._provider)
         onnxruntime.set_default_logger_severity(3)
@@ -160,6 +172,8 @@ class OnnxRuntimeBackend:
             version=onnxruntime.__version__,
             build=build,
             formats=self.formats,
+            precision=self._precision,
+            precisions=self._precisions,
             provider=self._provider,
             settings=self.settings,
             engine_options=self.engine_options,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Format = Literal["onnx", "ncnn", "executorch"]
-Precision = Literal["fp32", "bf16", "fp16", "fp16_storage"]
+Precision = Literal["fp32", "bf16", "fp16", "fp16_storage", "int8"]
 Cache = Literal["warm", "cold"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -7,13 +7,14 @@ from pydantic import Field
 from profiling_agents.messages.base import Format, Message, Precision
 from profiling_agents.messages.engine import DEFAULT_ENGINE, Engine, EngineOption, RuntimeSettings
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every change of a message that the other side would not read. Client and agent have the same."""
 
 
 class RuntimeInfo(Message):
     """The inference runtime as its own process reports it. `build`: hash of the library that runs.
 
+    `precision`: what it computes in; of int8 the models are quantised, and layers of theirs that are not run in fp32.
     `precisions`: the precisions that a probe found to compute here. `arithmetic`: the precision in which products of fp16 are
     added up. `provider`: the implementation of the runtime. `accelerator`: its processor, where this is not the CPU.
     `settings`: what it is told before it runs a model with the default engine, in words of its API. `engine_options`: what a

@@ -56,8 +56,9 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
     Runtime build, precision, threads, processor, kind (not number) of the cores, governor, frequency if it is pinned,
     measuring rules. The choices of an engine are added by the client that makes them.
     """
+    others = [one for one in runtime.precisions if one != "int8"]  # tables are older than the search for int8
     facts = {
-        "runtime": runtime.model_dump(exclude={"engine_options", "settings"}),
+        "runtime": runtime.model_dump(exclude={"engine_options", "settings"}) | {"precisions": others},
         "threads": threads,
         "pinned": pinned,
         "cpu_model": cpu_model(),

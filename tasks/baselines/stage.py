@@ -22,7 +22,7 @@ from tasks.baselines.subnets import by_macs, random, uniform
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
+from tasks.evaluation.subnets import EvaluationData, OtherPrecision, accuracies, accuracy_lines
 from tasks.insitu import measure as insitu
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import Subject, SubNetMeter
@@ -68,16 +68,18 @@ def choose(
     out: Path,
     progress: Progress,
     store: SubNetStore = NO_STORE,
+    precision: OtherPrecision | None = None,
 ) -> StageResult:
     """Find the baselines and evaluate them, and the winners of all devices; writes and returns `baselines.json`.
 
-    fronts: `front.json` by device. `rows` has a row for each network of each baseline: its SubNet's config, or the folder of
-    its own network in `out`; `winners` those of each device. Accuracies are of the validation and the test images, with
-    BatchNorm recalibrated; those that the store has are taken from there. A second call in the same folder goes on.
+    fronts: `front.json` by device. precision: of these devices; None: that of torch. `rows` has a row for each network of each
+    baseline: its SubNet's config, or the folder of its own network in `out`; `winners` those of each device. Accuracies are of
+    the validation and the test images, with BatchNorm recalibrated; those that the store has are taken from there. A second
+    call in the same folder goes on.
     """
     net = tailor_ir.load(supernet)
     splits = load_splits(data)
-    validation = images_of(evaluation, data)
+    validation = images_of(evaluation, data).in_precision(precision)
     images = {KNOWN: validation, TRUE: validation.of(splits["test"], limited=False)}
     winners = {device: read_front(front).winners for device, front in fronts.items()}
     count = max(map(len, winners.values()))

@@ -4,7 +4,7 @@ import numpy as np
 
 from tailor_ir import KINDS, Space, SuperNet
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.counts import mac_sums
+from tasks.predict.sums import mac_sums
 from tasks.progress import Progress
 from tasks.search.feasible import round_up
 from tasks.search.methods import Genetic

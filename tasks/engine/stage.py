@@ -12,7 +12,7 @@ import tailor_ir
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import DEFAULT_ENGINE, MIB, AgentError, Capabilities, Engine
 from tailor_ir import SuperNet
-from tasks.conversion import ConversionError
+from tasks.conversion import ConversionError, onnx_of
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine, TimedSubNet
 from tasks.engine.descent import Descent, gain_of
 from tasks.engine.outputs import OutputCheck
@@ -22,9 +22,10 @@ from tasks.engine.timing import EngineTimer
 from tasks.errors import UserError
 from tasks.executorch.programs import subnet_jobs
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import onnx_of, validation_configs
+from tasks.measuring.subnets import validation_configs
 from tasks.ncnn.conversion import convert
 from tasks.progress import Progress
+from tasks.quantise.timing import timed_onnx
 from tasks.schemas.stored import StageResult
 
 TIMES_FILE = "engines.jsonl"
@@ -164,7 +165,8 @@ class ModelsOfSubNets:
     def _job(self, digest: str, *, weights: bool) -> ModelJob:
         config = self._configs[digest]
         if "onnx" in self._device.formats:
-            return onnx_job(digest, onnx_of(self._net, config, weights=weights), self._net.batch)
+            model = timed_onnx(self._net, config, self._device.precision, weights=weights)
+            return onnx_job(digest, model, self._net.batch)
         if "executorch" in self._device.formats:
             program = subnet_jobs({digest: (self._net, config)}, self._settings.limits)[digest]
             if isinstance(program, ConversionError):

@@ -5,12 +5,12 @@ import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -95,12 +95,26 @@ class EvaluationCounts(TypedDict):
     device: str
 
 
+class OtherPrecision(Protocol):
+    """Evaluates SubNets in another precision than torch's."""
+
+    @property
+    def key(self) -> Mapping[str, bool | str]:
+        """The facts besides the images that its accuracies depend on."""
+        ...
+
+    def accuracy(self, net: Any, config: Config, statistics: Statistics, data: "EvaluationData") -> Accuracy:
+        """Accuracy of one SubNet with its BatchNorm statistics. Threads call it side by side."""
+        ...
+
+
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
     At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
     read or resized anew each time. BatchNorm statistics are kept, too: `known`.
     features_mib: what may be kept of the features that SubNets share while they are evaluated together.
+    precision: in which `accuracies` evaluates SubNets; None: torch does.
     """
 
     def __init__(
@@ -116,6 +130,7 @@ class EvaluationData:
         device: torch.device | None = None,
     ) -> None:
         self.device = device or torch.device("cpu")
+        self.precision: OtherPrecision | None = None
         self.features_mib = features_mib
         self.known = KnownStatistics()
         self._dataset, self._train = dataset, train
@@ -143,6 +158,12 @@ class EvaluationData:
         other = copy.copy(self)
         other._dataset = dataset
         other._limit = self._limit if limited else None
+        return other
+
+    def in_precision(self, precision: OtherPrecision | None) -> "EvaluationData":
+        """The same images and statistics, for accuracies in another precision; None: in torch's."""
+        other = copy.copy(self)
+        other.precision = precision
         return other
 
     def batches(self, size: Size) -> Iterable[Batch]:
@@ -243,7 +264,8 @@ def accuracy_lines(
     store: SubNetStore, supernet: Path, split: str, data: EvaluationData, own: Path, progress: Progress
 ) -> SubNetLines:
     """Accuracies of SubNets of the SuperNet in a folder on a split: a stage's own lines, and those in the store."""
-    key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts}
+    other = {} if data.precision is None else data.precision.key
+    key = {"measured": "accuracy", "supernet": digest_of(supernet), "split": split, **data.counts, **other}
     return SubNetLines(own, "digest", store.open(key, progress))
 
 
@@ -261,8 +283,9 @@ def accuracies(
     name: str = "accuracy",
     known: dict[str, Accuracy] | None = None,
 ) -> list[Accuracy]:
-    """Accuracy of each SubNet, in order, as `accuracy` gives it. Each is written to `file`; a second call goes on.
+    """Accuracy of each SubNet, in order, as `accuracy` gives it, or in the precision of `data`.
 
+    Each is written to `file`; a second call goes on.
     known: what the file has, by digest, where the caller keeps that; new ones are added.
 
     SubNets that have their first steps in common are evaluated together (`tailor_ir.subnets.prefixes`), a group at a time
@@ -278,7 +301,7 @@ def accuracies(
         _pool(data.device, len(missing)) as (pool, workers),
     ):
         work = _Work(net, data, data.features_mib / workers)
-        pieces = _pieces(net, missing, workers)
+        pieces = [[one] for one in missing] if data.precision is not None else _pieces(net, missing, workers)
         waiting = {pool.submit(work.evaluate, [missing[digest] for digest in piece]): piece for piece in pieces}
         try:
             while waiting:
@@ -318,6 +341,9 @@ class _Work:
     def evaluate(self, configs: Sequence[Config]) -> list[Accuracy]:
         """Accuracy of each SubNet of a group."""
         size = _size(self.net, configs[0])
+        if (other := self.data.precision) is not None:
+            pairs = zip(configs, self._statistics(configs, size), strict=True)
+            return [other.accuracy(self.net, config, statistics, self.data) for config, statistics in pairs]
         together = self._together(configs)
         together.activate(self._statistics(configs, size))
         tallies = [_Tally() for _ in configs]

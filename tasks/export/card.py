@@ -112,7 +112,7 @@ def markdown(card: Card) -> str:
             [
                 ("input", f"{shape}, float32"),
                 ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
-                *((f"accuracy, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
+                *((f"{_accuracy_of(card)}, {split}", f"{share:.2%}") for split, share in card.accuracy.items()),
                 (f"latency, batch {card.batch}", measured),
                 ("predicted latency", f"{card.predicted_ms:.4g} ms"),
                 ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
@@ -148,6 +148,13 @@ def markdown(card: Card) -> str:
         "BatchNorm statistics are the SubNet's own.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _accuracy_of(card: Card) -> str:
+    """What accuracies are called: on a device in int8 they are those of its own file."""
+    own = card.files.get("onnx_int8")
+    is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
+    return "accuracy in int8" if is_of_int8 else "accuracy"
 
 
 def _engine(used: UsedEngine | None) -> str:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +14,16 @@ from torch import nn
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import Format, Precision
 from tailor_ir import Config, SuperNet
+from tasks.conversion import onnx_of
 from tasks.evaluation.onnx_files import OnnxNetwork
-from tasks.evaluation.subnets import EvaluationData
+from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.executorch.programs import subnet_jobs
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import ARCHIVE_FILE, fact_file, tell
 from tasks.export.running import archive_run, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import Statistics, SubNetMeter, implementations_of, onnx_of
+from tasks.measuring.subnets import Statistics, SubNetMeter, implementations_of
 from tasks.ncnn.conversion import ConversionError, convert
 from tasks.ncnn.kernels import masks_of
 from tasks.progress import Progress
@@ -52,7 +53,7 @@ class Made:
     """
 
     contents: tuple[bytes, ...]
-    precision: Precision | Literal["int8"]
+    precision: Precision
     runtime: str
     on_device: bool
     outputs: Callable[[Images], Images]
@@ -66,7 +67,8 @@ class Made:
 class Maker:
     """Makes the files of SubNets; local runtimes are started at first need and end with `agents`.
 
-    data: split -> images, on which int8 files are calibrated and judged.
+    data: split -> images, on which int8 files are calibrated and judged. formats: those of the settings, and on a device in
+    int8 its own.
     """
 
     settings: Settings
@@ -77,12 +79,24 @@ class Maker:
     progress: Progress
     implementations: ChosenImplementations = OWN_CHOICES
     _local: dict[Format, AgentClient] = field(default_factory=dict)
+    _quantised: dict[str, QuantisedSubNet] = field(default_factory=dict)
+
+    @property
+    def in_int8(self) -> bool:
+        """Whether the device's own file is the int8 file."""
+        return self.client.capabilities().precision == "int8"
+
+    @property
+    def formats(self) -> tuple[FileFormat, ...]:
+        """In the order in which files are made."""
+        asked = self.settings.formats
+        return ("onnx_int8", *(one for one in asked if one != "onnx_int8")) if self.in_int8 else asked
 
     def make(self, name: FileFormat, card: Card, statistics: Statistics, module: nn.Module) -> Made:
         """The files of one format, which tell what the card tells. ConversionError where there are none."""
         match name:
             case "onnx":
-                return self._run_by_agent(self._onnx_jobs(card, tell(self._onnx(card, statistics), card)))
+                return self._run_by_agent(self._onnx_jobs(card, tell(self._onnx(card.config, statistics), card)))
             case "onnx_int8":
                 return self._int8(card, statistics)
             case "torch":
@@ -104,21 +118,31 @@ class Maker:
                 run = made.run and made.run.model_copy(update={"masks": masks_of(files)})
                 return replace(made, contents=(*made.contents, fact_file(card)), run=run)
 
-    def _onnx(self, card: Card, statistics: Statistics) -> bytes:
+    def _onnx(self, config: Config, statistics: Statistics) -> bytes:
         if not self.settings.dynamic_batch:
-            return onnx_of(self.net, card.config, statistics)
-        return dynamic_batch([onnx_of(self.net, card.config, statistics, batch) for batch in BATCHES])
+            return onnx_of(self.net, config, statistics)
+        return dynamic_batch([onnx_of(self.net, config, statistics, batch) for batch in BATCHES])
 
     def _onnx_jobs(self, card: Card, model: bytes) -> list[ModelJob]:
         sizes = sorted({1, self.settings.check_images}) if self.settings.dynamic_batch else [self.net.batch]
         return [onnx_job(card.digest, model, batch) for batch in sizes]
 
-    def _int8(self, card: Card, statistics: Statistics) -> Made:
-        exact = self._onnx(card, statistics)
-        found = quantise(self.net, card.config, statistics, exact, self.settings.quantise, self.data, self.progress)
+    def quantised(self, config: Config) -> QuantisedSubNet:
+        """A SubNet in int8, made once. ConversionError: it has no such file."""
+        digest = self.net.space.digest(config)
+        if digest not in self._quantised:
+            statistics = statistics_of(self.net, config, next(iter(self.data.values())))
+            exact = self._onnx(config, statistics)
+            given = (self.net, config, statistics, exact, self.settings.quantise, self.data, self.progress)
+            self._quantised[digest] = quantise(*given)
+        found = self._quantised[digest]
         if len(found.kept) == len(found.layers):
             most = self.settings.quantise.max_loss_points
             raise ConversionError(f"int8 loses more than {most:g} points with any layer in int8")
+        return found
+
+    def _int8(self, card: Card, statistics: Statistics) -> Made:
+        exact, found = self._onnx(card.config, statistics), self.quantised(card.config)
         record = self._beside_fp32(found, exact, card)
         of_int8 = {"accuracy": found.accuracy, **({"latency": record.latency} if record.latency else {})}
         jobs = self._onnx_jobs(card, tell(found.content, card.model_copy(update=of_int8)))
@@ -152,13 +176,14 @@ class Maker:
         """A file that the device runs, if it takes the format, else an agent on this machine. jobs: of several batches."""
         client = self._runtime(jobs[0].format)
         found = client.capabilities()
+        computes: Precision = "fp32" if found.precision == "int8" else found.precision  # the file is not quantised
         return Made(
             contents=jobs[0].files,
-            precision=found.precision if stored is None or found.precision != "fp32" else stored,
+            precision=computes if stored is None or computes != "fp32" else stored,
             runtime=found.backend,
             on_device=client is self.client,
             outputs=lambda images: np.concatenate([_outputs(client, job, images) for job in jobs]),
-            run=run_of(found, jobs[0]),
+            run=run_of(found, jobs[0]).model_copy(update={"precision": computes}),
         )
 
     def _runtime(self, model_format: Format) -> AgentClient:

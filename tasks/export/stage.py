@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
-from profiling_agents.messages import Measurement
+from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
@@ -37,18 +37,18 @@ from tasks.export.replacing import Substitutes, as_predicted, replaced
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.export.switching import write_bundle
-from tasks.measuring.subnets import Subject, SubNetMeter, implementations_of
+from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
+from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.ncnn.kernels import require_masks
 from tasks.progress import Progress
+from tasks.quantise import Int8
 from tasks.schemas.exports import (
     EXPORTS_FILE,
     Card,
     ExportedFile,
     ExportedWinner,
     Exports,
-    Latency,
-    MeasuredLargest,
     MissedWinner,
 )
 from tasks.schemas.front import FRONT_FILE, Winner
@@ -59,10 +59,6 @@ from tasks.search import read_front
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
-LARGEST = "largest"
-OWN_CHOICES_OF = "by the runtime's own choices"
-Timed = tuple[Measurement, Measurement | None]
-"""A SubNet by its chosen implementations, and by the runtime's own choices where these are others."""
 ROUNDS = 2
 """Fewest that tell how a disturbed device slows small SubNets beside the largest (`tasks.measuring.calm`)."""
 
@@ -95,28 +91,36 @@ def run(
     net = tailor_ir.load(supernet, batch=batch)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
-
-    def measure(configs: Mapping[str, Config]) -> dict[str, Measurement]:
-        subjects = _subjects(net, configs, implementations)
-        found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
-        return dict(zip(subjects, found, strict=True))
-
-    rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
-    winners = {row.digest: row for row in rows}
-    evaluated = _evaluated(net, winners, supernet, data, out, progress, store)
     with ExitStack() as stack:
         maker = Maker(settings, net, client, stack, data, progress, implementations)
-        exporter = Exporter(settings, net, data, evaluated, maker, provenance, out)
+
+        def measure(configs: Mapping[str, Config]) -> dict[str, Measurement]:
+            subjects = subjects_of(maker, configs)
+            found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
+            return dict(zip(subjects, found, strict=True))
+
+        rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
+        winners = {row.digest: row for row in rows}
+        accuracy = _evaluated(net, winners, supernet, data, out, progress, store)
+        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out)
         done = exporter.export_all(winners, measured, progress)
-    cards = tuple(done.values())
+    cards, images = tuple(done.values()), _in_precision(data, settings, device)
     return Exports(
         device=device,
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
-        largest=_largest(measured),
+        largest=largest_of(measured),
         **_bundle(settings, net, cards, data, out, progress),
-        baseline=measure_baseline(front.baseline, meter, supernet, data, out, progress, store),
+        baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _in_precision(
+    data: Mapping[str, EvaluationData], settings: Settings, device: Capabilities
+) -> dict[str, EvaluationData]:
+    """Images to evaluate SubNets on in the device's precision."""
+    precision = Int8(settings.quantise) if device.precision == "int8" else None
+    return {split: images.in_precision(precision) for split, images in data.items()}
 
 
 def _bundle(
@@ -150,29 +154,6 @@ def _evaluated(
         of_split = accuracies(net, configs, images, lines, progress, f"evaluate winners, {split}")
         found[split] = {digest: one.share for digest, one in zip(winners, of_split, strict=True)}
     return found
-
-
-def _subjects(
-    net: SuperNet, configs: Mapping[str, Config], implementations: ChosenImplementations
-) -> dict[str, Subject]:
-    """The largest SubNet and some others by name; each in which implementations were chosen also without them."""
-    named = {LARGEST: net.max_config, **configs}
-    subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
-    own = [name for name, config in named.items() if implementations_of(net, config, implementations)]
-    keys = {f"{name} {OWN_CHOICES_OF}": subjects[name] for name in own}
-    return subjects | {key: replace(one, key=key, implementations=OWN_CHOICES) for key, one in keys.items()}
-
-
-def _largest(measured: Mapping[str, Measurement]) -> MeasuredLargest:
-    own = measured.get(f"{LARGEST} {OWN_CHOICES_OF}")
-    return MeasuredLargest(
-        latency=_latency(measured[LARGEST]), **({} if own is None else {"own_choices": _latency(own)})
-    )
-
-
-def _latency(measured: Measurement) -> Latency:
-    """A measurement without its key."""
-    return Latency.model_validate(measured.model_dump(exclude={"key"}))
 
 
 def _is_whole(card: Card, out: Path) -> bool:
@@ -231,21 +212,23 @@ class Exporter:
         todo = [digest for digest in winners if digest not in done]
         with progress.bar("export", len(winners), len(done)) as bar:
             for digest in todo:
-                timed = measured[digest], measured.get(f"{digest} {OWN_CHOICES_OF}")
-                done[digest] = self.export(winners[digest], timed)
+                done[digest] = self.export(winners[digest], timed(measured, digest))
                 append_line(self.out / DONE_FILE, done[digest].to_json())
                 bar.advance()
         return {digest: done[digest] for digest in winners}
 
     def export(self, winner: Winner, timed: Timed) -> Card:
-        """Write the files of one SubNet, check them, and write its model card, which is returned."""
+        """Write the files of one SubNet, check them, and write its model card, which is returned.
+
+        The card of a device in int8 has the accuracy of the int8 file; files of other formats tell theirs.
+        """
         images, config = next(iter(self.data.values())), winner.config
         statistics = statistics_of(self.net, config, images)
         module = self.net.build(config, statistics).eval()
         inputs, expected = references(self.net, module, config, images, self.settings.check_images)
         card = self._card(winner, timed[0], describe(images.dataset))
         files: dict[str, ExportedFile] = {}
-        for name in self.settings.formats:
+        for name in self.maker.formats:
             try:
                 made = self.maker.make(name, card, statistics, module)
                 if name == "onnx" and self.settings.planned_memory:
@@ -255,7 +238,8 @@ class Exporter:
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
-        card = card.model_copy(update={"files": files})
+        own = files["onnx_int8"].int8 if self.maker.in_int8 else None
+        card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
@@ -276,7 +260,7 @@ class Exporter:
             accuracy={split: of_subnet[winner.digest] for split, of_subnet in self.accuracy.items()},
             files={},
             predicted_ms=winner.predicted_ms,
-            latency=_latency(measured),
+            latency=latency_of(measured),
             device=card_device(self.maker.client.capabilities()),
             engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Format, Measurement
+from profiling_agents.messages import Format, Measurement, Precision
 from tailor_ir import OperatorFeature, SuperNet
 from tasks.conversion import ConversionError, ConversionLimits
 from tasks.executorch.programs import subnet_jobs
@@ -16,11 +16,13 @@ from tasks.ncnn.files import NcnnFiles
 
 
 class SubNetMaker:
-    """Makes SubNets in the format that the device takes; for ncnn it converts each operator once."""
+    """Makes SubNets in the format and the precision that the device takes; for ncnn it converts each operator once."""
 
-    def __init__(self, net: SuperNet, model_format: Format, limits: ConversionLimits) -> None:
+    def __init__(
+        self, net: SuperNet, model_format: Format, limits: ConversionLimits, precision: Precision = "fp32"
+    ) -> None:
         self.net = net
-        self._format, self._limits = model_format, limits
+        self._format, self._limits, self._precision = model_format, limits, precision
         self._snippets: dict[OperatorFeature, NcnnFiles | ConversionError] = {}
 
     def implementations(self, operators: Mapping[str, OperatorFeature]) -> dict[str, tuple[str, ...]]:
@@ -37,7 +39,7 @@ class SubNetMaker:
         if self._format == "executorch":
             return self._programs(chunk)
         if self._format == "onnx":
-            return [onnx_subnet(self.net, key, trial.config) for key, trial in chunk], []
+            return self._onnx(chunk)
         self._convert([feature for _, trial in chunk for feature in self.net.operators(trial.config)])
         made: list[WholeSubNet] = []
         failures: list[Measurement] = []
@@ -54,6 +56,16 @@ class SubNetMaker:
                     if isinstance(one, NcnnFiles)
                 }
                 made.append(ncnn_subnet(self.net, key, trial.config, snippets))
+        return made, failures
+
+    def _onnx(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
+        made: list[WholeSubNet] = []
+        failures: list[Measurement] = []
+        for key, trial in chunk:
+            try:
+                made.append(onnx_subnet(self.net, key, trial.config, self._precision))
+            except ConversionError as error:
+                failures.append(Measurement.failed(key, str(error)))
         return made, failures
 
     def _programs(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:

@@ -82,7 +82,8 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
     """
     codes = covering_codes(net, set(todo.values()), np.random.default_rng(bench.settings.seed))
     configs = [net.space.decode(code) for code in codes]
-    maker = SubNetMaker(net, bench.meter.capabilities().formats[0], bench.limits)
+    device = bench.meter.capabilities()
+    maker = SubNetMaker(net, device.formats[0], bench.limits, device.precision)
     candidates = maker.implementations(todo)
     lines = _measured(maker, configs, candidates, bench)
     seen = _seen(lines)

@@ -1,22 +1,22 @@
 """Whole SubNets for a device without their weights, such that each layer that the device runs belongs to one operator.
 
-onnxruntime gets the SubNet itself and names its layers after the SubNet's values. An NCNN file keeps no names, so that the
+onnxruntime gets the SubNet itself and names its layers after the SubNet's values; in int8 with weights, and conversions between
+fp32 and int8 are layers that are named after the values, too. An NCNN file keeps no names, so that the
 network is put together from the files of its operators, each of which is converted once. ExecuTorch names layers by their kinds
 alone, and runs them in the order of the SubNet.
 """
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import LayerTiming
+from profiling_agents.messages import LayerTiming, Precision
 from tailor_ir import Config, OperatorFeature, PlacedOperators, SuperNet
 from tasks.insitu.order import by_order
 from tasks.measuring.jobs import onnx_job
 from tasks.ncnn.files import Layer, NcnnFiles
+from tasks.quantise.timing import timed_onnx
 
 Snippets = Mapping[OperatorFeature, NcnnFiles]
 OWN = re.compile(r"op(\d+)/")
@@ -50,12 +50,10 @@ class WholeSubNet:
         return list(zip(times_ms, counts, strict=True))
 
 
-def onnx_subnet(net: SuperNet, key: str, config: Config) -> WholeSubNet:
-    """A SubNet for runtimes that take ONNX."""
-    with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
-        path = Path(folder) / "subnet.onnx"
-        net.export(config, path, fold_batch_norm=True, weights=False)
-        return WholeSubNet(net.placed_operators(config), onnx_job(key, path.read_bytes()))
+def onnx_subnet(net: SuperNet, key: str, config: Config, precision: Precision = "fp32") -> WholeSubNet:
+    """A SubNet for runtimes that take ONNX. ConversionError where it has no form in the precision."""
+    job = onnx_job(key, timed_onnx(net, config, precision, weights=False))
+    return WholeSubNet(net.placed_operators(config), job)
 
 
 def ncnn_subnet(net: SuperNet, key: str, config: Config, snippets: Snippets) -> WholeSubNet:
@@ -122,16 +120,16 @@ def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int
     """The operator of each layer of onnxruntime, which names layers after the node or the value that they end with.
 
     Layers with names of its own belong to the operator before them, such as an activation that it has put together from
-    several nodes; to the one behind them, if they prepare its input.
+    several nodes; to the one behind them, if they prepare its input, as the first layers do.
     """
     numbers = {name: number for number, one in enumerate(placed.operators) for name in one.names}
     owners = [_longest_known(layer.name, numbers) for layer in layers]
     for position in range(len(owners) - 2, -1, -1):
         if owners[position] is None and _prepares(layers[position]):
             owners[position] = owners[position + 1]
-    for position in range(1, len(owners)):
-        if owners[position] is None:
-            owners[position] = owners[position - 1]
+    last = next((owner for owner in owners if owner is not None), None)
+    for position, owner in enumerate(owners):
+        owners[position] = last = last if owner is None else owner
     return owners
 
 

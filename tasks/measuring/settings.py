@@ -1,7 +1,5 @@
 """Settings for timing SubNets, and for comparing their outputs."""
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from profiling_agents.messages import MeasureSettings, Precision
@@ -49,7 +47,7 @@ class Tolerance(BaseModel):
     fp16: float = Field(2e-2, gt=0)
     int8: float = Field(0.25, gt=0, description="to onnxruntime here, not to torch: runtimes round at other places")
 
-    def of(self, precision: Precision | Literal["int8"]) -> float:
+    def of(self, precision: Precision) -> float:
         """The tolerance of one precision."""
         name = "fp16" if precision == "fp16_storage" else precision
         return float(getattr(self, name))

@@ -1,8 +1,7 @@
 """Whole SubNets measured on a device: to fit and check the latency predictor, and for winners."""
 
 import math
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from profiling_agents.client import AgentClient, ModelJob
-from profiling_agents.messages import Format, Measurement, MeasureSettings
+from profiling_agents.messages import MIB, Capabilities, Measurement, MeasureSettings, Precision
 from profiling_agents.sensing.machine import available_cores
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of
@@ -22,6 +21,7 @@ from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.ncnn.conversion import convert
 from tasks.progress import Progress
+from tasks.quantise.timing import timed_onnx
 from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
 
 Statistics = dict[str, torch.Tensor]
@@ -32,21 +32,8 @@ STANDARD_ERROR = 0.01  # of a latency, relative; what several rounds aim at
 MEDIAN_ERROR = math.sqrt(math.pi / 2)  # of a median's standard error to that of a mean, for normal errors
 AT_ONCE = 8
 """SubNets that the device has at a time, and runs in turn."""
-
-
-def onnx_of(
-    net: SuperNet,
-    config: Config,
-    statistics: Statistics | None = None,
-    batch: int | None = None,
-    *,
-    weights: bool = True,
-) -> bytes:
-    """ONNX model of one SubNet, BatchNorm folded; batch: the SuperNet's own unless given. Without weights: to be timed."""
-    with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
-        path = Path(folder) / "subnet.onnx"
-        net.export(dict(config), path, statistics=statistics, fold_batch_norm=True, batch=batch, weights=weights)
-        return path.read_bytes()
+MOST_KEPT_MIB = 512
+"""Models that are kept between rounds, about; others are made again."""
 
 
 def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementations) -> dict[str, str]:
@@ -65,17 +52,19 @@ def implementations_of(net: SuperNet, config: Config, chosen: ChosenImplementati
 class Subject:
     """A SubNet to be timed. `key`: its name among those that are measured together.
 
-    implementations: of its operators; None: those of the meter.
+    implementations: of its operators; None: those of the meter. content: of its ONNX file, where it is to be timed by a file
+    that is there; ConversionError where there is none.
     """
 
     key: str
     net: SuperNet
     config: Config
     implementations: ChosenImplementations | None = None
+    content: Callable[[], bytes] | None = None
 
-    def model(self, *, weights: bool) -> bytes:
-        """Its ONNX model, as `onnx_of`."""
-        return onnx_of(self.net, self.config, weights=weights)
+    def model(self, precision: Precision = "fp32", *, weights: bool) -> bytes:
+        """Its ONNX model, as `timed_onnx`."""
+        return timed_onnx(self.net, self.config, precision, weights=weights) if self.content is None else self.content()
 
 
 def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Config]:
@@ -93,7 +82,8 @@ def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Co
 class SubNetMeter:
     """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.
 
-    They travel without their weights, which change no time, but do change the energy: with them where it is measured.
+    They travel without their weights, which change no time, but do change the energy: with them where it is measured, and in
+    int8.
     implementations: of their operators on the device.
     """
 
@@ -172,9 +162,9 @@ class SubNetMeter:
         device = self.client.capabilities()
 
         def prepare(some: Sequence[Subject]) -> list[tuple[str, ModelJob | str]]:
-            made.update(self._jobs([one for one in some if one.key not in made], device.formats))
+            made.update(self._jobs([one for one in some if one.key not in made], device))
             found = [(one.key, made[one.key]) for one in some]
-            if self.settings.energy_ms:  # large, with their weights
+            if _bytes(made.values()) > MOST_KEPT_MIB * MIB:  # with their weights
                 for one in some:
                     del made[one.key]
             return found
@@ -205,12 +195,12 @@ class SubNetMeter:
             todo = [job for job in todo if best[job.key].noisy]
         return list(best.values())
 
-    def _jobs(self, subjects: Sequence[Subject], formats: tuple[Format, ...]) -> list[tuple[str, ModelJob | str]]:
+    def _jobs(self, subjects: Sequence[Subject], device: Capabilities) -> list[tuple[str, ModelJob | str]]:
         """Models for the device, by key, or why there is none."""
         weights = self.settings.energy_ms > 0
-        if "onnx" in formats:
-            return [(one.key, onnx_job(one.key, one.model(weights=weights))) for one in subjects]
-        if "executorch" in formats:
+        if "onnx" in device.formats:
+            return [(one.key, _onnx(one, device.precision, weights=weights)) for one in subjects]
+        if "executorch" in device.formats:
             outcomes = subnet_jobs({one.key: (one.net, one.config) for one in subjects}, self.limits)
             return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
         models = [(one, one.model(weights=True)) for one in subjects]
@@ -225,6 +215,17 @@ class SubNetMeter:
         except ConversionError as error:
             return str(error)
         return job if weights else replace(job, files=job.files[:1])
+
+
+def _onnx(subject: Subject, precision: Precision, *, weights: bool) -> ModelJob | str:
+    try:
+        return onnx_job(subject.key, subject.model(precision, weights=weights), subject.net.batch)
+    except ConversionError as error:
+        return str(error)
+
+
+def _bytes(jobs: Iterable[ModelJob | str]) -> int:
+    return sum(len(file) for job in jobs if isinstance(job, ModelJob) for file in job.files)
 
 
 def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:

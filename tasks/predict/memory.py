@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory import ONNXRUNTIME, ActivationMemory, Rules
-from tasks.predict.counts import parameter_sums
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, parameter_sums
 
 MIB = 2**20
 FLOAT_BYTES = 4

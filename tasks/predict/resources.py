@@ -18,10 +18,10 @@ from tailor_ir import SuperNet
 from tailor_ir.memory import Rules
 from tasks.lut import Lut
 from tasks.predict.calibration import FEWEST_SUBNETS
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.predict.validate import LATENCY_FILE, errors
 from tasks.profile import LUT_FOLDER
 from tasks.schemas.agreement import RelativeErrors

@@ -1,7 +1,7 @@
 """int8 files of SubNets by static quantisation, with the layers in fp32 that lose too much accuracy."""
 
-from tasks.quantise.accuracy import int8_accuracies
+from tasks.quantise.accuracy import Int8
 from tasks.quantise.mixed import QuantisedSubNet, quantise
 from tasks.quantise.settings import Settings
 
-__all__ = ["QuantisedSubNet", "Settings", "int8_accuracies", "quantise"]
+__all__ = ["Int8", "QuantisedSubNet", "Settings", "quantise"]

@@ -1,45 +1,35 @@
-"""Accuracies of SubNets with every layer in int8, as those in fp32 are measured: each with ranges of its own.
+"""Accuracies of SubNets with every layer in int8, each with ranges of its own, as onnxruntime computes them on this machine.
 
-So what is predicted from accuracies in fp32 is predicted from these in the same way: the sensitivities of int8 are those of the
+What is predicted from accuracies in fp32 is predicted from these in the same way: the sensitivities of int8 are those of the
 largest SubNet with one variable changed at a time, in int8 (`tasks.predict.accuracy.sensitivities`).
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from tailor_ir import Config, SuperNet
-from tasks.artifacts import SubNetLines
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.evaluation.onnx_files import OnnxNetwork
-from tasks.evaluation.subnets import Accuracy, EvaluationData, count_correct, statistics_of
-from tasks.progress import Progress
+from tasks.evaluation.subnets import Accuracy, EvaluationData, count_correct
 from tasks.quantise.mixed import CalibratedSubNet
 from tasks.quantise.settings import Settings
 
 
-def int8_accuracies(
-    net: SuperNet,
-    configs: Sequence[Config],
-    settings: Settings,
-    data: EvaluationData,
-    file: Path,
-    progress: Progress,
-    name: str = "accuracy in int8",
-) -> list[Accuracy]:
-    """Accuracy of each SubNet in order, as onnxruntime computes it. Each is a line of `file`; a second call goes on."""
-    lines = SubNetLines(file, "digest")
-    by_digest = {net.space.digest(config): config for config in configs}
-    known = {line["digest"]: Accuracy.of(line) for line in lines.read(by_digest)}
-    todo = [digest for digest in by_digest if digest not in known]
-    with progress.bar(name, len(by_digest), len(by_digest) - len(todo)) as bar:
-        for digest in todo:
-            known[digest] = _accuracy(net, by_digest[digest], settings, data)
-            lines.append(known[digest].line(digest, by_digest[digest]))
-            bar.advance()
-    return [known[net.space.digest(config)] for config in configs]
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """The precision in which `tasks.evaluation.subnets.accuracies` evaluates SubNets that are quantised whole."""
 
+    settings: Settings
 
-def _accuracy(net: SuperNet, config: Config, settings: Settings, data: EvaluationData) -> Accuracy:
-    with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
-        subnet = CalibratedSubNet.of(net, config, statistics_of(net, config, data), settings, data, Path(folder))
-        return count_correct(OnnxNetwork(subnet.quantised(())), data.batches(subnet.size))
+    @property
+    def key(self) -> Mapping[str, bool | str]:
+        """`reduce_range` alone: every layer is in int8, however much that loses."""
+        return {"precision": "int8", "reduce_range": self.settings.reduce_range}
+
+    def accuracy(self, net: SuperNet, config: Config, statistics: Statistics, data: EvaluationData) -> Accuracy:
+        """Accuracy of one SubNet with its BatchNorm statistics."""
+        with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
+            subnet = CalibratedSubNet.of(net, config, statistics, self.settings, data, Path(folder))
+            batches = ((x_BCHW, y_B.cpu()) for x_BCHW, y_B in data.batches(subnet.size))
+            return count_correct(OnnxNetwork(subnet.quantised(())), batches)

@@ -22,11 +22,14 @@ def layers(graph: onnx.GraphProto) -> tuple[str, ...]:
     )
 
 
-def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str]) -> list[str]:
-    """Names of the nodes in int8, when the layers `kept` stay in fp32. Nodes are in topological order."""
+def quantised_nodes(graph: onnx.GraphProto, kept: Collection[str], going_on: Collection[str] = ()) -> list[str]:
+    """Names of the nodes in int8, when the layers `kept` stay in fp32. Nodes are in topological order.
+
+    going_on: results of the graph that go on in int8, such as those of an operator in a network.
+    """
     weights = {tensor.name for tensor in graph.initializer}
     chosen = set(layers(graph)) - set(kept)
-    read: set[str] = set()  # values that a node in int8 reads
+    read = set(going_on)  # values that a node in int8 reads
     for node in reversed(graph.node):
         goes_on = any(name in read for name in node.output)
         if node.op_type in FOLDED or (node.op_type in BETWEEN and goes_on and not weights.intersection(node.input)):

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from tailor_ir import Config, Statistics, SuperNet
+from tasks.conversion import onnx_of
 from tasks.evaluation.onnx_files import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, count_correct
-from tasks.measuring.subnets import onnx_of
 from tasks.progress import Progress
 from tasks.quantise.layers import layers
 from tasks.quantise.qdq import Quantiser
@@ -106,9 +106,10 @@ class CalibratedSubNet:
         """Runs it on the training images of `data`; files stay in `folder`."""
         height, width = net.input_shape(config)[-2:]
         model = onnx_of(net, config, statistics, BATCH)
-        batches = _batches(data.calibration((height, width)))
-        quantiser = Quantiser.calibrated(model, batches, folder, reduce_range=settings.reduce_range)
-        names = layers(onnx.load_from_string(model).graph)
+        graph = onnx.load_from_string(model).graph
+        feeds = ({graph.input[0].name: batch} for batch in _batches(data.calibration((height, width))))
+        quantiser = Quantiser.calibrated(model, feeds, folder, reduce_range=settings.reduce_range)
+        names = layers(graph)
         return cls(model, names, quantiser, data.counts["recalibration_images"], data, (height, width))
 
     def quantised(self, kept: Collection[str]) -> bytes:

@@ -4,7 +4,7 @@ A QDQ file has each tensor in int8 between QuantizeLinear and DequantizeLinear; 
 around them.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +28,19 @@ PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 """Tells onnxruntime that a model needs no preparation: constants and BatchNorm are folded already."""
 
 
+Feeds = Mapping[str, NDArray[np.generic]]
+"""The inputs of one run by name."""
+
+
 class _Reader(CalibrationDataReader):
     """Batches for the calibration, one after the other."""
 
-    def __init__(self, name: str, batches: Iterable[NDArray[np.float32]]) -> None:
-        self._feeds = ({name: batch} for batch in batches)
+    def __init__(self, feeds: Iterable[Feeds]) -> None:
+        self._feeds = iter(feeds)
 
-    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-        return next(self._feeds, None)
+    def get_next(self) -> dict[str, NDArray[np.generic]] | None:
+        feeds = next(self._feeds, None)
+        return None if feeds is None else dict(feeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +51,24 @@ class Quantiser:
     reduce_range: bool
 
     @classmethod
-    def calibrated(
-        cls, model: bytes, batches: Iterable[NDArray[np.float32]], folder: Path, *, reduce_range: bool
-    ) -> "Quantiser":
-        """Runs the fp32 model on batches of its size. The files stay in `folder`."""
+    def calibrated(cls, model: bytes, feeds: Iterable[Feeds], folder: Path, *, reduce_range: bool) -> "Quantiser":
+        """Runs the fp32 model on inputs of its shapes. The files stay in `folder`."""
         path, ranges = folder / "calibrated.onnx", folder / "ranges.json"
         path.write_bytes(model)
-        (given,) = onnx.load_from_string(model).graph.input
         calibrator = create_calibrator(
             path, OPERATORS, str(folder / "augmented.onnx"), providers=["CPUExecutionProvider"]
         )
-        calibrator.collect_data(_Reader(given.name, batches))
+        calibrator.collect_data(_Reader(feeds))
         save_tensors_data(calibrator.compute_data(), ranges)
         return cls(ranges, reduce_range)
 
-    def quantise(self, model: bytes, kept: Collection[str] = ()) -> bytes:
-        """The QDQ file of an fp32 model whose tensors were calibrated; the layers `kept` stay in fp32."""
+    def quantise(self, model: bytes, kept: Collection[str] = (), *, goes_on: bool = False) -> bytes:
+        """The QDQ file of an fp32 model whose tensors were calibrated; the layers `kept` stay in fp32.
+
+        goes_on: its results go on in int8.
+        """
         loaded = onnx.load_from_string(model)
-        nodes = quantised_nodes(loaded.graph, kept)
+        nodes = quantised_nodes(loaded.graph, kept, [one.name for one in loaded.graph.output] if goes_on else ())
         if not nodes:
             return model
         onnx.helper.set_model_props(loaded, PREPARED)
@@ -79,6 +84,9 @@ class Quantiser:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibration_cache_path=self.ranges,
-            extra_options={"OpTypesToExcludeOutputQuantization": list(FLOAT_RESULTS)},
+            extra_options={
+                "OpTypesToExcludeOutputQuantization": list(FLOAT_RESULTS),
+                "ForceQuantizeNoInputCheck": goes_on,
+            },
         )
         return kept_in_fp32(out.read_bytes(), kept)

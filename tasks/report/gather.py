@@ -35,7 +35,7 @@ from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
-from tasks.schemas.exports import EXPORTS_FILE, Exports
+from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency
 from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.latency import LatencyValidation
@@ -152,13 +152,15 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
             **_size(net, net.max_config),
             "config": net.max_config,
             "measured_ms": largest_ms,  # of the same shapes; latency does not depend on weights
-            "own_choices_ms": own.p50_ms if (own := exports.largest.own_choices) is not None else None,
+            "own_choices_ms": _p50_ms(exports.largest.own_choices),
+            "fp32_ms": _p50_ms(exports.largest.fp32),
             **given,
         },
         "winners": _winners(net, front, exports),
         "searched": dict(Counter(row.stopped for row in front.winners if row.stopped)),
         "baseline": _baseline(net, front, exports),
-        "random": _random(validation, sources.sensitivities),
+        "random": _random(validation, device.sensitivities),
+        "int8": _int8(device.sensitivities),
         "latency_validation": validation.held_out.to_json(),
         "latency_correction": validation.correction,
         "lut": _lut(lut),
@@ -174,6 +176,19 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "baselines": against(device.compared, layers),
         "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown}),
     }
+
+
+def _p50_ms(measured: Latency | None) -> float | None:
+    return None if measured is None else measured.p50_ms
+
+
+def _int8(sensitivities: Path) -> Row | None:
+    """What int8 costs SubNets, and how well accuracies in int8 are predicted; None on a device in another precision."""
+    stated = AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE)
+    if stated.int8 is None:
+        return None
+    errors = {"mean_error_points": stated.mean_error_points, "max_error_points": stated.max_error_points}
+    return {**stated.int8.to_json(), **errors}
 
 
 def _size(net: SuperNet, config: Config) -> SubNetSize:

@@ -18,6 +18,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
             _speed_card(device, name, accuracy, points),
             *engine.card(device),
             *_implementation_cards(device),
+            *_int8_cards(device),
             _error_card(device),
             _kept_card(device),
             *baselines.cards(device),
@@ -64,6 +65,19 @@ def _implementation_cards(device: Row) -> list[dict[str, str]]:
     times = f"{milliseconds(base_ms)} instead of {milliseconds(own_ms)}"
     note = f"{times}: the {device['base']['name']} by the fastest implementations, not by the runtime's own choices"
     return [_card(f"{device['name']}: implementations", f"{own_ms / base_ms:.2f} ×", note, device["name"])]
+
+
+def _int8_cards(device: Row) -> list[dict[str, str]]:
+    """What int8 brings alone, on the base network, and what it costs SubNets; it is no part of the speed-up."""
+    base_ms, fp32_ms, cost = device["base"]["measured_ms"], device["base"]["fp32_ms"], device["int8"]
+    if cost is None:
+        return []
+    label = f"{device['name']}: int8"
+    lost = f"costs SubNets {cost['mean_points']:.2f} points on average, at most {cost['most_points']:.2f}"
+    if fp32_ms is None:
+        return [_card(label, "–", lost, device["name"])]
+    note = f"{milliseconds(base_ms)} instead of {milliseconds(fp32_ms)}: the {device['base']['name']} in int8; {lost}"
+    return [_card(label, f"{fp32_ms / base_ms:.2f} ×", note, device["name"])]
 
 
 def _error_card(device: Row) -> dict[str, str]:

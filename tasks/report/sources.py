@@ -10,7 +10,7 @@ from typing import Any
 class DeviceSources:
     """Stage folders of one device. `batch`: samples of one run.
 
-    `compared` is None where there are no baselines, `engine` where none was chosen.
+    `sensitivities`: of its precision. `compared` is None where there are no baselines, `engine` where none was chosen.
     """
 
     name: str
@@ -19,6 +19,7 @@ class DeviceSources:
     latency: Path
     search: Path
     export: Path
+    sensitivities: Path
     compared: Path | None = None
     engine: Path | None = None
 

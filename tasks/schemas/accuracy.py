@@ -101,10 +101,25 @@ class Interactions(Record):
     rows: tuple[UsedInteraction, ...]
 
 
+class Int8Cost(Record):
+    """What int8 costs the SubNets that were checked: accuracy in fp32 less that in int8 [points].
+
+    `largest_points`: of the largest SubNet. `reduce_range`: weights have 7 bits.
+    """
+
+    subnets: int
+    mean_points: float
+    least_points: float
+    most_points: float
+    largest_points: float
+    reduce_range: bool
+
+
 class AccuracyValidation(AccuracyErrors, Stored):
-    """Predicted against measured accuracies of held-out SubNets."""
+    """Predicted against measured accuracies of held-out SubNets. `int8`: where they are accuracies in int8."""
 
     STAGE: ClassVar[str] = "predict"
 
     rows: tuple[CheckedAccuracy, ...]
     interactions: Interactions | None
+    int8: Int8Cost | None = None

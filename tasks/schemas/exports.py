@@ -196,6 +196,7 @@ class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
+    accuracy: on a device in int8 that of its int8 file, where it has one.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -257,11 +258,13 @@ class Bundle(Record):
 class MeasuredLargest(Record):
     """The largest SubNet, measured beside the winners.
 
-    `own_choices`: by the runtime's own choices of implementations, where others were chosen.
+    `own_choices`: by the runtime's own choices of implementations, where others were chosen. `fp32`: on a device in int8, for
+    what int8 alone brings.
     """
 
     latency: Latency
     own_choices: Latency | None = None
+    fp32: Latency | None = None
 
 
 class MeasuredBaseline(Record):

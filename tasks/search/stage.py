@@ -13,8 +13,8 @@ from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.predict.accuracy import AccuracyPredictor
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.memory import MemoryPredictor
+from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.progress import Progress
 from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.stored import StageResult

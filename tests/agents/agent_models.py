@@ -43,6 +43,32 @@ def convolution(
     return onnx_job(key, [node], {"weights": weights, "biases": biases}, shape)
 
 
+def quantised_convolution() -> ModelJob:
+    """`convolution` of 16 and 32 channels on 16 x 16 pixels as a QDQ file: input, weights and result in int8."""
+    weights, biases = convolution_weights(16, 32)
+    steps = {"in0": 0.04, "weights": float(np.abs(weights).max()) / 127, "sum": 0.5}
+    constants: dict[str, np.ndarray] = {
+        **{f"{name}/step": np.asarray(step, np.float32) for name, step in steps.items()},
+        "zero": np.asarray(128, np.uint8),
+        "in int8": np.round(weights / steps["weights"]).astype(np.int8),
+        "biases": biases,
+    }
+    nodes = [
+        *_rounded("in0", "x"),
+        helper.make_node("DequantizeLinear", ["in int8", "weights/step"], ["w"]),
+        helper.make_node("Conv", ["x", "w", "biases"], ["sum"], pads=[1, 1, 1, 1]),
+        *_rounded("sum", "out0"),
+    ]
+    return onnx_job("quantised", nodes, constants, (1, 16, 16, 16))
+
+
+def _rounded(name: str, result: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("QuantizeLinear", [name, f"{name}/step", "zero"], [f"{name}/int8"]),
+        helper.make_node("DequantizeLinear", [f"{name}/int8", f"{name}/step", "zero"], [result]),
+    ]
+
+
 def ncnn_job(key: str, layers: list[str], blobs: int, weights: bytes, *shapes: tuple[int, ...]) -> ModelJob:
     """An ncnn model of these layer lines, from in0, in1, … to out0."""
     param = "\n".join([NCNN_MAGIC, f"{len(layers)} {blobs}", *layers, ""])

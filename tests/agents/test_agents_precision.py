@@ -8,7 +8,8 @@ import pytest
 
 from profiling_agents.backends.ncnn_precision import precision_options
 from profiling_agents.client import AgentClient, AgentError, local_agent
-from profiling_agents.messages import Precision
+from profiling_agents.messages import MeasureSettings, Precision, RuntimeInfo
+from profiling_agents.serving.capabilities import fingerprint
 from tests.agents import agent_models as models
 
 ROUNDING = 2e-2
@@ -66,6 +67,40 @@ def test_storage_and_arithmetic_are_chosen_apart(storage: Precision, *, arithmet
 
 
 def test_onnxruntime_runs_models_as_they_are() -> None:
-    line = "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32"
+    line = "--precision: got bf16; backend 'onnxruntime' runs models as they are: fp32, int8"
     with pytest.raises(AgentError, match=line), local_agent("onnxruntime", options=["--precision", "bf16"]):
+        pass
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_quantised_models_run_in_int8_on_a_device_of_its_own(backend: str) -> None:
+    with local_agent(backend) as client:
+        exact = client.capabilities()
+        if "int8" not in exact.precisions:
+            pytest.skip("no int8 on this processor")
+    with local_agent(backend, options=["--precision", "int8"]) as client:
+        found = client.capabilities()
+        job = models.quantised_convolution()
+        x = np.random.default_rng(1).standard_normal(job.input_shapes[0], dtype=np.float32)
+        (output,) = client.run(job, [x])
+        (timed,) = client.measure([job], MeasureSettings(time_cap_ms=20.0, layers_ms=10.0))
+    assert (found.precision, found.precisions) == ("int8", exact.precisions)
+    assert found.fingerprint != exact.fingerprint
+    reference = models.convolution_reference(x, *models.convolution_weights(16, 32))
+    difference = np.abs(output - reference).max() / np.abs(reference).max()
+    assert 1e-3 < difference < 0.1
+    assert "Conv" not in {layer.kind for layer in timed.layers}, "onnxruntime's word for fp32"
+
+
+def test_tables_from_before_int8_was_looked_for_stay_valid() -> None:
+    before = RuntimeInfo(backend="onnxruntime", version="1", build="b", formats=("onnx",), precisions=("fp32",))
+    now = before.model_copy(update={"precisions": ("fp32", "int8")})
+    in_int8 = now.model_copy(update={"precision": "int8"})
+    prints = [fingerprint(one, (0,), 1, pinned=True) for one in (before, now, in_int8)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_ncnn_has_no_files_in_int8() -> None:
+    line = "--precision: got int8, which ncnn .* does not compute in on this processor .*; allowed: fp32"
+    with pytest.raises(AgentError, match=line), local_agent("ncnn", options=["--precision", "int8"]):
         pass

@@ -363,6 +363,10 @@ def test_an_export_without_the_runtime_is_one_line_with_the_command_that_install
         (("export.formats=[onnx,tflite]",), "export.formats.1: got 'tflite'; allowed: 'onnx', "),
         (("device=[onnxruntime]", "device.onnxruntime.precision=fp16"), "runs models as they are: fp32"),
         (("device=[ncnn]", "device.ncnn.precision=int4"), "device.ncnn.precision: got 'int4'; allowed: "),
+        (
+            ("device=[ncnn]", "device.ncnn.precision=int8"),
+            "device.ncnn: precision=int8 with backend=ncnn; allowed for int8: onnxruntime, openvino",
+        ),
         (("device=[tensorrt]",), "device: 'tensorrt' is no option; allowed: android, "),
     ],
 )

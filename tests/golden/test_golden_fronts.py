@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.memory import MemoryPredictor
+from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.progress import Silent
 from tasks.search.methods import Exact
 from tasks.search.problem import Problem

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from tailor_ir.memory import ONNXRUNTIME, Rules
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tests.golden import predictions
 from tests.golden.conftest import Golden
 from tests.golden.networks import network

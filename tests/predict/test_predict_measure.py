@@ -14,10 +14,11 @@ import tailor_ir
 from profiling_agents.client import ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.artifacts import read_lines
+from tasks.conversion import onnx_of
 from tasks.measuring import subnets as measure
 from tasks.measuring.calm import Calm, TimedLine
 from tasks.measuring.jobs import onnx_job
-from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, onnx_of, validation_configs
+from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, validation_configs
 from tasks.ncnn.conversion import ConversionLimits
 from tasks.progress import Bar, Silent
 
@@ -99,11 +100,11 @@ def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) 
     net = small_resnet()
     counting = SETTINGS.model_copy(update={"energy_ms": 1.0})
     with local_agent(backend) as client:
-        formats = client.capabilities().formats
+        device = client.capabilities()
         jobs = []
         for settings in (SETTINGS, counting):
             ((_, job),) = SubNetMeter(net, client, settings, ConversionLimits())._jobs(
-                [Subject("a", net, net.max_config)], formats
+                [Subject("a", net, net.max_config)], device
             )
             assert isinstance(job, ModelJob)
             jobs.append(job)

@@ -40,6 +40,12 @@ PREDICT = PredictSettings(
 )
 
 
+def _base(out: Path) -> dict[str, Any]:
+    for step in range(1, 6):
+        append_line(out / "history.jsonl", {"step": step, "epoch": 0, "loss": 2 / step})
+    return BaseResult(trained=True, validation_accuracy=0.11, test_accuracy=0.12).to_json()
+
+
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     root = tmp_path_factory.mktemp("report")
@@ -49,11 +55,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     def stage(name: str, body: Callable[[Path], StageResult]) -> Path:
         folder = store.open_stage(name, "key")
         return folder.publish(dict(body(folder.path)))
-
-    def base(out: Path) -> dict[str, Any]:
-        for step in range(1, 6):
-            append_line(out / "history.jsonl", {"step": step, "epoch": 0, "loss": 2 / step})
-        return BaseResult(trained=True, validation_accuracy=0.11, test_accuracy=0.12).to_json()
 
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=10).eval()
@@ -74,15 +75,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
         )
         quick = export.Settings(measure=QUICK)
         exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))
+    device = report.DeviceSources(
+        name="here", profile=profiled, latency=latency, search=found, export=exported, sensitivities=accuracy
+    )
     return report.Sources(
         model="test_resnet",
         data="digits",
         supernet=supernet,
-        base=stage("base", base),
+        base=stage("base", _base),
         finetune=None,
         enumerate=enumerated,
         sensitivities=accuracy,
-        devices=[report.DeviceSources(name="here", profile=profiled, latency=latency, search=found, export=exported)],
+        devices=[device],
         stages=[
             {"stage": "base", "seconds": 3.25, "cached": False},
             {"stage": "enumerate", "seconds": 0.1, "cached": True},

@@ -27,11 +27,10 @@ from tasks.ncnn.conversion import ConversionLimits
 from tasks.predict import sensitivity
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
-from tasks.predict.counts import parameter_sums
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
 from tasks.predict.settings import Settings as PredictSettings
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, parameter_sums
 from tasks.progress import Silent
 from tasks.refine.candidates import Around
 from tasks.refine.known import Known, best, worth_evaluating

@@ -18,11 +18,10 @@ from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.calibration import Calibration
 from tasks.predict.correction import Correction
-from tasks.predict.counts import mac_sums, parameter_sums
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.memory import MemoryPredictor
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tasks.progress import Silent
 from tasks.search import Settings, Target, run
 from tasks.search.moments import moments

@@ -19,13 +19,13 @@ import torch
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.facts import fact_file, properties
 from tasks.export.switching import write_bundle
-from tasks.measuring.subnets import onnx_of
 from tasks.ncnn.conversion import ConversionError
 from tasks.progress import Silent
 from tasks.schemas.exports import Card, Exports

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import onnx
 import pytest
 import timm
 import torch
@@ -18,17 +19,18 @@ from profiling_agents.messages import MeasureSettings
 from tasks import enumerate as enumerate_stage
 from tasks import profile
 from tasks.artifacts import read_lines
+from tasks.conversion import onnx_of
 from tasks.insitu.cover import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
 from tasks.insitu.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.insitu.overhead import MeasuredLine, OperatorTimes, layer_overhead_ms, without_overhead
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.subnets import onnx_of
 from tasks.ncnn.conversion import ConversionLimits, convert, convert_operators
 from tasks.ncnn.files import NcnnFiles
 from tasks.plan import plan
 from tasks.predict.correction import UNCORRECTED
 from tasks.predict.latency import subnet_ms
 from tasks.progress import Bar, Silent
+from tasks.quantise.timing import int8_operator, int8_to_time
 from tests.ir.networks import perturb
 
 SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0)
@@ -45,9 +47,10 @@ def compiled(name: str) -> tailor_ir.SuperNet:
     return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]))
 
 
-def whole(net: tailor_ir.SuperNet, config: tailor_ir.Config, backend: str) -> WholeSubNet:
-    if backend != "ncnn":
-        return onnx_subnet(net, "whole", config)
+def whole(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) -> WholeSubNet:
+    device = client.capabilities()
+    if device.backend != "ncnn":
+        return onnx_subnet(net, "whole", config, device.precision)
     features = list(dict.fromkeys(net.operators(config)))
     converted = convert_operators([tailor_ir.operator_model(feature) for feature in features], ConversionLimits())
     files = [one for one in converted if isinstance(one, NcnnFiles)]
@@ -123,21 +126,36 @@ def test_what_timing_adds_to_each_layer_is_found_from_the_subnets_as_a_whole() -
     assert layer_overhead_ms([]) == 0.0
 
 
-@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "openvino", "torch"])
-def agent(request: pytest.FixtureRequest) -> Iterator[tuple[str, AgentClient]]:
-    """Name of a backend, and an agent that drives it."""
-    with local_agent(request.param) as client:
-        yield request.param, client
+IN_INT8 = (("onnxruntime", "int8"), ("openvino", "int8"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((name, "fp32") for name in ("ncnn", "onnxruntime", "openvino", "torch")), *IN_INT8],
+    ids="-".join,
+)
+def agent(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
+    """An agent that drives a backend in a precision."""
+    with one_agent(*request.param) as client:
+        yield client
+
+
+@contextmanager
+def one_agent(backend: str, precision: str) -> Iterator[AgentClient]:
+    with local_agent(backend) as client:
+        if precision not in client.capabilities().precisions:
+            pytest.skip(f"no {precision} on this processor")
+    with local_agent(backend, options=["--precision", precision]) as client:
+        yield client
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: tuple[str, AgentClient]) -> None:
-    backend, client = agent
+def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: AgentClient) -> None:
     net = compiled(name)
     config = net.space.sample(np.random.default_rng(3))
-    subnet = whole(net, config, backend)
-    (measured,) = client.measure([subnet.job], SUBNET)
-    (real,) = client.measure([job(net, config, client)], SUBNET.model_copy(update={"layers_ms": 0.0}))
+    subnet = whole(net, config, agent)
+    (measured,) = agent.measure([subnet.job], SUBNET)
+    (real,) = agent.measure([job(net, config, agent)], SUBNET.model_copy(update={"layers_ms": 0.0}))
     assert measured.state == "ok", measured.reason
     assert measured.p50_ms is not None
     assert real.p50_ms is not None
@@ -153,16 +171,20 @@ def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: tuple[
 
 
 def job(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) -> ModelJob:
-    model = onnx_of(net, config)
-    if "onnx" in client.capabilities().formats:
-        return onnx_job("real", model)
+    model, device = onnx_of(net, config), client.capabilities()
+    if "onnx" in device.formats:
+        return onnx_job("real", int8_to_time(model) if device.precision == "int8" else model)
     return ncnn_job("real", model, convert(model, ConversionLimits()))
 
 
-@pytest.fixture(scope="module", params=["ncnn", "onnxruntime", "openvino"])
+@pytest.fixture(
+    scope="module",
+    params=[*((name, "fp32") for name in ("ncnn", "onnxruntime", "openvino")), *IN_INT8],
+    ids="-".join,
+)
 def timing_device(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
     """A leased agent."""
-    with local_agent(request.param) as client, client.lease():
+    with one_agent(*request.param) as client, client.lease():
         yield client
 
 
@@ -187,6 +209,21 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     again = profile.run(SETTINGS, operators, timing_device, tmp_path, Silent(), supernet)
     assert again["measured_now"] == 0
     assert read_lines(tmp_path / profile.SUBNETS_FILE) == lines
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_operators_alone_come_and_go_in_int8(backend: str) -> None:
+    net = compiled("test_resnet")
+    features = {feature.operator: feature for feature in net.operators(net.max_config)}
+    with one_agent(backend, "int8") as client:
+        for kind in ("Conv", "Add", "MaxPool"):
+            model = int8_operator(tailor_ir.operator_model(features[kind]))
+            graph = onnx.load_from_string(model).graph
+            types = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+            assert types == {onnx.TensorProto.UINT8}, kind
+            (measured,) = client.measure([onnx_job(kind, model)], SUBNET)
+            assert measured.state == "ok", measured.reason
+            assert not [layer.kind for layer in measured.layers if "quantize" in layer.kind.lower()], kind
 
 
 def test_a_run_that_was_killed_goes_on_with_the_next_subnet(

@@ -10,8 +10,9 @@ import timm
 import torch
 
 import tailor_ir
+from tasks.conversion import onnx_of
 from tasks.errors import UserError
-from tasks.measuring.subnets import implementations_of, onnx_of
+from tasks.measuring.subnets import implementations_of
 from tasks.ncnn.conversion import convert, convert_operators
 from tasks.ncnn.files import NcnnFiles
 from tasks.ncnn.kernels import MASKS, has_kernels, implementations, masks_of, require_masks, with_implementation

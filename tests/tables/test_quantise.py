@@ -17,12 +17,12 @@ from torch import nn
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.onnx_files import OnnxNetwork
-from tasks.evaluation.subnets import EvaluationData, count_correct, statistics_of
-from tasks.measuring.subnets import onnx_of
+from tasks.evaluation.subnets import EvaluationData, accuracies, count_correct, statistics_of
 from tasks.progress import Silent
-from tasks.quantise import Settings, int8_accuracies, quantise
+from tasks.quantise import Int8, Settings, quantise
 from tests.fronts import write_front
 
 SIZE = (32, 32)
@@ -120,13 +120,14 @@ def test_accuracies_in_int8_are_those_of_the_files_and_are_measured_once(
     net = tailor_ir.compile(network, torch.zeros(1, 3, *SIZE))
     configs, settings, images = [net.max_config, net.min_config], Settings(max_loss_points=100.0), data["validation"]
     file = tmp_path / "int8.jsonl"
-    found = int8_accuracies(net, configs, settings, images, file, Silent())
+    in_int8 = images.in_precision(Int8(settings))
+    found = accuracies(net, configs, in_int8, file, Silent())
     for config, accuracy in zip(configs, found, strict=True):
         statistics = statistics_of(net, config, images)
         made = quantise(net, config, statistics, onnx_of(net, config, statistics), settings, data, Silent())
         assert accuracy.share == made.accuracy["validation"]
     before = file.read_bytes()
-    assert int8_accuracies(net, configs[::-1], settings, images, file, Silent()) == found[::-1]
+    assert accuracies(net, configs[::-1], in_int8, file, Silent()) == found[::-1]
     assert file.read_bytes() == before
 
 

@@ -16,9 +16,8 @@ from tasks.export import MeasuredSubstitutes, SearchedSubstitutes
 from tasks.export.replacing import MARGIN, replaced
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.predict.correction import Correction
-from tasks.predict.counts import mac_sums
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.sums import Sums
+from tasks.predict.sums import Sums, mac_sums
 from tasks.progress import Silent
 from tasks.schemas.candidates import Candidate, Candidates
 from tasks.schemas.front import Front, Winner

@@ -2,6 +2,7 @@
 
 The calling thread computes, and as many more as there are threads. OpenVINO binds none of them, so that they stay on the
 cores to which the agent is bound. The precision is always stated: by itself OpenVINO takes bf16 where the processor has it.
+Quantised layers of a model run in int8 wherever the processor can; the others of such a model run in fp32.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,14 @@ from profiling_agents.backends.base import (
 )
 from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx
 from profiling_agents.backends.openvino.layers import time_layers
-from profiling_agents.backends.openvino.probe import PRECISIONS, probe_inputs, probe_model, rounded_precisions
+from profiling_agents.backends.openvino.probe import (
+    PRECISIONS,
+    int8_model,
+    probe_inputs,
+    probe_model,
+    rounded_precisions,
+    runs_in_int8,
+)
 from profiling_agents.backends.own_names import NamedModel, OwnNames
 from profiling_agents.messages import (
     AgentError,
@@ -82,7 +90,7 @@ def compile_settings(threads: int, precision: Precision) -> RuntimeSettings:
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+        "INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, PRECISIONS["fp32"]),
         "ENABLE_CPU_PINNING": False,
         "ENABLE_HYPER_THREADING": True,  # the agent's cores are all its own, whichever they are
     }
@@ -156,7 +164,9 @@ class OpenVinoBackend:
                 raise AgentError(f"--threads: got {self._threads}; OpenVINO takes {taken} on the cores that it may use")
             results = compiled.create_infer_request().infer(inputs)
             outputs[precision] = [results[index] for index in range(len(results))]
-        return rounded_precisions(outputs)
+        quantised = self._core.read_model(int8_model().SerializeToString())
+        in_int8 = runs_in_int8(self._compiled(quantised, compile_settings(self._threads, "int8")))
+        return (*rounded_precisions(outputs), *(("int8",) if in_int8 else ()))
 
 
 class OpenVinoModel:

@@ -1,19 +1,22 @@
 """The precisions in which OpenVINO really computes on this processor, found by running a small model in each precision.
 
 OpenVINO takes a hint for every precision everywhere, and computes in fp32 where the processor lacks the precision. A
-precision counts as supported when the outputs differ from fp32 by rounding.
+precision counts as supported when the outputs differ from fp32 by rounding. int8 has no hint: quantised layers of a model
+run in it where the processor can, as the compiled probe says of itself.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
+import openvino
 from onnx import TensorProto, helper, numpy_helper
 
 from profiling_agents.messages import Precision
 
 PRECISIONS: Mapping[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-"""OpenVINO's words."""
+"""OpenVINO's words for the precisions that are hints."""
+EIGHT_BITS = ("i8", "u8")
 CHANNELS, SIZE = 32, 16
 LARGEST_ROUNDING = 0.05
 """Relative to the largest output; more than that is another computation, not rounding."""
@@ -34,6 +37,37 @@ def probe_model() -> onnx.ModelProto:
     ]
     graph = helper.make_graph(nodes, "probe", inputs, outputs, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def int8_model() -> onnx.ModelProto:
+    """The probe's convolution, its input and its weights in int8."""
+    tensor = helper.make_tensor_value_info
+    weights = np.random.default_rng(0).integers(-127, 128, (CHANNELS, CHANNELS, 3, 3), np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["in0", "scale", "zero"], ["quantised"]),
+        helper.make_node("DequantizeLinear", ["quantised", "scale", "zero"], ["x"]),
+        helper.make_node("DequantizeLinear", ["weights", "scale"], ["w"]),
+        helper.make_node("Conv", ["x", "w"], ["out0"]),
+    ]
+    tensors = {"scale": np.float32(0.02), "zero": np.uint8(128), "weights": weights}
+    graph = helper.make_graph(
+        nodes,
+        "probe",
+        [tensor("in0", TensorProto.FLOAT, probe_inputs()[0].shape)],
+        [tensor("out0", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(one), name) for name, one in tensors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def runs_in_int8(compiled: openvino.CompiledModel) -> bool:
+    """Whether a layer of a compiled model computes with numbers of 8 bits."""
+    nodes = compiled.get_runtime_model().get_ordered_ops()
+    facts = (node.get_rt_info() for node in nodes if node.get_type_name() != "Result")
+    return any(
+        str(one["layerType"].value) == "Convolution" and str(one["runtimePrecision"].value) in EIGHT_BITS
+        for one in facts
+    )
 
 
 def probe_inputs() -> list[np.ndarray]:
