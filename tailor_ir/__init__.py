@@ -1,5 +1,7 @@
 """Any feed-forward network as a weight-sharing SuperNet, found by dependency of axes."""
 
+from tailor_ir.alternatives import PASSES as FITTING_PASSES
+from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
 from tailor_ir.operators.features import OperatorFeature, operator_model
@@ -13,6 +15,7 @@ from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
+    "FITTING_PASSES",
     "KINDS",
     "Block",
     "Choice",
@@ -21,6 +24,7 @@ __all__ = [
     "Conversion",
     "ConversionRule",
     "Elastic",
+    "FirstWeights",
     "ImportFailed",
     "OperatorFeature",
     "OperatorTerm",

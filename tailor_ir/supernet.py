@@ -1,7 +1,7 @@
 """The SuperNet: the result of `compile`, and everything that can be asked of it."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tailor_ir import storage
-from tailor_ir.alternatives import Refused, add_alternatives
+from tailor_ir.alternatives import FirstWeights, Refused, add_alternatives, fit_alternatives
 from tailor_ir.dims import Windows
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Tensors
@@ -99,6 +99,20 @@ class SuperNet:
         with torch.no_grad():
             for name, tensor in sorted_tensors.items():
                 self.elastic.tensor(name).copy_(tensor)
+
+    def fit_alternatives(
+        self,
+        images: Sequence[torch.Tensor],
+        held_out: Sequence[torch.Tensor],
+        rng: np.random.Generator,
+        advance: Callable[[], None] = lambda: None,
+    ) -> tuple[FirstWeights, ...]:
+        """Give alternatives first weights that are fitted to a few hundred images; do it once, before fine-tuning.
+
+        images, held_out: batches (B, C, H, W) at the largest SubNet's resolution. What each alternative loses on those held
+        out comes back. `tailor_ir.alternatives.fitting` says how, and what `advance` is for.
+        """
+        return fit_alternatives(self.elastic, images, held_out, rng, advance)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
         """(B, C, H, W) of a SubNet's input."""

@@ -4,16 +4,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
-from tailor_ir import Space, SuperNet
-from tasks.data import DataSettings, load
+from tailor_ir import FITTING_PASSES, Space, SuperNet
+from tasks.data import DataSettings, load, load_splits
 from tasks.data.description import remember
+from tasks.evaluation.subnets import EvaluationData
 from tasks.models import ModelSettings, create, load_weights, remember_origin
 from tasks.models.answers import check_shapes
 from tasks.progress import Progress
+
+BATCH = 32
+SEED = 0
 
 
 class Settings(BaseModel):
@@ -23,6 +28,9 @@ class Settings(BaseModel):
 
     kernel_transform: bool = False
     """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
+    alternative_images: int = Field(default=256, ge=0)
+    """Training images that the first weights of alternatives are fitted to; as many for validation judge them. 0: first weights
+    follow from the network's weights alone."""
 
 
 class SpaceSizes(TypedDict):
@@ -34,11 +42,23 @@ class SpaceSizes(TypedDict):
     distinct: int
 
 
+class AlternativeError(TypedDict):
+    """An alternative to a block, by variable and choice, and what it loses: `tailor_ir.FirstWeights`."""
+
+    variable: str
+    choice: str
+    error: float
+
+
 class CompileResult(SpaceSizes):
-    """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks."""
+    """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks.
+
+    alternatives: what each loses with its first weights, on images that these were not fitted to; none without data.
+    """
 
     dropped: list[str]
     remarks: list[str]
+    alternatives: list[AlternativeError]
 
 
 def run(
@@ -58,10 +78,32 @@ def run(
     for remark in net.remarks:
         progress.say(remark)
     net.sort_channels()
+    alternatives = fit_alternatives(net, data, settings.alternative_images, progress)
     net.save(folder / "supernet")
     remember(load(data, "train"), folder / "supernet")
     remember_origin(model, folder / "supernet")
-    return {**sizes(net.space), "dropped": list(net.space.dropped), "remarks": list(net.remarks)}
+    return {
+        **sizes(net.space),
+        "dropped": list(net.space.dropped),
+        "remarks": list(net.remarks),
+        "alternatives": alternatives,
+    }
+
+
+def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[AlternativeError]:
+    """Fit the first weights of alternatives to training images; what each loses on as many images for validation."""
+    if not images or all(variable.kind != "block" for variable in net.space.variables):
+        return []
+    splits = load_splits(data)
+    found = EvaluationData(
+        splits["validation"], splits["train"], recalibration_images=images, limit=images, batch_size=BATCH
+    )
+    height, width = net.input_shape(net.max_config)[-2:]
+    fitted_to = list(found.calibration((height, width)))
+    held_out = [x_BCHW for x_BCHW, _ in found.batches((height, width))]
+    with progress.bar("first weights of alternatives", FITTING_PASSES * len(fitted_to) + len(held_out)) as bar:
+        told = net.fit_alternatives(fitted_to, held_out, np.random.default_rng(SEED), bar.advance)
+    return [{"variable": each.variable, "choice": each.choice, "error": each.error} for each in told]
 
 
 def supernet_of(

@@ -87,14 +87,20 @@ def _wished(
     structure: Structure, selectors: Selectors
 ) -> Iterator[tuple[str, Sequence[Block], list[tuple[str, AlternativeKind]]]]:
     """For each block: its variable's name, the blocks up to it, and the choices that are asked for."""
+    for name, row in named_rows(structure):
+        block = row[-1]
+        asked = selectors.alternatives(name, {block.kind}, [node.name for node in block.nodes])
+        if asked is not None:
+            yield name, row, _choices(name, asked)
+
+
+def named_rows(structure: Structure) -> Iterator[tuple[str, Sequence[Block]]]:
+    """For each block: its variable's name, and the blocks in a row up to it."""
     row: list[Block] = []
     for stage in structure.regions.stages:
         for index, block in enumerate(stage.blocks, start=1):
             row = [*row, block] if row and row[-1].exit == block.entry and not block.nested else [block]
-            name = variable_name(f"{stage.name}.block.{index}")
-            asked = selectors.alternatives(name, {block.kind}, [node.name for node in block.nodes])
-            if asked is not None:
-                yield name, row, _choices(name, asked)
+            yield variable_name(f"{stage.name}.block.{index}"), row
 
 
 def _choices(name: str, asked: Sequence[str]) -> list[tuple[str, AlternativeKind]]:
@@ -119,7 +125,7 @@ def _write(
     site = Site(network, tuple(row[-count:]))
     if _is_read_between(site):
         return Refused(name, choice, "something else reads what is between the blocks")
-    sketch = Sketch(site, f"{site.exit}/{choice}/")
+    sketch = Sketch(site, prefix_of(site, choice))
     try:
         producer = kind.write(sketch, kind.choices[choice])
     except NotHere as error:
@@ -130,6 +136,11 @@ def _write(
     if macs >= full:
         return Refused(name, choice, f"it takes {macs:,} multiply-accumulates, not fewer than {full:,}")
     return _Written(name, choice, sketch, producer, macs)
+
+
+def prefix_of(site: Site, choice: str) -> str:
+    """What the names of an alternative's nodes, values and tensors begin with."""
+    return f"{site.exit}/{choice}/"
 
 
 def _is_read_between(site: Site) -> bool:

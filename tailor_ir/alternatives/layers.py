@@ -1,21 +1,39 @@
 """Kinds that replace the layers of a block one by one, each by several cheaper ones: shared by their records."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tailor_ir.alternatives.least_squares.moments import PatchMoments
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
 
-Replace = Callable[[Sketch, Node, str, torch.Tensor, str | None], str]
-"""Writes the layers in the place of one: sketch, node, what it reads, its weight, the name of its bias; gives the result."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedLayer:
+    """A layer that is replaced: its node, weight (O, I, *K), and the name of its bias in the sketch.
+
+    metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
+    nonnegative: no number in a patch is below zero.
+    """
+
+    node: Node
+    weight: torch.Tensor
+    bias: str | None = None
+    metric: torch.Tensor | None = None
+    nonnegative: bool = False
+
+
+Replace = Callable[[Sketch, ReplacedLayer, str], str]
+"""Writes the layers in the place of one: sketch, layer, what it reads; gives the result."""
 Fits = Callable[[Site, Node, torch.Tensor], bool]
 """Whether a layer with this weight can be replaced."""
-Order = Callable[[torch.Tensor], np.ndarray]
-"""An order (O,) of the output channels of a weight (O, I, *K)."""
+Order = Callable[[ReplacedLayer], np.ndarray]
+"""An order (O,) of the output channels of a layer."""
 
 
 def write_layers(sketch: Sketch, fits: Fits, replace: Replace, why: str, kept: Kept | None = None) -> str:
@@ -30,27 +48,51 @@ def write_layers(sketch: Sketch, fits: Fits, replace: Replace, why: str, kept: K
 
 def layers_of(site: Site, fits: Fits) -> list[Node]:
     """The layers over all channels that fit."""
-    return [n for n in site.nodes if _is_dense(site, n) and fits(site, n, site.network.tensors[n.inputs[1]])]
+    return [n for n in dense_layers(site) if fits(site, n, site.network.tensors[n.inputs[1]])]
 
 
-def _is_dense(site: Site, node: Node) -> bool:
-    """Whether a node is a linear map or a convolution over all channels, with a trained weight that nobody else reads."""
-    if node.op not in ("Conv", "Linear") or node.int("group", 1) != 1:
-        return False
-    return node.inputs[1] in site.network.graph.parameters
+def dense_layers(site: Site) -> list[Node]:
+    """The linear maps, and the convolutions over all channels, with a trained weight."""
+    trained = set(site.network.graph.parameters)
+    return [
+        node
+        for node in site.nodes
+        if node.op in ("Conv", "Linear") and node.int("group", 1) == 1 and node.inputs[1] in trained
+    ]
 
 
 def _rewrite(replace: Replace, kept: Kept) -> Rewrite:
     def write(sketch: Sketch, node: Node, x: str) -> str:
-        tensors = sketch.network.tensors
-        weight = ordered(sketch.site, node.inputs[1], kept)
         bias = None
         if len(node.inputs) > 2 and node.inputs[2]:
-            assert node.inputs[2] in tensors, node
             bias = sketch.parameter(node.inputs[2], ordered(sketch.site, node.inputs[2], kept))
-        return replace(sketch, node, x, weight, bias)
+        return replace(sketch, layer_of(sketch, node, kept, bias), x)
 
     return write
+
+
+def layer_of(sketch: Sketch, node: Node, kept: Kept, bias: str | None = None) -> ReplacedLayer:
+    """A layer with the channels of some groups in another order, and what is known of its data."""
+    site = sketch.site
+    weight = ordered(site, node.inputs[1], kept)
+    moments = moments_of(sketch, node, kept)
+    if moments is None:
+        return ReplacedLayer(node=node, weight=weight, bias=bias)
+    metric = moments.metric(centred=is_normalised(site, node))
+    return ReplacedLayer(node=node, weight=weight, bias=bias, metric=metric, nonnegative=moments.nonnegative)
+
+
+def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:
+    """The moments of what a layer reads, with the channels of some groups in another order."""
+    found = sketch.moments.get(node.name)
+    axis = sketch.network.axes(node.inputs[1])[1]
+    return found.of(surviving(axis, kept)) if found is not None and axis.groups & kept.keys() else found
+
+
+def is_normalised(site: Site, node: Node) -> bool:
+    """Whether only BatchNorms read a layer's result, so that its mean makes no difference."""
+    readers = [other for other in site.network.graph.nodes if node.outputs[0] in other.inputs]
+    return bool(readers) and all(other.op == "BatchNormalization" for other in readers)
 
 
 def ordered(site: Site, name: str, kept: Kept) -> torch.Tensor:
@@ -68,13 +110,14 @@ def rounded(channels: float, full: int) -> int:
     return int(min(full, count))
 
 
-def in_order(site: Site, fits: Fits, order: Order) -> Kept:
+def in_order(sketch: Sketch, fits: Fits, order: Order) -> Kept:
     """An order of the channels of each group that layers that fit write, where the group lives in the block alone."""
+    site = sketch.site
     found: dict[int, np.ndarray] = {}
     for node in layers_of(site, fits):
         group = site.own_group(site.network.axes(node.outputs[0])[1])
         if group is not None and group not in found:
-            found[group] = order(site.network.tensors[node.inputs[1]])
+            found[group] = order(layer_of(sketch, node, {}))
     return found
 
 

@@ -1,12 +1,19 @@
 """`pruned`: the block with fewer hidden channels and heads, the important ones, and weights of its own.
 
-Source: AdaptiveNet (MobiCom 2023) §4, which keeps the first channels.
+Source: AdaptiveNet (MobiCom 2023) §4, which keeps the first channels. With data, importance is what is lost of the results of
+the layers that read a channel, and these layers make up for it by least squares: He et al. (ICCV 2017).
 """
 
 import numpy as np
+import torch
 
+from tailor_ir.alternatives.layers import dense_layers, is_normalised
+from tailor_ir.alternatives.least_squares.regression import regression
 from tailor_ir.alternatives.record import AlternativeKind
-from tailor_ir.alternatives.sketch import NotHere, Sketch
+from tailor_ir.alternatives.site import Site
+from tailor_ir.alternatives.sketch import Kept, NotHere, Sketch
+from tailor_ir.axes import Channels, surviving
+from tailor_ir.graph import Node
 from tailor_ir.spaces.draft import kept_elements
 from tailor_ir.subnets.cuts import importance
 
@@ -21,12 +28,54 @@ def _write(sketch: Sketch, share: float) -> str:
         if group in groups.heads:
             count = max(1, round(full * share))
         if count < full:
-            order = np.argsort(-importance(network.graph, network.tensors, network.axis_map, group), kind="stable")
-            kept[group] = np.sort(order[:count])
+            scores = _lost_without(sketch, group)
+            if scores is None:
+                scores = importance(network.graph, network.tensors, network.axis_map, group)
+            kept[group] = np.sort(np.argsort(-scores, kind="stable")[:count])
     if not kept:
         raise NotHere("no channels live inside of the block alone")
     copied = sketch.copy(site.nodes, {site.entry: site.entry}, kept)
+    for node in dense_layers(site):
+        if node.name in sketch.moments and site.network.axes(node.inputs[1])[1].groups & kept.keys():
+            _make_up(sketch, node, kept)
     return copied[site.exit]
+
+
+def _lost_without(sketch: Sketch, group: int) -> np.ndarray | None:
+    """(channels,) the mean square of what each channel of a group gives to the layers that read it; None without data."""
+    scores = [_given_to(sketch, node) for node in dense_layers(sketch.site) if _reads(sketch.site, node, group)]
+    known = [each for each in scores if each is not None]
+    return np.sum(known, axis=0) if known and len(known) == len(scores) else None
+
+
+def _reads(site: Site, node: Node, group: int) -> bool:
+    axis = site.network.axes(node.inputs[1])[1]
+    return isinstance(axis, Channels) and axis.group == group
+
+
+def _given_to(sketch: Sketch, node: Node) -> np.ndarray | None:
+    moments = sketch.moments.get(node.name)
+    if moments is None:
+        return None
+    metric = moments.metric(centred=is_normalised(sketch.site, node))
+    weight = sketch.network.tensors[node.inputs[1]].double()
+    weight = weight.reshape(*weight.shape[:2], -1)  # (O, I, K)
+    energy = weight.square().sum(0) * metric.diagonal().reshape(weight.shape[1:])
+    return energy.sum(1).numpy()
+
+
+def _make_up(sketch: Sketch, node: Node, kept: Kept) -> None:
+    """The weight of a copied layer, fitted so that the channels that stay give what all gave."""
+    site, name = sketch.site, node.inputs[1]
+    rows, columns = (torch.from_numpy(surviving(axis, kept)) for axis in site.network.axes(name)[:2])
+    metric = sketch.moments[node.name].metric(centred=is_normalised(site, node))
+    weight = site.network.tensors[name].index_select(0, rows).double()
+    positions = len(metric) // weight.shape[1]
+    seen = (columns[:, None] * positions + torch.arange(positions)).flatten()
+    cross = weight.flatten(1) @ metric[:, seen]
+    copied = sketch.parameters[sketch.name_of(name)]
+    fitted = regression(cross, metric[seen][:, seen]).reshape(copied.shape)
+    sketch.parameters[sketch.name_of(name)] = fitted.to(copied.dtype)
 
 
 PRUNED = AlternativeKind(name="pruned", choices={"pruned_0.25": 0.25, "pruned_0.5": 0.5}, write=_write)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from tailor_ir.alternatives.least_squares.moments import PatchMoments
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.axes import Sizes, surviving
 from tailor_ir.graph import Attribute, Node
@@ -27,10 +28,12 @@ class Sketch:
     """New nodes between the entry and the exit of a site. Names begin with `prefix`.
 
     parameters, statistics, constants: new tensors by what they are; `shapes` has those of all new values and tensors.
+    moments: of what layers of the network read, by the layer's node; first weights are fitted to them.
     """
 
     site: Site
     prefix: str
+    moments: Mapping[str, PatchMoments] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)

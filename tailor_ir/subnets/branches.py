@@ -4,13 +4,13 @@ Branch-wise training and first weights need neither whole SubNets nor gradients 
 batch are computed once, for all branches. Source: AdaptiveNet (MobiCom 2023) §4.3, branch-wise distillation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tailor_ir.graph import Alternative, Node
-from tailor_ir.subnets.batch_norms import ElasticBatchNorm
+from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction
 
@@ -22,10 +22,11 @@ Features = Mapping[str, torch.Tensor]
 class Branch:
     """An alternative to blocks, at the sizes of the largest SubNet.
 
-    choice: its name among the alternatives to `exit`, the value that it stands for. entry: the value that it reads. producer:
-    its own result. parameters: the names of its trained tensors. norms: its BatchNorms.
+    variable, choice: the variable that chooses it, and its name there. entry: the value that it reads. exit: the value that it
+    stands for. producer: its own result. parameters: the names of its trained tensors. norms: its BatchNorms.
     """
 
+    variable: str
     choice: str
     entry: str
     exit: str
@@ -51,14 +52,17 @@ class Branches:
         }
         own = {node.name for node in graph.original().nodes}
         self.branches: tuple[Branch, ...] = tuple(
-            self._branch(each, {variables[each.producer][0]: each.choice}, own)
+            self._branch(each, variables[each.producer][0], own)
             for each in graph.alternatives
             if each.producer in variables
         )
 
-    def features(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics."""
-        wanted = {name for branch in self.branches for name in (branch.entry, branch.exit)}
+    def features(self, x_BCHW: torch.Tensor, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics.
+
+        more: further values of the original network.
+        """
+        wanted = {*more, *(name for branch in self.branches for name in (branch.entry, branch.exit))}
         was_training = self._elastic.training
         self._elastic.eval()
         values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
@@ -67,11 +71,45 @@ class Branches:
         self._elastic.train(was_training)
         return {name: values[name] for name in wanted}
 
+    def watch(self, x_BCHW: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
+        """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
+        was_training = self._elastic.training
+        self._elastic.eval()
+        last = {name: at for at, each in enumerate(self._original) for name in (*each.operands, *each.outputs)}
+        ends: dict[int, list[str]] = {}
+        for name, at in last.items():
+            ends.setdefault(at, []).append(name)
+        values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
+        see(self._elastic.structure.graph.inputs[0], x_BCHW)
+        for at, instruction in enumerate(self._original):
+            self._run((instruction,), values)
+            for name in instruction.outputs:
+                see(name, values[name])
+            for name in ends[at]:
+                values.pop(name, None)
+        self._elastic.train(was_training)
+
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
         """The result of a branch on the features of its entry; gradients go to its own parameters."""
+        return self.values(branch, features)[branch.producer]
+
+    def values(self, branch: Branch, features: Features) -> dict[str, torch.Tensor]:
+        """All values of a branch on the features of its entry."""
         values = {branch.entry: features[branch.entry]}
         self._run(branch.instructions, values)
-        return values[branch.producer]
+        return values
+
+    @torch.no_grad()
+    def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
+        """BatchNorm statistics of all branches: means over the batches. Nothing is written."""
+        return self._elastic.observed(self._run_all(self.features(x)) for x in batches)
+
+    def _run_all(self, features: Features) -> Callable[[], None]:
+        def run() -> None:
+            for branch in self.branches:
+                self.run(branch, features)
+
+        return run
 
     def _run(self, instructions: Sequence[Instruction], values: dict[str, torch.Tensor]) -> None:
         for module, operands, outputs, cuts in instructions:
@@ -82,17 +120,19 @@ class Branches:
             result = module(*[values[name] for name in operands])
             values.update({outputs[0]: result} if len(outputs) == 1 else zip(outputs, result, strict=True))
 
-    def _branch(self, alternative: Alternative, config: dict[str, str], original: set[str]) -> Branch:
+    def _branch(self, alternative: Alternative, variable: str, original: set[str]) -> Branch:
         graph = self._elastic.structure.graph
         nodes = _own_nodes(graph.nodes, alternative.producer, original)
         written = {name for node in nodes for name in node.outputs}
         data = graph.data_values()
         read = {name for node in nodes for name in node.inputs if name in data} - written
         (entry,) = read
-        program = self._elastic.program({**self._elastic.structure.space.max_config, **config})
+        config = {**self._elastic.structure.space.max_config, variable: alternative.choice}
+        program = self._elastic.program(config)
         instructions = tuple(one for one in program.instructions if not written.isdisjoint(one.outputs))
         trained = set(graph.parameters)
         return Branch(
+            variable=variable,
             choice=alternative.choice,
             entry=entry,
             exit=alternative.value,

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from tailor_ir.axes import Axis, Sizes, spatial_in
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.spaces.variables import Choice
-from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Observed, Statistics, statistics_of
+from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Observed, Statistics, statistics_of
 from tailor_ir.subnets.cuts import is_labels
 from tailor_ir.subnets.lowering import Lowering
 from tailor_ir.subnets.plans import (
@@ -255,13 +256,23 @@ class Elastic(nn.Module):
     @torch.no_grad()
     def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
         """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""
+        return self.observed(partial(self, x) for x in batches)
+
+    @torch.no_grad()
+    def observed(self, runs: Iterable[Callable[[], Any]]) -> Statistics:
+        """BatchNorm statistics of what is run, in eval mode: means over the runs. Nothing shared is written.
+
+        What `runs` itself computes between the runs is not observed.
+        """
         was_training = self.training
         self.eval()
-        self._observed.moments = {}
+        moments: dict[ElasticBatchNorm, Moments] = {}
         try:
-            for x in batches:
-                self(x)
-            return statistics_of(self._observed.moments.items())
+            for run_once in runs:
+                self._observed.moments = moments
+                run_once()
+                self._observed.moments = None
+            return statistics_of(moments.items())
         finally:
             self._observed.moments = None
             self.train(was_training)

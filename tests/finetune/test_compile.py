@@ -8,6 +8,8 @@ import timm
 import torch
 from torch import nn
 
+import tailor_ir
+from tailor_ir.subnets.branches import Branches
 from tasks import compile
 from tasks.data import DataSettings
 from tasks.errors import UserError
@@ -50,3 +52,27 @@ def test_outputs_that_an_onnx_file_does_not_tell_are_checked_once_they_are_known
     model = ModelSettings(kind="onnx", name="mine", path=file)
     with pytest.raises(UserError, match=r"model 'mine': gives 7 outputs; allowed: 10, the classes of the data"):
         compile.run(compile.Settings(), model, DIGITS, None, None, tmp_path, Lines())
+
+
+def test_alternatives_begin_with_what_images_tell_and_their_errors_are_in_the_result(tmp_path: Path) -> None:
+    model = ModelSettings(kind="timm", name="test_resnet")
+    space = {"alternatives": ["pruned", "separable"]}
+    found = {}
+    for images in (64, 0):
+        folder = tmp_path / str(images)
+        folder.mkdir()
+        torch.manual_seed(0)
+        settings = compile.Settings(alternative_images=images)
+        found[images] = compile.run(settings, model, DIGITS, None, space, folder, Lines())["alternatives"]
+    net, plain = (tailor_ir.load(tmp_path / images / "supernet") for images in ("64", "0"))
+    own = {(v.name, choice) for v in net.space.variables if v.kind == "block" for choice in v.choices[:-1]}
+    assert {(each["variable"], each["choice"]) for each in found[64]} == own
+    assert all(0 <= each["error"] < float("inf") for each in found[64])
+    assert found[0] == []
+    for branch in Branches(net.elastic).branches:
+        moved = [
+            name for name in branch.parameters if not torch.equal(net.elastic.tensor(name), plain.elastic.tensor(name))
+        ]
+        assert moved, branch.producer
+    original = net.structure.graph.original().parameters
+    assert all(torch.equal(net.elastic.tensor(name), plain.elastic.tensor(name)) for name in original)

@@ -1,0 +1,189 @@
+"""The last layer of an alternative, fitted by least squares so that the alternative gives what the blocks give.
+
+It makes up for what is lost before it, whatever the kind. The layer is found from the exit backwards: through an activation
+that the blocks end with, too, a sum whose other operand is taken as it is, and a BatchNorm, which then gives the layer's
+result as it is. Legend: N patches, O output channels, I input channels, K positions of a kernel.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+
+from tailor_ir.alternatives.least_squares.moments import MOST_NUMBERS, PATCHES_FOR_EACH, chosen, results, windows
+from tailor_ir.alternatives.least_squares.regression import regression
+from tailor_ir.graph import Graph, Node
+from tailor_ir.ops.elementwise import ACTIVATIONS
+from tailor_ir.subnets.branches import Branch, Features
+
+BIAS = 2  # position of the bias among a layer's inputs
+EPSILON = 1e-5
+FOLDS = 2
+RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
+"""Shares of the mean of the diagonal that are tried: with few patches only a heavy ridge helps on others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLayer:
+    """A layer of an alternative. norm: the BatchNorm behind it. addend: the value that is added to it.
+
+    target: the original's value that the sum of both stands for.
+    """
+
+    layer: Node
+    norm: Node | None
+    addend: str | None
+    target: str
+
+
+def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
+    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it."""
+    producers = graph.producers()
+    own = set(branch.parameters)
+    value, target = branch.producer, branch.exit
+    while (node := producers[value]).op in ACTIVATIONS:
+        given = producers.get(target)
+        if given is None or (given.op, given.attributes, given.inputs[1:]) != (
+            node.op,
+            node.attributes,
+            node.inputs[1:],
+        ):
+            return None
+        value, target = node.inputs[0], given.inputs[0]
+    if node.op != "Add":
+        found = _dense(value, producers, own)
+        return None if found is None else LastLayer(layer=found[0], norm=found[1], addend=None, target=target)
+    for value, addend in (node.inputs, node.inputs[::-1]):
+        found = _dense(value, producers, own)
+        if found is not None and graph.shapes[value] == graph.shapes[addend]:
+            return LastLayer(layer=found[0], norm=found[1], addend=addend, target=target)
+    return None
+
+
+def _dense(value: str, producers: Mapping[str, Node], own: set[str]) -> tuple[Node, Node | None] | None:
+    """The layer over all channels that gives a value, and the BatchNorm between them."""
+    node, norm = producers.get(value), None
+    if node is not None and node.op == "BatchNormalization":
+        if not own.issuperset(node.inputs[1:3]):
+            return None
+        norm, node = node, producers.get(node.inputs[0])
+    if node is None or node.op not in ("Conv", "Linear") or node.int("group", 1) != 1 or node.inputs[1] not in own:
+        return None
+    return node, norm
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """Sums over some patches: how many, of x xᵀ (n, n), y xᵀ (O, n), x (n,) and y (O,)."""
+
+    count: int
+    xx: torch.Tensor
+    yx: torch.Tensor
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @classmethod
+    def of(cls, x_NI: torch.Tensor, y_NO: torch.Tensor) -> "_Fold":
+        return cls(len(x_NI), x_NI.T @ x_NI, y_NO.T @ x_NI, x_NI.sum(0), y_NO.sum(0))
+
+    def __add__(self, other: "_Fold") -> "_Fold":
+        return _Fold(
+            self.count + other.count, self.xx + other.xx, self.yx + other.yx, self.x + other.x, self.y + other.y
+        )
+
+    def moments(self, *, centred: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """E[x xᵀ] and E[y xᵀ]; centred: the covariances."""
+        second, cross, x, y = (each / self.count for each in (self.xx, self.yx, self.x, self.y))
+        if centred:
+            second, cross = second - torch.outer(x, x), cross - torch.outer(y, x)
+        return second, cross
+
+
+@dataclass(slots=True)
+class LastLayerSums:
+    """Sums over the patches that a last layer reads, and over what it should give there, in two folds of the batches."""
+
+    last: LastLayer
+    weight_shape: tuple[int, ...]
+    images: int
+    rng: np.random.Generator
+    folds: list[_Fold] = field(default_factory=list)
+    batches: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the moments fit into memory."""
+        return prod(self.weight_shape[1:]) <= MOST_NUMBERS
+
+    def add(self, values: Mapping[str, torch.Tensor], features: Features) -> None:
+        """The values of the branch on a batch, and the features of the original network."""
+        last, node = self.last, self.last.layer
+        target = features[last.target]
+        if last.addend is not None:
+            target = target - (values[last.addend] if last.addend in values else features[last.addend])
+        x = values[node.inputs[0]]
+        read = windows(x, node, self.weight_shape[2:])
+        wanted = -(-PATCHES_FOR_EACH * prod(self.weight_shape[1:]) * len(x) // self.images)
+        places = chosen(read.places, wanted, self.rng)
+        found = _Fold.of(read.at(places).double().cpu(), results(target, node, places).double().cpu())
+        at = self.batches % FOLDS
+        self.batches += 1
+        if at < len(self.folds):
+            self.folds[at] = self.folds[at] + found
+        else:
+            self.folds.append(found)
+
+    def fitted(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """New values of tensors by name; none where no change helps on batches that it was not fitted to.
+
+        tensors: the ones that there are.
+        """
+        node, norm = self.last.layer, self.last.norm
+        has_bias = len(node.inputs) > BIAS and bool(node.inputs[BIAS])
+        centred = has_bias or norm is not None
+        weight = tensors[node.inputs[1]].cpu()
+        before = weight.double().flatten(1)
+        if norm is not None:
+            scale, variance = (tensors[norm.inputs[at]].double().cpu() for at in (1, 4))
+            before = before * (scale / (variance + norm.float("epsilon", EPSILON)).sqrt())[:, None]
+        ridge = self._ridge(before, centred=centred)
+        if ridge is None:
+            return {}
+        whole = sum(self.folds[1:], self.folds[0])
+        second, cross = whole.moments(centred=centred)
+        after = before + _change(before, second, cross, ridge)
+        x, y = whole.x / whole.count, whole.y / whole.count
+        mean = after @ x
+        found = {node.inputs[1]: after.reshape(weight.shape)}
+        if has_bias:
+            found[node.inputs[BIAS]] = y - mean if norm is None else torch.zeros_like(mean)
+        if norm is not None:
+            variance = ((after @ second) * after).sum(1).clamp_min(0)
+            statistics = (variance + norm.float("epsilon", EPSILON)).sqrt(), y, mean, variance
+            found |= dict(zip(norm.inputs[1:5], statistics, strict=True))
+        return {name: value.to(tensors[name]) for name, value in found.items()}
+
+    def _ridge(self, before: torch.Tensor, *, centred: bool) -> float | None:
+        """The ridge that helps the other fold most; None where none does."""
+        if len(self.folds) < FOLDS:
+            return None
+        moments = [fold.moments(centred=centred) for fold in self.folds]
+        losses: dict[float | None, float] = {None: sum(_lost(before, *each) for each in moments)}
+        for ridge in RIDGES:
+            changed = [before + _change(before, *each, ridge) for each in moments]
+            losses[ridge] = sum(_lost(w, *each) for w, each in zip(changed, reversed(moments), strict=True))
+        return min(losses, key=lambda ridge: losses[ridge])
+
+
+def _change(before: torch.Tensor, second: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
+    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal."""
+    heavy = second.clone()
+    heavy.diagonal().add_(ridge * second.diagonal().mean())
+    return regression(cross - before @ second, heavy)
+
+
+def _lost(weight: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> float:
+    """The mean square of y - W x, without what does not depend on W."""
+    return float((weight @ second * weight).sum() - 2 * (weight * cross).sum())

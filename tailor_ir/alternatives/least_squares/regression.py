@@ -1,0 +1,70 @@
+"""Least squares in a metric: weights that give, on data, what other weights give. All in float64."""
+
+import torch
+
+RIDGE = 1e-4
+"""Share of the mean of a metric's diagonal that is added to it: data have directions that are never seen."""
+TINY = 1e-12
+
+
+def factor(metric: torch.Tensor) -> torch.Tensor:
+    """(n, n) lower triangular, whose product with its transpose is the metric with a little on its diagonal.
+
+    More than a little where rounding has made the metric indefinite.
+    """
+    ridge = RIDGE * metric.diagonal().mean() + TINY
+    while True:
+        root, failed = torch.linalg.cholesky_ex(metric + ridge * torch.eye(len(metric), dtype=metric.dtype))
+        if not failed:
+            return root
+        assert metric.isfinite().all()
+        ridge = 10 * ridge
+
+
+def regression(cross: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
+    """(O, n) the weight whose results are nearest to y: cross is E[y xᵀ] (O, n), metric E[x xᵀ] (n, n)."""
+    return torch.cholesky_solve(cross.T, factor(metric)).T
+
+
+def basis(matrix: torch.Tensor, rank: int) -> torch.Tensor:
+    """(n, rank) the first left singular vectors of (n, m), in float64, from the eigenvectors of the smaller Gram matrix."""
+    if matrix.shape[0] <= matrix.shape[1]:
+        return torch.linalg.eigh(matrix @ matrix.T)[1][:, -rank:].flip(1)
+    right = torch.linalg.eigh(matrix.T @ matrix)[1][:, -rank:].flip(1)
+    return torch.linalg.qr(matrix @ right)[0]
+
+
+def over_channels(metric: torch.Tensor, channels: int) -> torch.Tensor:
+    """(I, I) the mean over the positions of a kernel of a metric (I · K, I · K)."""
+    positions = len(metric) // channels
+    return metric.reshape(channels, positions, channels, positions).diagonal(dim1=1, dim2=3).mean(-1)
+
+
+def through(metric: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """(R · K, R · K) the metric of what a 1×1 map (R, I) makes of patches with a metric (I · K, I · K)."""
+    rank, channels = maps.shape
+    positions = len(metric) // channels
+    half = torch.einsum("ri,ikm->rkm", maps, metric.reshape(channels, positions, -1))
+    whole = torch.einsum("rkjl,sj->rksl", half.reshape(rank, positions, channels, positions), maps)
+    return whole.reshape(rank * positions, -1)
+
+
+def mapped(cross: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """(O, R · K) of cross moments (O, I · K) with patches, those with what a 1×1 map (R, I) makes of them."""
+    channels = maps.shape[1]
+    return torch.einsum("oik,ri->ork", cross.reshape(len(cross), channels, -1), maps).reshape(len(cross), -1)
+
+
+def pivots(matrix: torch.Tensor, count: int) -> torch.Tensor:
+    """(count,) rows of a Gram matrix (n, n), each the one that those before explain least: pivoted Cholesky."""
+    left = matrix.diagonal().clone()
+    rows: list[int] = []
+    columns = torch.zeros(count, len(matrix), dtype=matrix.dtype)
+    for at in range(count):
+        left[rows] = -torch.inf
+        row = int(left.argmax())
+        rows.append(row)
+        root = left[row].clamp_min(TINY).sqrt()
+        columns[at] = (matrix[row] - columns[:at, row] @ columns[:at]) / root
+        left = left - columns[at].square()
+    return torch.tensor(rows)
