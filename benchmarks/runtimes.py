@@ -121,6 +121,7 @@ def _contender(network: str, device: str, client: AgentClient, work: Path) -> Co
         kernels = ChosenImplementations.read(folder / IMPLEMENTATIONS_FILE)
         content = onnx_of(net, net.max_config)
         names = implementations_of(net, net.max_config, kernels)
+        default = ncnn_job("default", content, convert(content, trimmed=False))
         tuned = ncnn_job("chosen", content, convert(content, implementations=names))
         text += f", kernels of {len(names)} layers"
     own = client.with_engine(chosen.engine)

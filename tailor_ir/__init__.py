@@ -2,7 +2,7 @@
 
 from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
-from tailor_ir.conversion import Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
+from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
@@ -17,6 +17,7 @@ from tailor_ir.supernet import SuperNet, compile, load
 __all__ = [
     "FITTING_PASSES",
     "KINDS",
+    "UNREACHED_KERNELS",
     "Block",
     "Choice",
     "Config",

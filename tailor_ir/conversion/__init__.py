@@ -2,11 +2,12 @@
 
 from tailor_ir.conversion.engine import Conversion, RuleOutcome, UndoneRule, convert, count_nodes
 from tailor_ir.conversion.rule import ConversionRule
-from tailor_ir.conversion.rules import FEWEST_NODES, RULES
+from tailor_ir.conversion.rules import FEWEST_NODES, RULES, UNREACHED_KERNELS
 
 __all__ = [
     "FEWEST_NODES",
     "RULES",
+    "UNREACHED_KERNELS",
     "Conversion",
     "ConversionRule",
     "RuleOutcome",

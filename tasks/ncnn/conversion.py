@@ -14,7 +14,9 @@ from types import MappingProxyType
 
 import ncnn
 import onnx
+from google.protobuf.message import DecodeError
 
+import tailor_ir
 from profiling_agents.backends.base import ModelError
 from profiling_agents.backends.onnx_files import read_onnx
 from profiling_agents.backends.own_names import OwnNames
@@ -32,14 +34,17 @@ def convert(
     limits: ConversionLimits = DEFAULT_LIMITS,
     *,
     fp16: bool = False,
+    trimmed: bool = True,
     implementations: Mapping[str, str] = MappingProxyType({}),
 ) -> NcnnFiles:
     """NCNN files (weights in fp32, or fp16) of an ONNX model with static input shapes and folded BatchNorm.
 
     Blobs are named in0, in1, … and out0, … in the order of the ONNX inputs and outputs. implementations: of convolutions, by
-    the value that the ONNX node writes (`tasks.ncnn.kernels`).
+    the value that the ONNX node writes (`tasks.ncnn.kernels`). trimmed: kernels lose the positions that read padding alone.
+    ncnn would read all of their weights, eight of nine for nothing where a 3×3 convolution stands over a single position.
     Raises ConversionError: pnnx crashed, ran past a limit, wrote nothing, or left a layer that ncnn has not.
     """
+    model = _trimmed(model) if trimmed else model
     files = _checked(_converted(model, limits, fp16=fp16))
     if not implementations:
         return files
@@ -52,6 +57,7 @@ def convert_operators(models: Sequence[bytes], limits: ConversionLimits = DEFAUL
 
     Each has its own result or its own error.
     """
+    models = [_trimmed(content) for content in models]
     results: dict[int, Outcome] = {}
     for index, content in enumerate(models):
         if (constant := _constant(content)) is not None:
@@ -124,6 +130,22 @@ def _converted(model: bytes, limits: ConversionLimits, *, fp16: bool = False) ->
         if not all(file.is_file() for file in files) or files[0].stat().st_size == 0:
             raise ConversionError(f"pnnx wrote no NCNN model ({last_line(log)})")
         return NcnnFiles(param=files[0].read_bytes(), bin=files[1].read_bytes())
+
+
+def _trimmed(content: bytes) -> bytes:
+    """The model without the positions of kernels that no input reaches."""
+    try:
+        model = onnx.load_from_string(content)
+    except DecodeError:
+        return content  # `_prepared` says what is wrong with it
+    if not any(node.op_type == "Conv" and any(_pads(node)) for node in model.graph.node):
+        return content
+    found = tailor_ir.convert(model, check=False, rules=[tailor_ir.UNREACHED_KERNELS])
+    return found.model.SerializeToString() if found.rules else content
+
+
+def _pads(node: onnx.NodeProto) -> Sequence[int]:
+    return next((attribute.ints for attribute in node.attribute if attribute.name == "pads"), ())
 
 
 def _prepared(model: bytes) -> bytes:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from tailor_ir.conversion import RULES, convert
+from tailor_ir.conversion import RULES, UNREACHED_KERNELS, convert
 from tests.conversion.small_models import Arrays, ints, model, node, number, operators, positive, weights
 
 
@@ -408,6 +410,15 @@ CASES = {
         ["MatMul"],
         {"w": weights(5, 6)},
     ),
+    "a kernel over a single position": Case(
+        "unreached kernels", [node("Conv", "x w b", "y", pads=[1] * 4)], ["Conv"], CONV, (2, 4, 1, 1)
+    ),
+    "a kernel with strides over few positions": Case(
+        "unreached kernels", [node("Conv", "x w b", "y", pads=[1] * 4, strides=[2, 2])], ["Conv"], CONV, (2, 4, 2, 1)
+    ),
+    "a dilated kernel over few positions": Case(
+        "unreached kernels", [node("Conv", "x w b", "y", pads=[6] * 4, dilations=[6, 6])], ["Conv"], CONV, (2, 4, 5, 7)
+    ),
     "a branch that ends": Case("unread fused nodes", [node("Relu", "x", "i"), node("Sigmoid", "x", "y")], ["Sigmoid"]),
 }
 
@@ -440,6 +451,12 @@ def test_names_of_rules_are_different_and_stages_are_in_order() -> None:
 
 
 UNTOUCHED = {
+    "a kernel whose every position some window has over the map": Case(
+        "", [node("Conv", "x w b", "y", pads=[1] * 4)], [], CONV, (2, 4, 2, 2)
+    ),
+    "a kernel over a map of unknown size": Case(
+        "", [node("Conv", "x w b", "y", pads=[1] * 4)], [], CONV, (2, 4, "H", 1)
+    ),
     "a half of a gelu before a product": Case(
         "",
         [
@@ -510,3 +527,50 @@ def test_what_would_change_results_stays(case: Case) -> None:
     made = model(case.nodes, case.arrays, shape=case.shape, opset=case.opset, outputs=case.outputs)
     found = convert(made, check=False)
     assert operators(found.model) == operators(made)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(*[st.integers(1, 4)] * 2),
+    kernel=st.tuples(*[st.integers(1, 5)] * 2),
+    pads=st.tuples(*[st.integers(0, 3)] * 4),
+    strides=st.tuples(*[st.integers(1, 3)] * 2),
+    dilations=st.tuples(*[st.integers(1, 2)] * 2),
+    groups=st.sampled_from([1, 4]),
+)
+def test_kernels_without_what_no_input_reaches_compute_the_same(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    groups: int,
+) -> None:
+    spans = [size[i] + pads[i] + pads[i + 2] - dilations[i] * (kernel[i] - 1) for i in range(2)]
+    assume(min(spans) >= 1)
+    attributes = {"pads": pads, "strides": strides, "dilations": dilations, "group": groups}
+    arrays = {"w": weights(4, 4 // groups, *kernel), "b": weights(4)}
+    made = model([node("Conv", "x w b", "y", **attributes)], arrays, shape=(2, 4, *size))
+    found = convert(made, rules=[UNREACHED_KERNELS])
+    assert found.difference is not None
+    assert found.difference <= 1e-6
+    (left,) = found.model.graph.node
+    shape = next(tuple(t.dims) for t in found.model.graph.initializer if t.name == left.input[1])
+    assert shape[2:] == tuple(
+        _reached(*each) for each in zip(size, kernel, pads[:2], pads[2:], strides, dilations, strict=True)
+    )
+
+
+def _reached(size: int, kernel: int, begin: int, end: int, stride: int, dilation: int) -> int:
+    """Positions of a kernel between the first and the last that ever lies over the map, by going through all windows."""
+    windows = (size + begin + end - dilation * (kernel - 1) - 1) // stride + 1
+    seen = {
+        tap
+        for window in range(windows)
+        for tap in range(kernel)
+        if 0 <= window * stride + tap * dilation - begin < size
+    }
+    if not seen:
+        return kernel
+    first = min(*seen, begin // dilation) if seen else 0
+    return max(*seen, kernel - 1 - end // dilation) - first + 1

@@ -13,6 +13,7 @@ from tailor_ir.conversion.rules.affine import (
 )
 from tailor_ir.conversion.rules.constants import fold_constants, store_constants, store_shapes
 from tailor_ir.conversion.rules.duplicates import merge_equal_constants, merge_equal_nodes, remove_unread
+from tailor_ir.conversion.rules.kernels import trim_kernel
 from tailor_ir.conversion.rules.no_ops import REMOVALS, RESHAPES
 from tailor_ir.conversion.rules.padding import fold_padding
 from tailor_ir.conversion.rules.products import absorb_transposes, add_bias
@@ -35,6 +36,16 @@ HALVES = ConversionRule(
     apply=at_each({"Mul": fold_gelu_half}),
 )
 """One node fewer for each Gelu, and slower where the runtime would have run it as one operator."""
+
+UNREACHED_KERNELS = ConversionRule(
+    name="unreached kernels",
+    stage="constants",
+    matches="Conv over a map that is so small that outer positions of its kernel read padding alone, in every window",
+    writes="Conv with a smaller kernel and less padding",
+    tolerance=ROUNDING,
+    apply=at_each({"Conv": trim_kernel}),
+)
+"""Weights that no input reaches: eight of nine of a 3×3 convolution over a single position."""
 
 RULES: tuple[ConversionRule, ...] = (
     ConversionRule(
@@ -254,6 +265,7 @@ RULES: tuple[ConversionRule, ...] = (
         tolerance=ROUNDING,  # a runtime may sum up in another order where it has packed weights ahead
         apply=fold_constants,
     ),
+    UNREACHED_KERNELS,
     ConversionRule(
         name="unread nodes",
         stage="constants",
