@@ -53,7 +53,9 @@ def _trimmed(draft: OnnxDraft, name: str, reached: list[range]) -> str | None:
     """The name of a weight's part, stored or made of equal numbers; None for weights that are computed otherwise."""
     array = draft.array(name)
     if array is not None:
-        part = array[(..., *(slice(taps.start, taps.stop) for taps in reached))]
+        part = array
+        for axis, taps in enumerate(reached, start=2):
+            part = np.take(part, taps, axis)
         return draft.constant(np.ascontiguousarray(part), f"{name}/reached")
     filled = draft.producer(name, "ConstantOfShape")
     shape = None if filled is None else draft.integers(filled.inputs[0])
