@@ -4,9 +4,9 @@
                                  [--json FILE] [--markdown] [NETWORK[@PIXELS] …]
 
 For each network (a preset, or a network of timm with the space that is proposed for it) the operators of its SuperNet are
-profiled in situ, as `autotailor profile` does. Then the largest SubNet is timed as it is given and by ncnn's own choices, without
-the positions of kernels that no input reaches ("trimmed"), and by the chosen kernels besides, in turn, `--rounds` times; the ratio
-is the median over the rounds of the first over the last. Trials: timed
+profiled in situ, as `autotailor profile` does. Then the largest SubNet is timed in turn, `--rounds` times: as it is given,
+by ncnn's own choices; without the positions of kernels that no input reaches ("trimmed"); and by the chosen kernels besides.
+The ratio is the median over the rounds of the first over the last. Trials: timed
 SubNets over SubNets that have all operators. Lost: share of the latency of checked operators that the rules' leaving out
 would have cost. With `--exhaustive`, every convolution of the largest SubNet is run by every kernel, one layer at a time and
 the others as chosen, and what is faster is kept: the network that comes out is the one to compare with. DIR keeps tables; a
