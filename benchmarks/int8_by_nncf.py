@@ -1,7 +1,7 @@
 """int8 by NNCF beside int8 by onnxruntime, both run by OpenVINO: accuracy, latency and bytes.
 
-    python -m benchmarks.nncf --nncf PYTHON [--networks resnet26 mobilenetv2] [--rounds 5] [--work DIR] [--json FILE]
-                              [--markdown]
+    python -m benchmarks.int8_by_nncf --nncf PYTHON [--networks resnet26 mobilenetv2] [--rounds 5] [--work DIR] [--json FILE]
+                                      [--markdown]
 
 PYTHON: an interpreter that has nncf and openvino (`python -m venv DIR && DIR/bin/pip install nncf openvino`); NNCF is no
 dependency of the project. The networks, their images and their largest SubNets are those of `benchmarks.int8`; a DIR that it
