@@ -19,7 +19,10 @@ class Diagrams:
     """Sets that share one order of columns: that in which they are first met."""
 
     def __init__(self) -> None:
-        self._nodes: list[tuple[int, tuple[int, ...]]] = [(-1, ()), (-1, ())]  # column, and the set for each of its values
+        self._nodes: list[tuple[int, tuple[int, ...]]] = [
+            (-1, ()),
+            (-1, ()),
+        ]  # column, and the set for each of its values
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._ranks: dict[int, int] = {}
         self._complements: dict[int, int] = {NONE: ALL, ALL: NONE}
@@ -28,6 +31,9 @@ class Diagrams:
     def of(self, columns: Sequence[int], mask: Mask, meanings: Mapping[int, int]) -> int:
         """The set of a mask with one axis for each column. meanings: the sets in which a column of two values is 1."""
         known: dict[tuple[int, bytes], int] = {}
+        for column in columns:
+            if column not in meanings:
+                self._ranks.setdefault(column, len(self._ranks))
 
         def chosen(axis: int, values: Mask) -> int:
             if values.all():
@@ -44,7 +50,7 @@ class Diagrams:
 
     def union(self, one: int, other: int) -> int:
         """The codes in at least one of two sets."""
-        if one == other or other == NONE or one == ALL:
+        if one in (other, ALL) or other == NONE:
             return one
         if one == NONE or other == ALL:
             return other
@@ -106,7 +112,6 @@ class Diagrams:
             return self.union(
                 self.intersection(where, children[1]), self.intersection(self.complement(where), children[0])
             )
-        self._ranks.setdefault(column, len(self._ranks))
         found = NONE
         for value, child in enumerate(children):
             here = self._node(column, tuple(ALL if value == each else NONE for each in range(len(children))))
