@@ -62,6 +62,24 @@ def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bo
     assert net.space.distinct == len(seen)
 
 
+@settings(max_examples=6, deadline=None)
+@example(blocks=3, kinds={"merged", "pruned_0.5"})
+@given(
+    blocks=st.integers(2, 3),
+    kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "separable"]), min_size=1, max_size=2),
+)
+def test_counts_with_elastic_sizes_are_those_of_brute_force(blocks: int, kinds: set[str]) -> None:
+    spec = {"alternatives": sorted(kinds), "*.depth": "auto", "*.width_mult": [0.5, 1], "*.expand_ratio": [1, 2]}
+    net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
+    axes = net.structure.axis_map.axes
+    seen = set()
+    for row in product(*(range(n) for n in net.space.cardinalities)):
+        subnet = net.structure.subnet(np.array(row))
+        shapes = (tuple(map(subnet.sizes.shape, (axes[name] for name in node.inputs if name))) for node in subnet.nodes)
+        seen.add((tuple((node.name, node.inputs) for node in subnet.nodes), tuple(shapes), subnet.outputs))
+    assert net.space.distinct == len(seen)
+
+
 # -- invariants --------------------------------------------------------------------------------------------------------
 
 
