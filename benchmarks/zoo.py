@@ -6,8 +6,8 @@ Without names, the 60 networks of `benchmarks/zoo.txt`. Networks come from timm 
 that are all different, at their own input size; each is read in a process of its own. Differences are the largest absolute
 one over all outputs, relative to the largest output. FILE grows network by network, and a second run goes on from there.
 
---alternatives: all kinds of alternatives at every block, beside the proposed sizes. Then weights of the network must be bit-equal in
-the SuperNet, and the operators of random SubNets among the listed ones.
+--alternatives: all kinds of alternatives at every block, beside the proposed sizes. Then weights of the network must be
+bit-equal in the SuperNet, and the operators of random SubNets among the listed ones.
 """
 
 import argparse
