@@ -22,7 +22,7 @@ from tailor_ir.alternatives.separable import separated
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.invariants import check_largest, check_subnet, difference
-from tests.ir.networks import from_timm, perturb, small_net
+from tests.ir.networks import ResidualBlock, from_timm, perturb, small_net
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 ALL: SpaceSpec = {"alternatives": "auto"}
@@ -53,7 +53,7 @@ def compiled(name: str) -> tuple[nn.Module, torch.Tensor, tailor_ir.SuperNet]:
 def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bool) -> None:
     legal = kinds - {"merged"} if blocks == 1 else kinds
     assume(legal)
-    spec = {"alternatives": sorted(legal), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
+    spec: SpaceSpec = {"alternatives": sorted(legal), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
     net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
     seen = set()
     for row in product(*(range(n) for n in net.space.cardinalities)):
@@ -69,7 +69,12 @@ def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bo
     kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "separable"]), min_size=1, max_size=2),
 )
 def test_counts_with_elastic_sizes_are_those_of_brute_force(blocks: int, kinds: set[str]) -> None:
-    spec = {"alternatives": sorted(kinds), "*.depth": "auto", "*.width_mult": [0.5, 1], "*.expand_ratio": [1, 2]}
+    spec: SpaceSpec = {
+        "alternatives": sorted(kinds),
+        "*.depth": "auto",
+        "*.width_mult": [0.5, 1],
+        "*.expand_ratio": [1, 2],
+    }
     net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
     axes = net.structure.axis_map.axes
     seen = set()
@@ -199,6 +204,27 @@ def test_what_is_nearly_free_costs_nearly_nothing() -> None:
     net = tailor_ir.compile(model, sample[:1], {"alternatives": ["separable"]})
     net.elastic.eval().activate(net.min_config)
     assert difference(model(sample), net.elastic(sample)) <= 1e-4
+
+
+class Scales(nn.Module):
+    """One of two scales of channels, which lie in one tensor."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.rand(2, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scales.reshape(2, -1, 1, 1)[1]
+
+
+def test_a_pruned_block_takes_one_row_of_a_tensor_of_weights(tmp_path: Path) -> None:
+    model = small_net()
+    for block in model.blocks:
+        assert isinstance(block, ResidualBlock)
+        block.body.insert(2, Scales(32))
+    net = tailor_ir.compile(model, SAMPLE, {"alternatives": ["pruned"]})
+    assert kinds_of(net) == {"pruned"}
+    check_subnet(net, net.min_config, tmp_path, SAMPLE)
 
 
 # -- wishes ------------------------------------------------------------------------------------------------------------

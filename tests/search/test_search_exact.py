@@ -11,6 +11,7 @@ import tailor_ir
 from solvers.chain import Chain
 from solvers.exact import optimum
 from solvers.tables import Table
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, Interaction, MeasuredAccuracy, modifications, sensitivities
