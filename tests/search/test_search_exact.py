@@ -67,7 +67,7 @@ def test_the_chain_of_a_supernet_gives_what_its_predictors_give(name: str) -> No
 
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_the_optimum_of_sizes_and_alternatives_is_that_of_brute_force(blocks: int) -> None:
-    spec = {
+    spec: SpaceSpec = {
         "alternatives": ["merged", "pruned_0.5"],
         "*.depth": "auto",
         "*.width_mult": [0.5, 1],
@@ -77,7 +77,7 @@ def test_the_optimum_of_sizes_and_alternatives_is_that_of_brute_force(blocks: in
     assert net.space.derived
     latency, accuracy = predictors(net, 2)
     chain = chain_of(net.space, accuracy, cost_tables(latency))
-    raw = np.indices(net.space.cardinalities).reshape(len(net.space.variables), -1).T
+    raw = np.indices(net.space.cardinalities.tolist()).reshape(len(net.space.variables), -1).T
     codes = np.unique(net.space.canonical_codes(raw), axis=0)
     assert len(codes) == net.space.distinct
     latency_ms, score = latency.predict(codes), accuracy.score(codes)
