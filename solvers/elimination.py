@@ -17,6 +17,8 @@ from solvers.tables import Derived, Table, Values, spread
 
 Indices = NDArray[np.int64]
 Columns = tuple[int, ...]
+LARGEST_ELIMINATION = 4 * LARGEST_TABLE
+"""Entries of one elimination, which are in memory at once with the value of each column."""
 MOST_SPREAD = 2**40
 """Combinations of the columns of a frontier, up to which they are numbered; more are too entangled in any case."""
 
@@ -65,7 +67,7 @@ def eliminate(
     for number, variable in enumerate(order):
         choices = sizes[variable]
         entries += len(states) * choices
-        if entries > LARGEST_TABLE * len(order):
+        if len(states) * choices > LARGEST_ELIMINATION or entries > LARGEST_TABLE * len(order):
             raise TooEntangled(entries)
         values = dict(zip(frontier, np.repeat(states, choices, axis=0).T, strict=True))
         values[variable] = np.tile(np.arange(choices), len(states))

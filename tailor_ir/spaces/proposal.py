@@ -24,6 +24,8 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
     """
     draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives)
     _propose_variables(draft)
+    if draft.selectors.ask_for_alternatives and not regions.stages:
+        draft.dropped.append("alternatives: the network has no blocks that could be replaced")
     draft.selectors.refuse_unmatched(draft.dropped)
     presence, selections, columns = _presence(graph, tuple(draft.selections.values()), len(draft.variables))
     sizings = _placed(draft.sizings, graph, axis_map, presence, columns)

@@ -259,6 +259,16 @@ def test_wishes_that_cannot_be_met_are_one_line(spec: SpaceSpec, words: str) -> 
     assert "\n" not in str(raised.value)
 
 
+def test_a_network_without_blocks_has_none_and_says_so() -> None:
+    model = perturb(
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.Flatten(), nn.Linear(24 * 144, 5))
+    )
+    net = tailor_ir.compile(model, SAMPLE, {"*": "auto", "alternatives": "auto"})
+    assert any(why.startswith("alternatives: the network has no blocks") for why in net.space.dropped)
+    with pytest.raises(SpaceError, match="no variable matches"):
+        tailor_ir.compile(model, SAMPLE, {"alternatives": ["pruned"]})
+
+
 def test_what_is_not_legal_is_said() -> None:
     net = compiled("mobilenetv2_050")[2]
     assert all(one.reason for one in net.refused)
