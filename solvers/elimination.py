@@ -41,11 +41,10 @@ class Elimination:
 
 @dataclass(slots=True)
 class _Plan:
-    """What becomes known when. known: the number of the elimination after which a column is known. last: the last one that
-    looks at it. tables: those of each sum that are complete with an elimination. derived: the columns that are known then.
+    """What is to be done when. last: by column, the number of the last elimination that looks at it. tables: by elimination and
+    sum, those that are complete with it. derived: by elimination, the columns that are known with it.
     """
 
-    known: list[int]
     last: list[int]
     tables: list[list[list[Table]]]
     derived: list[list[int]]
@@ -111,7 +110,7 @@ def _plan(order: Sequence[int], variables: int, sums: Sequence[Sequence[Table]],
     for row, own in enumerate(sums):
         for table in own:
             tables[looked_at(table.columns)][row].append(table)
-    return _Plan(known, last, tables, determined)
+    return _Plan(last, tables, determined)
 
 
 def _sum(tables: Sequence[Table], values: dict[int, Indices], entries: int, sizes: Sequence[int]) -> Values:

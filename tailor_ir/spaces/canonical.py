@@ -52,16 +52,11 @@ def relevance(
             varies = each.chosen.max(axis=axis) != each.chosen.min(axis=axis)
             others = tuple(column for column in each.variables if column != variable)
             found.append(each.live & presence(others, varies))
-    different = list(dict.fromkeys(found))
-    return tuple(
-        each
-        for at, each in enumerate(different)
-        if not any(
-            columns.implies(each, other) and (at > before or not columns.implies(other, each))
-            for before, other in enumerate(different)
-            if before != at
-        )
-    )
+    widest: list[Presence] = []
+    for where in dict.fromkeys(found):
+        if not any(columns.implies(where, other) for other in widest):
+            widest = [other for other in widest if not columns.implies(other, where)] + [where]
+    return tuple(widest)
 
 
 def find_rules(
