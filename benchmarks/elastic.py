@@ -40,9 +40,17 @@ PAIRS = 5
 COPIES = 5
 
 
+def config_of(preset: str) -> RunConfig:
+    """The config of a preset. PRESET+OTHER is the first with the other's space added to its own."""
+    config, *others = (validate(RunConfig, compose_config("config", [f"+preset={one}"])) for one in preset.split("+"))
+    for other in others:
+        config = config.model_copy(update={"space": {**(config.space or {}), **(other.space or {})}})
+    return config
+
+
 def compiled(preset: str) -> tailor_ir.SuperNet:
-    """The SuperNet of a preset, from random weights."""
-    config = validate(RunConfig, compose_config("config", [f"+preset={preset}"]))
+    """The SuperNet of a preset, or of two (`config_of`), from random weights."""
+    config = config_of(preset)
     torch.manual_seed(0)
     network = create(config.model, CLASSES, config.data.channels, config.data.resolution)
     assert isinstance(network, torch.nn.Module)

@@ -1,10 +1,12 @@
-"""Every unique operator of the seven presets: how many, how long it takes to list them, and whether any is missing.
+"""Every unique operator of presets: how many, how long it takes to list them, and whether any is missing.
 
     python -m benchmarks.enumeration [--subnets 5000] [--json FILE] [PRESET …]
 
-Times are from the compiled SuperNet to the complete set, each operator with a config that has it, on one core, nothing
-kept from before. Operators of random SubNets are read from each SubNet's own sizes, not from the listed set. Repeated are
-the operators of 1,000 random SubNets that an earlier one of these SubNets, or an earlier layer, had already.
+Without names, the seven presets of AutoTailor's Table 3 and AdaptiveNet's ResNet101 with the sizes of ResNet50's preset;
+PRESET+OTHER is a preset with the space of another one added to its own. Times are from the compiled SuperNet to the
+complete set, each operator with a config that has it, on one core, nothing kept from before. Operators of random SubNets
+are read from each SubNet's own sizes, not from the listed set. Repeated are the operators of 1,000 random SubNets that an
+earlier one of these SubNets, or an earlier layer, had already.
 """
 
 import argparse
@@ -21,22 +23,20 @@ from rich.progress import track
 from rich.table import Table
 
 import tailor_ir
-from flows.compose import compose_config
-from flows.config import RunConfig
-from flows.validate import validate
+from benchmarks.elastic import PRESETS, config_of
 from tailor_ir import Choice
 from tailor_ir.operators.table import OperatorTable
 from tasks.models import create
 
-PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 CLASSES = 10
 RUNS = 5
+WITH_SIZES = "adaptivenet_resnet101+resnet50"
 REPETITION_SUBNETS = 1000
 
 
 def supernet_of(preset: str) -> tailor_ir.SuperNet:
     """The SuperNet of a preset, from random weights."""
-    config = validate(RunConfig, compose_config("config", [f"+preset={preset}"]))
+    config = config_of(preset)
     channels, side = config.data.channels, config.data.resolution
     network = create(config.model, CLASSES, channels, side)
     assert isinstance(network, torch.nn.Module)
@@ -77,12 +77,12 @@ def measure(preset: str, subnets: int) -> dict[str, float | int | str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("presets", nargs="*", choices=(*PRESETS, []), metavar="PRESET")
+    parser.add_argument("presets", nargs="*", metavar="PRESET", default=(*PRESETS, WITH_SIZES))
     parser.add_argument("--subnets", type=int, default=5000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(preset, arguments.subnets) for preset in track(arguments.presets or PRESETS, "presets")]
+    rows = [measure(preset, arguments.subnets) for preset in track(arguments.presets, "presets")]
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))

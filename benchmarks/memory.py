@@ -25,7 +25,8 @@ from rich.progress import track
 from rich.table import Table
 
 import tailor_ir
-from benchmarks.enumeration import PRESETS, supernet_of
+from benchmarks.elastic import PRESETS
+from benchmarks.enumeration import supernet_of
 from tasks.predict.memory import MIB, MemoryPredictor
 from tests.ir.runtime_memory import HERE, subnet_peaks
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.search [--budgets 50] [--genetic SEEDS | --constraints] [--json FILE] [PRESET …]
 
-Without names, the seven presets of AutoTailor's Table 3. Latencies of operators are random positive numbers around their MACs
+Without names, the seven presets of AutoTailor's Table 3 and AdaptiveNet's ResNet101 with the sizes of ResNet50's preset
+(PRESET+OTHER: the space of another one added). Latencies of operators are random positive numbers around their MACs
 (a factor of e to the power of a normal number, and an overhead); sensitivities fall with the MACs that a modification saves,
 by random factors, and are those of a validation split of 10,000 images. Budgets: at equal ratios from the fastest SubNet to
 the best one. Seconds are of processor time, one thread: those of all budgets, from the compiled predictors on; then those of
@@ -28,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.bars import Terminal
 from benchmarks.elastic import PRESETS, compiled
+from benchmarks.enumeration import WITH_SIZES
 from tailor_ir import SuperNet
 from tailor_ir.memory import ONNXRUNTIME
 from tasks.artifacts import write_json
@@ -172,7 +174,7 @@ def gaps(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", metavar="PRESET", default=PRESETS)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", default=(*PRESETS, WITH_SIZES))
     parser.add_argument("--budgets", type=int, default=50)
     parser.add_argument("--genetic", type=int, default=0, metavar="SEEDS")
     parser.add_argument("--constraints", action="store_true")

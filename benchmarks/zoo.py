@@ -1,10 +1,13 @@
 """Every network of a list as a SuperNet: what is elastic, whether SubNets are equal everywhere, time and memory.
 
-    python -m benchmarks.zoo [--subnets 10] [--json FILE] [--markdown] [NETWORK …]
+    python -m benchmarks.zoo [--subnets 10] [--alternatives] [--json FILE] [--markdown] [NETWORK …]
 
 Without names, the 60 networks of `benchmarks/zoo.txt`. Networks come from timm with random weights and BatchNorm statistics
 that are all different, at their own input size; each is read in a process of its own. Differences are the largest absolute
 one over all outputs, relative to the largest output. FILE grows network by network, and a second run goes on from there.
+
+--alternatives: all kinds of alternatives at every block, beside the proposed sizes. Then weights of the network must be
+bit-equal in the SuperNet, and the operators of random SubNets among the listed ones.
 """
 
 import argparse
@@ -24,12 +27,14 @@ from rich.progress import track
 from rich.table import Table
 
 NETWORKS = Path(__file__).with_name("zoo.txt")
+ALTERNATIVES = ("merged", "pruned", "low_rank", "grouped", "separable", "fire", "ghost")
+EVERYTHING = {"*": "auto", "alternatives": "auto"}
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE = 1e-4
 
 
-def measure(name: str, subnets: int) -> dict[str, Any]:
+def measure(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
     """What one network became; the caller's process is used up by it."""
     import timm
     import torch
@@ -46,7 +51,7 @@ def measure(name: str, subnets: int) -> dict[str, Any]:
     sample = torch.randn(1, *known["input_size"])
     before_mib = _peak_mib()
     start = time.perf_counter()
-    net = tailor_ir.compile(model, sample)
+    net = tailor_ir.compile(model, sample, EVERYTHING if alternatives else None)
     compile_s = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         net.export(net.max_config, Path(folder) / "largest.onnx")
@@ -69,7 +74,41 @@ def measure(name: str, subnets: int) -> dict[str, Any]:
             net.elastic.eval()
             row["largest"] = difference(model(sample), net.elastic(sample))
             row |= _compare(net, subnets, Path(folder))
-    return row
+    return row | (_alternatives(net, model, subnets) if alternatives else {})
+
+
+def _alternatives(net: Any, model: Any, subnets: int) -> dict[str, Any]:
+    """Blocks that have alternatives of each kind, weights that are the network's, and operators that were not listed."""
+    import numpy as np
+    import torch
+
+    from tailor_ir.alternatives import ALTERNATIVES as RECORDS
+
+    choices = [set(v.choices) for v in net.space.variables if v.kind == "block"]
+    blocks = {name: sum(not own.isdisjoint(RECORDS[name].choices) for own in choices) for name in ALTERNATIVES}
+    same = [
+        torch.equal(net.elastic.tensor(name), tensor)
+        for name, tensor in model.state_dict().items()
+        if name in net.structure.graph.initializers
+    ]
+    start = time.perf_counter()
+    unique = net.unique_operators().keys()
+    enumerate_s = time.perf_counter() - start
+    rng = np.random.default_rng(0)
+    found = {
+        f
+        for config in [net.min_config, *(net.space.sample(rng) for _ in range(subnets))]
+        for f in net.operators(config)
+    }
+    return {
+        "blocks": len(choices),
+        "alternatives": blocks,
+        "tensors": len(same),
+        "changed_tensors": len(same) - sum(same),
+        "unique_operators": len(unique),
+        "enumerate_s": round(enumerate_s, 2),
+        "outside": len(found - unique),
+    }
 
 
 def _peak_mib() -> float:
@@ -100,8 +139,9 @@ def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
     return {"built": built, "exported": exported}
 
 
-def _in_own_process(name: str, subnets: int) -> dict[str, Any]:
+def _in_own_process(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.zoo", "--one", name, "--subnets", str(subnets)]
+    command += ["--alternatives"] if alternatives else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -138,8 +178,34 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    columns = ("network", *KINDS, "largest", "built", "exported", "smallest_macs", "compile_and_export_s", "peak_mib")
+def bars_of_alternatives(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Bar, limit, measured, where alternatives were asked for."""
+    good = [row for row in rows if "error" not in row]
+
+    def count(holds: Any) -> str:
+        return f"{sum(bool(holds(row)) for row in good)} of {len(rows)}"
+
+    equal = count(lambda r: all(r[key] <= TOLERANCE for key in ("largest", "built", "exported")))
+    slowest = max((row["enumerate_s"] for row in good), default=0.0)
+    return [
+        ("compile with all kinds and the proposed sizes", ">= 55", count(lambda row: True)),
+        ("largest = original, elastic = built = exported (1e-4)", "all that compile", equal),
+        (
+            "weights of the network bit-equal in the SuperNet",
+            "all that compile",
+            count(lambda r: not r["changed_tensors"]),
+        ),
+        ("operators of random SubNets among the listed ones", "all that compile", count(lambda r: not r["outside"])),
+        ("alternatives found", ">= 50", count(lambda r: r["blocks"])),
+        ("three kinds and more", ">= 45", count(lambda r: sum(n > 0 for n in r["alternatives"].values()) >= 3)),
+        ("unique operators listed, slowest network", "", f"{slowest:.1f} s"),
+    ]
+
+
+def _show(rows: list[dict[str, Any]], alternatives: bool) -> None:
+    kinds = () if alternatives else KINDS
+    columns = ("network", *kinds, "largest", "built", "exported", "smallest_macs", "compile_and_export_s", "peak_mib")
+    columns += ("blocks", "alternatives", "changed_tensors", "outside") if alternatives else ()
     table = Table(*(c.replace("_", " ") for c in columns))
     for row in rows:
         if "error" in row:
@@ -147,7 +213,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         else:
             table.add_row(*(f"{row[c]:.2g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
     summary = Table("bar", "limit", "measured")
-    for bar in bars(rows):
+    for bar in (bars_of_alternatives if alternatives else bars)(rows):
         summary.add_row(*bar)
     console = Console(width=170)
     console.print(table)
@@ -179,6 +245,23 @@ def _markdown(rows: list[dict[str, Any]]) -> None:
         print(f"| {' | '.join(map(str, cells))} | {'; '.join(_missing(row))} |")
 
 
+def _markdown_of_alternatives(rows: list[dict[str, Any]]) -> None:
+    """The tables of benchmarks/README.md where alternatives were asked for."""
+    print("| bar | limit | measured |\n|---|---|---|")
+    for bar in bars_of_alternatives(rows):
+        print(f"| {' | '.join(bar)} |")
+    heads = ("network", "blocks", *ALTERNATIVES, "largest difference", "operators", "compile and export, s")
+    print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for row in rows:
+        if "error" in row:
+            print(f"| {row['network']} | {row['error']} |" + " |" * (len(heads) - 2))
+            continue
+        worst = max(row[key] for key in ("largest", "built", "exported"))
+        blocks = (row["alternatives"][name] or "–" for name in ALTERNATIVES)
+        measured = (f"{worst:.1e}", row["unique_operators"], f"{row['compile_and_export_s']:.1f}")
+        print(f"| {' | '.join(map(str, (row['network'], row['blocks'] or '–', *blocks, *measured)))} |")
+
+
 def _missing(row: dict[str, Any]) -> list[str]:
     """Why a network has no depth or no resolution."""
     reasons = [] if row["depth"] else ["depth: no block keeps its axes"]
@@ -189,22 +272,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK")
     parser.add_argument("--subnets", type=int, default=10)
+    parser.add_argument("--alternatives", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the tables of the README")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.subnets)))
+        print(json.dumps(measure(arguments.one, arguments.subnets, arguments.alternatives)))
         return
     file = arguments.json
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
     names = arguments.networks or NETWORKS.read_text().split()
     for name in track([n for n in names if n not in [row["network"] for row in rows]], "networks"):
-        rows.append(_in_own_process(name, arguments.subnets))
+        rows.append(_in_own_process(name, arguments.subnets, arguments.alternatives))
         if file:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
-    (_markdown if arguments.markdown else _show)(rows)
+    if arguments.markdown:
+        (_markdown_of_alternatives if arguments.alternatives else _markdown)(rows)
+    else:
+        _show(rows, arguments.alternatives)
 
 
 if __name__ == "__main__":

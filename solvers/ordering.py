@@ -16,58 +16,119 @@ Adjacency = dict[int, set[int]]
 """For each variable those that share a table with it."""
 
 
-def best_order(cardinalities: Sequence[int], scopes: Iterable[frozenset[int]]) -> tuple[int, ...]:
+def best_order(
+    cardinalities: Sequence[int], scopes: Iterable[frozenset[int]], derived: Sequence[Sequence[int]] = ()
+) -> tuple[int, ...]:
     """The order with the smallest tables of several greedy ones, which begin with none or a few of the hubs.
 
-    A hub is one of the variables with most neighbours. scopes: of the tables. TooEntangled when no order has small tables.
+    A hub is one of the variables with most neighbours. scopes: of the tables. derived: the columns that each derived column,
+    behind those of the variables, follows from. TooEntangled when no order has small tables.
     """
-    neighbours: Adjacency = {variable: set() for variable in range(len(cardinalities))}
-    for scope in scopes:
-        for variable in scope:
-            neighbours[variable] |= scope - {variable}
-    hubs = sorted(neighbours, key=lambda variable: -len(neighbours[variable]))
-    found = [
-        _greedy(cardinalities, neighbours, hubs[:count], by_parts)
-        for count in range(min(HUBS, len(hubs)) + 1)
-        for by_parts in (False, True)
-    ]
+    count = len(cardinalities)
+    neighbours: Adjacency = {column: set() for column in range(count + len(derived))}
+    for scope in (*scopes, *(frozenset((*columns, column)) for column, columns in enumerate(derived, start=count))):
+        for column in scope:
+            neighbours[column] |= scope - {column}
+    hubs = sorted(range(count), key=lambda variable: -len(neighbours[variable]))
+    styles = (_nearest, _by_parts, _as_derived) if derived else (_nearest, _by_parts)
+    found = []
+    for hub_count in range(min(HUBS, len(hubs)) + 1):
+        for style in styles:
+            walk = _Walk(cardinalities, neighbours, derived)
+            while walk.undecided:
+                known = len(walk.order)
+                walk.decide(hubs[known] if known < hub_count else style(walk))
+            found.append((walk.entries, walk.order))
     entries, order = min(found)
-    if entries > LARGEST_TABLE * len(cardinalities):
+    if (
+        entries > LARGEST_TABLE * count and not derived
+    ):  # states that are never reached are counted where columns follow
         raise TooEntangled(entries)
     return tuple(order)
 
 
-def _greedy(
-    cardinalities: Sequence[int], neighbours: Adjacency, first: Sequence[int], by_parts: bool
-) -> tuple[int, list[int]]:
-    """An order and the entries of all its tables. It begins with `first`, then always leaves the smallest frontier.
+class _Walk:
+    """An order in the making.
 
-    by_parts: the decided variables cut the undecided ones into parts; one part is finished after the other, its hub first.
+    A derived column is known as soon as those that it follows from are. frontier: known columns that share a table with an
+    unknown one. entries: of all tables so far.
     """
-    order: list[int] = []
-    frontier: set[int] = set()
-    undecided = set(neighbours)
-    entries = 0
 
-    def left(decided: set[int]) -> set[int]:
-        return {one for one in frontier | decided if neighbours[one] & (undecided - decided)}
+    def __init__(self, cardinalities: Sequence[int], neighbours: Adjacency, derived: Sequence[Sequence[int]]) -> None:
+        self.neighbours = neighbours
+        self.order: list[int] = []
+        self.entries = 0
+        self.undecided = set(range(len(cardinalities)))
+        self.unknown = set(neighbours)
+        self.frontier: set[int] = set()
+        self.sources = dict(enumerate(derived, start=len(cardinalities)))
+        self.cardinalities = (*cardinalities, *[2] * len(derived))
+        self._following: dict[int, list[int]] = {}
+        for column, columns in self.sources.items():
+            for one in columns:
+                self._following.setdefault(one, []).append(column)
 
-    def size(variables: set[int]) -> int:
-        return prod(cardinalities[one] for one in variables)
+    def size(self, columns: set[int]) -> int:
+        """The combinations of the values of columns."""
+        return prod(self.cardinalities[one] for one in columns)
 
-    while undecided:
-        if len(order) < len(first):
-            chosen = first[len(order)]
-        elif by_parts:
-            part = min(_parts(neighbours, undecided), key=lambda one: (size(left(one)), len(one), min(one)))
-            chosen = min(part, key=lambda one: (-len(neighbours[one] & part), one))
-        else:
-            chosen = min(_near(frontier, neighbours, undecided), key=lambda one: (size(left({one})), one))
-        entries += size(frontier | {chosen})
-        order.append(chosen)
-        frontier = left({chosen})
-        undecided.remove(chosen)
-    return entries, order
+    def left(self, variable: int) -> set[int]:
+        """The frontier after a variable is decided."""
+        new = self._known_by(variable)
+        return {
+            one
+            for one in self.frontier | new
+            if any(other in self.unknown and other not in new for other in self.neighbours[one])
+        }
+
+    def decide(self, variable: int) -> None:
+        """Take a variable as the next."""
+        self.entries += self.size(self.frontier | {variable})
+        self.frontier, new = self.left(variable), self._known_by(variable)
+        self.unknown -= new
+        self.undecided.remove(variable)
+        self.order.append(variable)
+
+    def near(self) -> set[int]:
+        """The undecided neighbours of the frontier; all undecided variables where it has none."""
+        return set().union(*(self.neighbours[one] for one in self.frontier)) & self.undecided or self.undecided
+
+    def _known_by(self, variable: int) -> set[int]:
+        """A variable with the derived columns that are known with it."""
+        new, waiting = {variable}, [variable]
+        while waiting:
+            for column in self._following.get(waiting.pop(), ()):
+                if column not in new and all(one in new or one not in self.unknown for one in self.sources[column]):
+                    new.add(column)
+                    waiting.append(column)
+        return new
+
+
+def _nearest(walk: _Walk) -> int:
+    """The variable that leaves the smallest frontier."""
+    return min(walk.near(), key=lambda one: (walk.size(walk.left(one)), one))
+
+
+def _by_parts(walk: _Walk) -> int:
+    """The decided variables cut the undecided ones into parts; one part is finished after the other, its hub first."""
+    parts = [part for part in _parts(walk.neighbours, walk.unknown) if part & walk.undecided]
+    part = min(parts, key=lambda one: (walk.size(_left_by(walk, one)), len(one), min(one)))
+    return min(part & walk.undecided, key=lambda one: (-len(walk.neighbours[one] & part), one))
+
+
+def _left_by(walk: _Walk, part: set[int]) -> set[int]:
+    """The frontier after a part is decided."""
+    rest = walk.unknown - part
+    return {one for one in walk.frontier | part if walk.neighbours[one] & rest}
+
+
+def _as_derived(walk: _Walk) -> int:
+    """A variable that leaves no larger frontier; else the next one in the order in which derived columns follow."""
+    nearest = _nearest(walk)
+    if walk.size(walk.left(nearest)) <= walk.size(walk.frontier):
+        return nearest
+    following = (one for columns in walk.sources.values() for one in columns if one in walk.undecided)
+    return next(following, nearest)
 
 
 def _parts(neighbours: Adjacency, undecided: set[int]) -> list[set[int]]:
@@ -83,8 +144,3 @@ def _parts(neighbours: Adjacency, undecided: set[int]) -> list[set[int]]:
         parts.append(part)
         rest -= part
     return parts
-
-
-def _near(frontier: set[int], neighbours: Adjacency, undecided: set[int]) -> set[int]:
-    """The undecided neighbours of the frontier; all undecided variables where it has none."""
-    return set().union(*(neighbours[one] for one in frontier)) & undecided or undecided

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.chain import Chain, Elimination
+from solvers.chain import Chain
+from solvers.elimination import Elimination
 from solvers.tables import Codes, Values
 
 Rows = NDArray[np.int64]
@@ -68,11 +69,11 @@ class Passage:
 
     def codes(self, rows: Rows) -> Codes:
         """Codes (n, V) of rows (n,) of the complete ones."""
-        codes = np.zeros((len(rows), len(self.chain.cardinalities)), np.int64)
+        codes = np.zeros((len(rows), self.chain.variables), np.int64)
         for each, partial in zip(reversed(self.chain.eliminations), reversed(self.kept), strict=True):
             codes[:, each.variable] = partial.choice[rows]
             rows = partial.parent[rows]
-        return codes[:, : self.chain.variables]
+        return codes
 
 
 def passage(
@@ -126,14 +127,13 @@ def _extended(each: Elimination, partial: Partial) -> Partial:
     entries = each.entries[partial.state]
     choices = entries.shape[1]
     flat = entries.ravel()
-    found = Partial(
+    return Partial(
         each.after[flat],
         np.repeat(partial.gain, choices) + each.gain[flat],
         np.repeat(partial.costs, choices, axis=1) + each.costs[:, flat],
         np.repeat(np.arange(len(partial.state)), choices),
         np.tile(np.arange(choices), len(partial.state)),
     )
-    return found if each.possible is None else found.take(each.possible[flat])
 
 
 def _undominated(partial: Partial) -> Rows:

@@ -4,7 +4,7 @@ Codes are integer matrices (n, V): a row is an assignment, a column a variable, 
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple, Self, TypeVar
 
@@ -73,21 +73,30 @@ def merged(tables: Sequence[Table], cardinalities: Sequence[int]) -> list[Table]
     """
 
     def size(columns: Iterable[int]) -> int:
-        return prod(cardinalities[column] for column in columns)
+        return prod([cardinalities[column] for column in columns])
 
-    left = [(frozenset(columns), Table(columns, values).ascending()) for columns, values in tables]
-    while True:
-        pairs = (
-            (size(left[i][0] | left[j][0]) - size(left[i][0]) - size(left[j][0]), i, j)
-            for i, j in combinations(range(len(left)), 2)
-            if size(left[i][0] | left[j][0]) <= ENTRIES
-        )
-        best = min(pairs, default=None)
-        if best is None:
-            return [table for _, table in left]
-        second, first = left.pop(best[2]), left.pop(best[1])
-        union = tuple(sorted(first[0] | second[0]))
-        left.append((frozenset(union), Table(union, first[1].over(union) + second[1].over(union))))
+    scopes: list[frozenset[int]] = []
+    left: dict[int, Table] = {}  # by position in `scopes`
+    pairs: list[tuple[int, int, int]] = []
+
+    def add(table: Table) -> None:
+        number, scope = len(scopes), frozenset(table.columns)
+        scopes.append(scope)
+        for other in left:
+            union = size(scope | scopes[other])
+            if union <= ENTRIES:
+                heappush(pairs, (union - size(scopes[other]) - size(scope), other, number))
+        left[number] = table
+
+    for table in tables:
+        add(table.ascending())
+    while pairs:
+        _, one, other = heappop(pairs)
+        if one in left and other in left:
+            first, second = left.pop(one), left.pop(other)
+            union = tuple(sorted(scopes[one] | scopes[other]))
+            add(Table(union, first.over(union) + second.over(union)))
+    return list(left.values())
 
 
 class Derived(NamedTuple):

@@ -223,7 +223,7 @@ class _Copy:
 
     def _constant(self, node: Node, position: int, value: np.ndarray) -> str:
         name = self.sketch.name_of(f"{node.name}/input{position}")
-        self.sketch.constants[name] = torch.from_numpy(np.ascontiguousarray(value))
+        self.sketch.constants[name] = torch.from_numpy(np.array(value, order="C"))
         self.sketch.shapes[name] = value.shape
         return name
 

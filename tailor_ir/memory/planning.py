@@ -21,7 +21,8 @@ from tailor_ir.graph import Graph, Node
 from tailor_ir.memory.layouts import Layout, Rules
 from tailor_ir.memory.steps import RuntimeStep, Steps
 from tailor_ir.ops.elementwise import ACTIVATIONS
-from tailor_ir.spaces.presence import DerivedColumns, Presence, Producers, Selection, find_needs
+from tailor_ir.spaces.needs import DerivedColumns, find_needs
+from tailor_ir.spaces.presence import Presence, Producers, Selection
 from tailor_ir.spaces.structure import Structure
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))

@@ -219,7 +219,9 @@ class OperatorTable:
         for (template, axes), where in zip(self.templates, self._presence, strict=True):
             variables, there = self._enumerate_over(axes, where)
             shape = self._grids.shape(variables)
-            codes = self._codes_of(variables, there) if variables and variables[-1] >= derived_from else {}
+            follows = bool(variables) and variables[-1] >= derived_from
+            if follows:
+                self._keep_possible(variables, there)
             rows = self._grids.rows(axes, variables)
             key = id(template), rows.tobytes(), there.tobytes()
             if key not in filled:
@@ -236,7 +238,7 @@ class OperatorTable:
                         number = seen[row] = numbers_of.setdefault(feature, len(numbers_of))
                         if number == len(witnesses):
                             choices = tuple(int(i) for i in np.unravel_index(at, shape))
-                            witnesses[feature] = codes.get(at) or (variables, choices)
+                            witnesses[feature] = self._code(variables, choices) if follows else (variables, choices)
                     numbers[at] = number
                 filled[key] = numbers
             terms.append(_Term(variables, filled[key].reshape(shape), where))
@@ -248,36 +250,40 @@ class OperatorTable:
         Presence adds none where the largest choices have the operator, whatever its sizes.
         """
         variables = self._grids.variables(axes)
-        largest = self.space.extended(self.space.cardinalities[None] - 1)[0]
-        if not set(where.variables).isdisjoint(variables) or not where.at(largest):
+        if not set(where.variables).isdisjoint(variables) or not where.at(self._largest):
             variables = tuple(sorted({*variables, *where.variables}))
             mask = spread(where.variables, where.mask, variables)
         else:
             mask = np.asarray(True)
         return variables, np.broadcast_to(mask, self._grids.shape(variables)).reshape(-1).copy()
 
-    def _codes_of(self, variables: Variables, there: np.ndarray) -> dict[int, tuple[Variables, Choices]]:
-        """For each combination that is there: variables and choices of a SubNet that has it.
-
-        Combinations that no SubNet has are taken out of `there`.
-        """
-        values = np.indices(self._grids.shape(variables)).reshape(len(variables), -1).T
+    def _keep_possible(self, variables: Variables, there: np.ndarray) -> None:
+        """Take combinations that no SubNet has out of those that are there."""
         deciders = self._reach.deciders(variables)
-        at_deciders = [variables.index(column) for column in deciders]
-        own = [(axis, column) for axis, column in enumerate(variables) if column < len(self.space.variables)]
-        largest = self.space.cardinalities - 1
-        found: dict[int, tuple[Variables, Choices]] = {}
-        for at in np.flatnonzero(there).tolist():
-            code = self._reach.code(deciders, values[at, at_deciders])
-            if code is None:
-                there[at] = False
-                continue
-            code = code.copy()
-            for axis, column in own:
-                code[column] = values[at, axis]
-            changed = np.flatnonzero(code != largest)
-            found[at] = tuple(changed.tolist()), tuple(code[changed].tolist())
-        return found
+        shape = self._grids.shape(variables)
+        at = np.flatnonzero(there)
+        values = np.stack(np.unravel_index(at, shape), axis=1)[:, [variables.index(column) for column in deciders]]
+        different, number = np.unique(values, axis=0, return_inverse=True)
+        possible = np.array([self._reach.code(deciders, each) is not None for each in different], bool)
+        there[at] = possible[number]
+
+    def _code(self, variables: Variables, choices: Choices) -> tuple[Variables, Choices]:
+        """Variables and choices of a SubNet that has a possible combination."""
+        deciders = self._reach.deciders(variables)
+        chosen = dict(zip(variables, choices, strict=True))
+        code = self._reach.code(deciders, np.array([chosen[column] for column in deciders]))
+        assert code is not None
+        code = code.copy()
+        for column, choice in chosen.items():
+            if column < len(code):
+                code[column] = choice
+        changed = np.flatnonzero(code != self.space.cardinalities - 1)
+        return tuple(changed.tolist()), tuple(code[changed].tolist())
+
+    @cached_property
+    def _largest(self) -> np.ndarray:
+        """The extended code of the largest SubNet."""
+        return self.space.extended(self.space.cardinalities[None] - 1)[0]
 
     @cached_property
     def _reach(self) -> Reach:

@@ -10,8 +10,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from solvers.tables import Derived, spread, with_derived
-from tailor_ir.spaces.presence import Presence, Selection, Variables, any_of, expanded, presence
+from solvers.diagrams import NONE, Diagrams
+from solvers.tables import Derived, with_derived
+from tailor_ir.spaces.needs import DerivedColumns
+from tailor_ir.spaces.presence import Presence, Selection, Variables, presence
 from tailor_ir.spaces.sizing import Sizing
 
 CHUNK = 512  # codes at a time, whose columns fit in a cache
@@ -39,8 +41,10 @@ def effects_of(sizings: Sequence[Sizing], selections: Sequence[Selection]) -> li
     return sizes + [Effect(each.variables, each.chosen, each.live) for each in selections]
 
 
-def relevance(variable: int, sizings: Sequence[Sizing], selections: Sequence[Selection]) -> Presence:
-    """The SubNets in which a variable acts: on a size that is present, or on a producer that is read and differs."""
+def relevance(
+    variable: int, sizings: Sequence[Sizing], selections: Sequence[Selection], columns: DerivedColumns
+) -> tuple[Presence, ...]:
+    """Presences: a variable acts in each of them, on a size that is present, or on a producer that is read and differs."""
     found = [each.presence for each in sizings if variable in each.variables]
     for each in selections:
         if variable in each.variables:
@@ -48,33 +52,35 @@ def relevance(variable: int, sizings: Sequence[Sizing], selections: Sequence[Sel
             varies = each.chosen.max(axis=axis) != each.chosen.min(axis=axis)
             others = tuple(column for column in each.variables if column != variable)
             found.append(each.live & presence(others, varies))
-    return any_of(found)
+    widest: list[Presence] = []
+    for where in dict.fromkeys(found):
+        if not any(columns.implies(where, other) for other in widest):
+            widest = [other for other in widest if not columns.implies(other, where)] + [where]
+    return tuple(widest)
 
 
 def find_rules(
-    cardinalities: Sequence[int], effects: Sequence[Effect], derived: Sequence[Derived] = ()
+    cardinalities: Sequence[int], effects: Sequence[Effect], columns: DerivedColumns
 ) -> tuple[CanonicalChoices, ...]:
     """The rule of each variable whose choices can be the same SubNet, in the order of the variables.
 
-    cardinalities: of all columns; those of `derived` are the last.
+    cardinalities: of all columns; the derived ones are the last.
     """
-    first = len(cardinalities) - len(derived)
     acting: dict[int, list[Effect]] = {}
     for effect in effects:
         for variable in effect.variables:
             acting.setdefault(variable, []).append(effect)
     rules = []
     for variable in sorted(acting):
-        own = [each._replace(presence=expanded(each.presence, variable, first, derived)) for each in acting[variable]]
-        deciding = _deciding(variable, own)
+        deciding = _deciding(variable, acting[variable], columns)
         if deciding:
-            rule = _rule(variable, deciding, cardinalities)
+            rule = _Comparison(variable, deciding, cardinalities, columns).rule()
             if (rule.table != np.arange(cardinalities[variable])).any():
                 rules.append(rule)
     return tuple(rules)
 
 
-def _deciding(variable: int, effects: Sequence[Effect]) -> list[Effect]:
+def _deciding(variable: int, effects: Sequence[Effect], columns: DerivedColumns) -> list[Effect]:
     """The effects that are to be looked at; none where each choice is another SubNet in any case.
 
     Where things that depend on the variable alone tell all its choices apart, nothing else matters.
@@ -90,24 +96,68 @@ def _deciding(variable: int, effects: Sequence[Effect]) -> list[Effect]:
     }
     if any(where.always for where in telling):
         return []
-    others = [e for e in effects if not any(e.presence.implies(where) for where in telling)]
+    others = [e for e in effects if not any(columns.implies(e.presence, where) for where in telling)]
     return [e for own in telling.values() for e in own] + others
 
 
-def _rule(variable: int, effects: Sequence[Effect], cardinalities: Sequence[int]) -> CanonicalChoices:
-    deciding = {column for e in effects for column in (*e.variables, *e.presence.variables)} - {variable}
-    scope = tuple(sorted(deciding))
-    columns = tuple(sorted((*scope, variable)))
-    shape = [cardinalities[column] for column in columns]
-    acts = []
-    for each in effects:
-        there = spread(each.presence.variables, each.presence.mask, columns)
-        acted = np.where(there, spread(each.variables, each.values, columns) + 1, 0)
-        acts.append(np.moveaxis(np.broadcast_to(acted, shape), columns.index(variable), -1))
-    signatures = np.stack(acts, axis=-1)  # one axis for each variable of the scope, the choices, the effects
-    equal = (signatures[..., :, None, :] == signatures[..., None, :, :]).all(-1)
-    largest = equal.shape[-1] - 1 - equal[..., ::-1].argmax(-1)
-    return CanonicalChoices(variable, scope, largest)
+class _Comparison:
+    """The choices of one variable, two at a time: the SubNets in which they are different, as a diagram over other columns.
+
+    Derived columns that follow from the variable are followed up; all others are columns like those of variables.
+    """
+
+    def __init__(
+        self, variable: int, effects: Sequence[Effect], cardinalities: Sequence[int], columns: DerivedColumns
+    ) -> None:
+        self._variable, self._effects, self._cardinalities = variable, effects, cardinalities
+        self._diagrams = Diagrams()
+        self._derived = dict(enumerate(columns.derived, start=columns.variables))
+        self._following = {variable}
+        for column, each in self._derived.items():
+            if not self._following.isdisjoint(each.columns):
+                self._following.add(column)
+        self._meanings: list[dict[int, int]] = [{} for _ in range(cardinalities[variable])]
+        self._there = [
+            [self._under(choice, each.presence.variables, each.presence.mask) for each in effects]
+            for choice in range(cardinalities[variable])
+        ]
+
+    def rule(self) -> CanonicalChoices:
+        """The largest choice that is the same SubNet, over the columns that decide it."""
+        count = self._cardinalities[self._variable]
+        pairs = {(one, other): self._differ(one, other) for other in range(count) for one in range(other)}
+        scope = tuple(sorted(set().union(*(self._diagrams.columns(each) for each in pairs.values()))))
+        shape = [self._cardinalities[column] for column in scope]
+        largest = np.broadcast_to(np.arange(count), (*shape, count)).copy()
+        for (one, other), different in pairs.items():  # the larger of two choices in rising order
+            largest[..., one][~self._diagrams.mask(different, scope, shape)] = other
+        return CanonicalChoices(self._variable, scope, largest)
+
+    def _differ(self, one: int, other: int) -> int:
+        """Where something is there under one choice alone, or is another under the other."""
+        diagrams, found = self._diagrams, NONE
+        for effect, here, there in zip(self._effects, self._there[one], self._there[other], strict=True):
+            axis = effect.variables.index(self._variable)
+            others = (*effect.variables[:axis], *effect.variables[axis + 1 :])
+            changed = effect.values.take(one, axis) != effect.values.take(other, axis)
+            both = diagrams.intersection(here, there)
+            found = diagrams.union(found, diagrams.intersection(both, diagrams.of(others, changed, {})))
+            if here != there:
+                found = diagrams.union(
+                    found, diagrams.intersection(diagrams.union(here, there), diagrams.complement(both))
+                )
+        return found
+
+    def _under(self, choice: int, columns: Variables, mask: np.ndarray) -> int:
+        """A mask under one choice of the variable."""
+        meanings = self._meanings[choice]
+        for column in columns:
+            if column in self._following and column != self._variable and column not in meanings:
+                meanings[column] = self._under(choice, *self._derived[column])
+        if self._variable in columns:
+            mask = mask.take(choice, columns.index(self._variable))
+            columns = tuple(column for column in columns if column != self._variable)
+        return self._diagrams.of(columns, mask, meanings)
 
 
 class _RuleArrays(NamedTuple):

@@ -5,27 +5,20 @@ producer the value's readers read. A step is present where something needs one o
 "the producer is the block's own entry"; a block that replaces others is a producer that reads further back. Counting,
 canonical configs, lowering, operators, memory and the exact search read presence from here.
 
-Where blocks may be replaced several at a time, whether one of them is there depends on all choices behind it. Then *derived
-columns* keep the tables small: a derived column says whether a value is needed, follows from few columns, and stands for a
-variable in masks. Codes with derived columns are *extended* (`Space.extended`).
+Masks may name *derived columns*, which stand for masks over more variables (`tailor_ir.spaces.needs`). Codes with them
+behind their columns are *extended* (`Space.extended`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
-from math import prod
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
-from solvers.tables import Derived, spread
+from solvers.tables import spread
 
 Variables = tuple[int, ...]
-LARGEST_MASK, MOST_VARIABLES = 64, 2
-"""Entries and variables of a mask, beyond which a derived column takes its place."""
-LARGEST_UNION = 2000
-"""Entries of the mask of a union, beyond which a part of it becomes a derived column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,121 +171,6 @@ def merged(first: Selection, second: Selection) -> Selection:
     itself = producers.index(first.value)
     chosen = np.where(at_first == itself, at_second, at_first)
     return Selection(value=first.value, producers=producers, variables=variables, chosen=chosen)
-
-
-Step = tuple[Sequence[str], Sequence[str]]
-"""Names of the values that a step reads and writes."""
-
-
-@dataclass(slots=True)
-class DerivedColumns:
-    """The derived columns so far, behind `variables` columns."""
-
-    variables: int
-    derived: list[Derived] = field(default_factory=list)
-    known: dict[Presence, Presence] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, variables: int, derived: Sequence[Derived]) -> Self:
-        """More columns behind some derived ones."""
-        known = {presence(each.columns, each.values): each for each in derived}
-        columns = cls(variables, list(derived))
-        for number, where in enumerate(known, start=variables):
-            columns.known[where] = Presence((number,), np.asarray([False, True]))
-        return columns
-
-    def small(self, where: Presence) -> Presence:
-        """The presence, by a derived column where it depends on several things."""
-        if where.mask.size <= LARGEST_MASK and len(where.variables) <= MOST_VARIABLES:
-            return where
-        if where not in self.known:
-            self.derived.append(Derived(where.variables, where.mask))
-            column = self.variables + len(self.derived) - 1
-            self.known[where] = Presence((column,), np.asarray([False, True]))
-        return self.known[where]
-
-    def any_of(self, presences: Iterable[Presence]) -> Presence:
-        """The SubNets that have at least one of several things."""
-        different = sorted(dict.fromkeys(presences), key=lambda each: (not each.always, len(each.variables)))
-        found = NEVER
-        for each in different:
-            if not each.implies(found):
-                sizes = dict(
-                    zip((*found.variables, *each.variables), (*found.mask.shape, *each.mask.shape), strict=True)
-                )
-                if prod(sizes.values()) > LARGEST_UNION:
-                    found = self.small(found)
-                found |= each
-        return self.small(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The presence of steps. `steps`: of each step. `reads`: value with a selection -> the SubNets in which it has a reader.
-
-    columns: the derived columns that masks name.
-    """
-
-    steps: tuple[Presence, ...]
-    reads: Mapping[str, Presence]
-    columns: DerivedColumns
-
-
-def find_needs(
-    steps: Sequence[Step], outputs: Sequence[str], selections: Sequence[Selection], columns: DerivedColumns
-) -> Needs:
-    """The presence of steps in topological order: a step is there where an output, or a step that is there, needs it.
-
-    columns: the columns that there are; derived columns are added to them.
-    """
-    position = {name: at for at, (_, writes) in enumerate(steps) for name in writes}
-    due: dict[int, list[Selection]] = {}  # by the last of the producers: all readers of the value come after it
-    for selection in sorted(selections, key=lambda each: -position.get(each.value, -1)):
-        names = (selection.value, *selection.producers)
-        due.setdefault(max(position.get(name, -1) for name in names), []).append(selection)
-    readers: dict[str, list[Presence]] = {name: [ALWAYS] for name in outputs}
-    wanted: dict[str, Presence] = {}  # of values with a selection
-    computed: dict[str, Presence] = {}  # of values with a selection: where the value's own step is the producer
-
-    def settle(selection: Selection) -> None:
-        own = wanted[selection.value] = columns.any_of(readers.get(selection.value, ()))
-        computed[selection.value] = NEVER
-        for number, producer in enumerate(selection.producers):
-            where = own & selection.when(number)
-            if producer == selection.value:
-                computed[producer] = where
-            else:
-                readers.setdefault(producer, []).append(where)
-
-    found = [NEVER] * len(steps)
-    for at in range(len(steps) - 1, -1, -1):
-        for selection in due.get(at, ()):
-            settle(selection)
-        own_reads, writes = steps[at]
-        lists = ([computed[name]] if name in computed else readers.get(name, ()) for name in writes)
-        here = columns.any_of(chain.from_iterable(lists))
-        found[at] = here
-        if not here.never:
-            for name in own_reads:
-                readers.setdefault(name, []).append(here)
-    return Needs(tuple(found), wanted, columns)
-
-
-def expanded(where: Presence, variable: int, first: int, derived: Sequence[Derived]) -> Presence:
-    """The same presence without derived columns that follow from a variable; these are the columns from `first` on."""
-    following = {variable}
-    for column, each in enumerate(derived, start=first):
-        if not following.isdisjoint(each.columns):
-            following.add(column)
-    while columns := [column for column in where.variables if column in following and column >= first]:
-        column = max(columns)
-        known = derived[column - first]
-        axis = where.variables.index(column)
-        others = (*where.variables[:axis], *where.variables[axis + 1 :])
-        without, with_it = (presence(others, where.mask.take(value, axis)) for value in (0, 1))
-        here = presence(known.columns, known.values)
-        where = (with_it & here) | (without & ~here)
-    return where
 
 
 class Producers:

@@ -7,7 +7,8 @@ from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
 from tailor_ir.spaces.draft import Draft
 from tailor_ir.spaces.kinds import KINDS
-from tailor_ir.spaces.presence import NEVER, DerivedColumns, Presence, Selection, find_needs
+from tailor_ir.spaces.needs import DerivedColumns, find_needs
+from tailor_ir.spaces.presence import NEVER, Presence, Selection
 from tailor_ir.spaces.selectors import Selectors, SpaceSpec
 from tailor_ir.spaces.sizing import Sizing
 from tailor_ir.spaces.space import Space
@@ -23,6 +24,8 @@ def propose(graph: Graph, axis_map: AxisMap, regions: Regions, spec: SpaceSpec |
     """
     draft = Draft(graph.original(), axis_map, regions, Selectors(spec), graph.alternatives)
     _propose_variables(draft)
+    if draft.selectors.ask_for_alternatives and not regions.stages:
+        draft.dropped.append("alternatives: the network has no blocks that could be replaced")
     draft.selectors.refuse_unmatched(draft.dropped)
     presence, selections, columns = _presence(graph, tuple(draft.selections.values()), len(draft.variables))
     sizings = _placed(draft.sizings, graph, axis_map, presence, columns)
@@ -77,7 +80,7 @@ def _placed(
 ) -> tuple[Sizing, ...]:
     """The sizings with where a node has their group."""
     found: dict[int, list[Presence]] = {sizing.group: [] for sizing in sizings}
-    for node in graph.nodes:
+    for node in reversed(graph.nodes):  # as presences follow from each other
         axes = {axis for name in (*node.inputs, *node.outputs) if name for axis in axis_map.axes[name]}
         for group in groups_of(axes) & found.keys():
             found[group].append(presence[node.name])

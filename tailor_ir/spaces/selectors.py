@@ -94,9 +94,10 @@ class Selectors:
         return name in (self.spec or {})
 
     def refuse_unmatched(self, dropped: Sequence[str]) -> None:
-        """SpaceError for a selector that matches nothing in this network."""
-        for selector in self.spec or {}:
-            if selector not in self._matched:
+        """SpaceError for a selector that matches nothing in this network. All alternatives that there are may be none."""
+        spec = self.spec or {}
+        for selector in spec:
+            if selector not in self._matched and (selector, spec[selector]) != (EVERY_BLOCK, AUTO):
                 why = next((f" ({d})" for d in dropped if d.split(":")[0] == selector), "")
                 raise SpaceError(
                     f"space: no variable matches '{selector}'{why}; allowed: {', '.join(self.names) or 'none'}; "

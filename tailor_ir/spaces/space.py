@@ -14,6 +14,7 @@ from tailor_ir.axes import Sizes
 from tailor_ir.errors import ConfigError
 from tailor_ir.spaces.canonical import Canonical, CanonicalChoices, effects_of, find_rules, relevance
 from tailor_ir.spaces.counting import count
+from tailor_ir.spaces.needs import DerivedColumns
 from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Selection, Variables
 from tailor_ir.spaces.sizing import Sizing
 from tailor_ir.spaces.variables import Choice, Config, Variable, VariableInfo
@@ -111,24 +112,34 @@ class Space:
         codes = self.canonical_codes(np.asarray(row)[None])[0]
         extended = self.extended(codes[None])[0]
         pairs = zip(self.variables, self.relevance, codes.tolist(), strict=True)
-        return {variable.name: variable.choices[at] for variable, where, at in pairs if where.at(extended)}
+        return {
+            variable.name: variable.choices[at]
+            for variable, where, at in pairs
+            if any(each.at(extended) for each in where)
+        }
 
     def canonical(self, config: Mapping[str, Choice]) -> Config:
         """Without the variables that act on nothing, as inside skipped blocks; of choices that act alike, the largest."""
         return self.decode(self.row(config))
 
     @cached_property
-    def relevance(self) -> tuple[Presence, ...]:
-        """For each variable, where it acts on something that the SubNet has."""
+    def relevance(self) -> tuple[tuple[Presence, ...], ...]:
+        """For each variable, where it acts on something that the SubNet has: where it has at least one of several things."""
+        columns = self._derived_columns
         return tuple(
-            ALWAYS if column == self.resolution else relevance(column, self.sizings, self.selections)
+            (ALWAYS,) if column == self.resolution else relevance(column, self.sizings, self.selections, columns)
             for column in range(len(self.variables))
         )
 
     @cached_property
+    def _derived_columns(self) -> DerivedColumns:
+        return DerivedColumns.of(len(self.variables), self.derived)
+
+    @cached_property
     def rules(self) -> tuple[CanonicalChoices, ...]:
         """The canonical choices of the variables whose choices can be the same SubNet."""
-        return find_rules(self.all_cardinalities.tolist(), effects_of(self.sizings, self.selections), self.derived)
+        effects = effects_of(self.sizings, self.selections)
+        return find_rules(self.all_cardinalities.tolist(), effects, self._derived_columns)
 
     @cached_property
     def canonical_codes(self) -> Canonical:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -22,19 +22,11 @@ from tailor_ir.alternatives.separable import separated
 from tailor_ir.errors import SpaceError
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.invariants import check_largest, check_subnet, difference
-from tests.ir.networks import from_timm, perturb, small_net
+from tests.ir.networks import ResidualBlock, from_timm, perturb, small_net
 
 SAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 ALL: SpaceSpec = {"alternatives": "auto"}
 SIZES: SpaceSpec = {"*.width_mult": "auto", "*.depth": "auto", "*.expand_ratio": "auto", **ALL}
-
-
-def tilings(blocks: int, single: int) -> int:
-    """Ways to tile a row of blocks with merges of 2 and 3, and `single` forms of each block (`facts`: AdaptiveNet's space)."""
-    counts = [1]
-    for n in range(1, blocks + 1):
-        counts.append(single * counts[n - 1] + sum(counts[n - k] for k in (2, 3) if n >= k))
-    return counts[blocks]
 
 
 def kinds_of(net: tailor_ir.SuperNet) -> set[str]:
@@ -51,25 +43,8 @@ def compiled(name: str) -> tuple[nn.Module, torch.Tensor, tailor_ir.SuperNet]:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
-BEFORE_THE_CHAIN: SpaceSpec = {  # the paper's chain begins behind the block without an expansion
-    "stage.2.block.1.block": ["pruned"],
-    "stage.2.block.2.block": ["merged_2", "pruned"],
-}
-
-
-@pytest.mark.parametrize(
-    ("network", "spec", "count", "single"),
-    [
-        ("mobilenetv2_100", {"alternatives": ["merged", "pruned"], **BEFORE_THE_CHAIN}, 258_371_689, 3),
-        ("resnet50", {"alternatives": ["merged"]}, 10_609, 1),
-    ],
-)
-def test_spaces_of_the_paper_have_its_counts(network: str, spec: SpaceSpec, count: int, single: int) -> None:
-    net = tailor_ir.compile(timm.create_model(network).eval(), torch.zeros(1, 3, 64, 64), spec)
-    assert net.space.distinct == count == tilings(16, single)
-
-
 @settings(max_examples=12, deadline=None)
+@example(blocks=4, kinds={"merged", "pruned_0.5"}, depth=True)
 @given(
     blocks=st.integers(1, 4),
     kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "low_rank_0.5", "separable"]), min_size=1, max_size=3),
@@ -78,12 +53,35 @@ def test_spaces_of_the_paper_have_its_counts(network: str, spec: SpaceSpec, coun
 def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bool) -> None:
     legal = kinds - {"merged"} if blocks == 1 else kinds
     assume(legal)
-    spec = {"alternatives": sorted(legal), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
+    spec: SpaceSpec = {"alternatives": sorted(legal), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
     net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
     seen = set()
     for row in product(*(range(n) for n in net.space.cardinalities)):
         subnet = net.structure.subnet(np.array(row))
         seen.add((tuple((node.name, node.inputs) for node in subnet.nodes), subnet.outputs))
+    assert net.space.distinct == len(seen)
+
+
+@settings(max_examples=6, deadline=None)
+@example(blocks=3, kinds={"merged", "pruned_0.5"})
+@given(
+    blocks=st.integers(2, 3),
+    kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "separable"]), min_size=1, max_size=2),
+)
+def test_counts_with_elastic_sizes_are_those_of_brute_force(blocks: int, kinds: set[str]) -> None:
+    spec: SpaceSpec = {
+        "alternatives": sorted(kinds),
+        "*.depth": "auto",
+        "*.width_mult": [0.5, 1],
+        "*.expand_ratio": [1, 2],
+    }
+    net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
+    axes = net.structure.axis_map.axes
+    seen = set()
+    for row in product(*(range(n) for n in net.space.cardinalities)):
+        subnet = net.structure.subnet(np.array(row))
+        shapes = (tuple(map(subnet.sizes.shape, (axes[name] for name in node.inputs if name))) for node in subnet.nodes)
+        seen.add((tuple((node.name, node.inputs) for node in subnet.nodes), tuple(shapes), subnet.outputs))
     assert net.space.distinct == len(seen)
 
 
@@ -208,6 +206,27 @@ def test_what_is_nearly_free_costs_nearly_nothing() -> None:
     assert difference(model(sample), net.elastic(sample)) <= 1e-4
 
 
+class Scales(nn.Module):
+    """One of two scales of channels, which lie in one tensor."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.rand(2, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scales.reshape(2, -1, 1, 1)[1]
+
+
+def test_a_pruned_block_takes_one_row_of_a_tensor_of_weights(tmp_path: Path) -> None:
+    model = small_net()
+    for block in model.blocks:
+        assert isinstance(block, ResidualBlock)
+        block.body.insert(2, Scales(32))
+    net = tailor_ir.compile(model, SAMPLE, {"alternatives": ["pruned"]})
+    assert kinds_of(net) == {"pruned"}
+    check_subnet(net, net.min_config, tmp_path, SAMPLE)
+
+
 # -- wishes ------------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +257,16 @@ def test_wishes_that_cannot_be_met_are_one_line(spec: SpaceSpec, words: str) -> 
         tailor_ir.compile(perturb(model), torch.zeros(1, 3, 32, 32), spec)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_network_without_blocks_has_none_and_says_so() -> None:
+    model = perturb(
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.Flatten(), nn.Linear(24 * 144, 5))
+    )
+    net = tailor_ir.compile(model, SAMPLE, {"*": "auto", "alternatives": "auto"})
+    assert any(why.startswith("alternatives: the network has no blocks") for why in net.space.dropped)
+    with pytest.raises(SpaceError, match="no variable matches"):
+        tailor_ir.compile(model, SAMPLE, {"alternatives": ["pruned"]})
 
 
 def test_what_is_not_legal_is_said() -> None:

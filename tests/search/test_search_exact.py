@@ -11,6 +11,7 @@ import tailor_ir
 from solvers.chain import Chain
 from solvers.exact import optimum
 from solvers.tables import Table
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, Interaction, MeasuredAccuracy, modifications, sensitivities
@@ -19,6 +20,7 @@ from tasks.predict.interactions import strongest_pairs
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.search.terms import chain_of, chain_of_tables, cost_tables
+from tests.ir.networks import small_net
 
 NETWORKS = ["test_resnet", "mobilenetv3_small_050", "test_vit"]
 
@@ -61,6 +63,29 @@ def test_the_chain_of_a_supernet_gives_what_its_predictors_give(name: str) -> No
     largest = accuracy.score(net.space.cardinalities[None] - 1)[0]
     np.testing.assert_allclose(np.array(gains) + largest, accuracy.score(canonical), atol=1e-9)
     np.testing.assert_allclose(costs, latency.predict(canonical), rtol=1e-9)
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_the_optimum_of_sizes_and_alternatives_is_that_of_brute_force(blocks: int) -> None:
+    spec: SpaceSpec = {
+        "alternatives": ["merged", "pruned_0.5"],
+        "*.depth": "auto",
+        "*.width_mult": [0.5, 1],
+        "*.expand_ratio": [1, 2],
+    }
+    net = tailor_ir.compile(small_net(blocks=blocks), torch.zeros(1, 3, 16, 16), spec)
+    assert net.space.derived
+    latency, accuracy = predictors(net, 2)
+    chain = chain_of(net.space, accuracy, cost_tables(latency))
+    raw = np.indices(net.space.cardinalities.tolist()).reshape(len(net.space.variables), -1).T
+    codes = np.unique(net.space.canonical_codes(raw), axis=0)
+    assert len(codes) == net.space.distinct
+    latency_ms, score = latency.predict(codes), accuracy.score(codes)
+    largest = accuracy.score(net.space.cardinalities[None] - 1)[0]
+    for budget_ms in np.quantile(latency_ms, (0, 0.01, 0.1, 0.3, 0.6, 0.9, 1)):
+        found = optimum(chain, np.array([budget_ms]))
+        assert found.error == found.gap == 0
+        assert found.gain + largest == pytest.approx(score[latency_ms <= budget_ms * (1 + 1e-9)].max(), abs=1e-9)
 
 
 SIZES = {"test_resnet": (32, 32), "mobilenetv3_small_050": (64, 64), "test_vit": (160, 160)}
