@@ -18,6 +18,7 @@ from torch import distributed
 from tasks.artifacts import write_json
 from tasks.data import load
 from tasks.errors import UserError
+from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
@@ -54,8 +55,11 @@ def train(job: Job, meeting: Path, move: Move = unseen) -> None:
     )
     try:
         dataset = load(job.data, "train")
-        Trainer(job, open_network(job, dataset), dataset, device, move).run()
-        distributed.barrier()
+        done = checkpoint.shared_steps(job.checkpoint, first_of_node=int(os.environ["LOCAL_RANK"]) == 0)
+        for phase in job.phases:
+            if done < phase.last_step:
+                Trainer(job, open_network(job, phase, dataset), dataset, device, move, phase).run()
+                distributed.barrier()
     finally:
         distributed.destroy_process_group()
 

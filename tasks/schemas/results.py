@@ -40,10 +40,11 @@ class BaseResult(NetworkAccuracy, Result):
 
 
 class FinetuneResult(EndsAccuracy, Result):
-    """Of the SuperNet."""
+    """Of the SuperNet. `strategy`: that of each phase."""
 
     STAGE: ClassVar[str] = "finetune"
 
+    strategy: str
     steps: int
     micro_batch: int
 
