@@ -9,7 +9,7 @@ from tasks.data.description import remember
 from tasks.errors import UserError
 from tasks.evaluation.ends import accuracies_of_ends
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.finetune import checkpoint
+from tasks.finetune import checkpoint, ranges
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
@@ -25,7 +25,8 @@ __all__ = ["Settings", "TrainSettings", "run"]
 def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, progress: Progress) -> StageResult:
     """Train the SuperNet of folder `supernet`; returns accuracies of the largest and smallest SubNets.
 
-    Leaves `supernet/` (it stores the largest SubNet's BatchNorm statistics) and `history.jsonl` in `folder`.
+    Leaves `supernet/` (it stores the largest SubNet's BatchNorm statistics) and `history.jsonl` in `folder`, and `ranges.json`
+    with `range_accuracies.jsonl` where the training was followed by the accuracy of SubNets.
     A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
     """
     splits = load_splits(data)
@@ -40,6 +41,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         steps_per_epoch=steps,
         total_steps=steps * settings.epochs,
     )
+    ranges.prepare(job, net)
     job = launch(job, "fine-tuning", progress)
     checkpoint.load_model(job.checkpoint, net.elastic, average=settings.average > 0)
     device = pick_device(settings.device)

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from tasks.finetune.mixing import mix
 from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.precision import mixed_precision
+from tasks.finetune.ranges import watch_of
 from tasks.finetune.settings import TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
 
@@ -57,13 +58,14 @@ def make_optimiser(
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step whose losses may still be on their way from the device."""
+    """A step whose losses may still be on their way from the device. accuracies: what was evaluated after it, by name."""
 
     step: int
     rate: float
     roles: list[Role]
     losses: torch.Tensor
     images_per_s: float
+    accuracies: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -102,6 +104,7 @@ class Trainer:
         self.average = averaged(network.module, self.settings) if self.first_of_node else None
         self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
+        self.watch = watch_of(job, self.phase, network.net, device, self.dtype)
         self._go_on()
         self._ended_s = time.monotonic()
         self.parallel = DistributedDataParallel(
@@ -127,14 +130,16 @@ class Trainer:
             self.network.begin(self._calibration())
         if self.first_of_node:
             rewind(self.job.history, self.step)
+            if self.watch is not None:
+                self.watch.rewind(self.step)
 
     def _calibration(self) -> Iterator[torch.Tensor]:
         """Training images for BatchNorm statistics, as the network takes them."""
+        images = self.settings.recalibration_images
         data = EvaluationData(
-            self.dataset, self.dataset, device=self.device, recalibration_images=self.settings.recalibration_images
+            self.dataset, self.dataset, device=self.device, dtype=self.dtype, recalibration_images=images
         )
-        for x_BCHW in data.calibration(self.network.base_size):
-            yield x_BCHW.to(self.dtype).to(memory_format=self.layout)
+        yield from data.calibration(self.network.base_size)
 
     def _placed(self, module: nn.Module) -> nn.Module:
         return module.to(self.device, self.dtype).to(memory_format=self.layout)
@@ -151,7 +156,7 @@ class Trainer:
             for x_BCHW, y_B in batches:
                 finished = self.train_step(x_BCHW, y_B)
                 self._record(before)
-                before = finished
+                before = self._watched(finished)
                 last = self.step == self.phase.last_step
                 due = last or time.monotonic() - saved_s >= self.settings.checkpoint_every_s
                 if self.first_of_node and due:
@@ -165,6 +170,18 @@ class Trainer:
                 self.move(Phase.READING, self.step + 1)
         self._record(before)
         self.move(Phase.ENDING, self.step + 1)
+
+    def _watched(self, finished: Finished) -> Finished:
+        """With accuracies of SubNets where these are due."""
+        if self.watch is None or not self.watch.is_due(self.step):
+            return finished
+
+        def move() -> None:
+            self.move(Phase.TRAINING, self.step)
+
+        accuracies = self.watch.measure(self.step, writes=self.first_of_node, move=move)
+        self._ended_s = time.monotonic()
+        return replace(finished, accuracies=accuracies)
 
     def _save(self) -> None:
         self._check_weights()
@@ -185,7 +202,8 @@ class Trainer:
         if self.first_of_node:
             epoch = (finished.step - 1) // self.job.steps_per_epoch
             line = {"step": finished.step, "epoch": epoch, "learning_rate": finished.rate, **losses}
-            append_line(self.job.history, {**line, "images_per_s": round(finished.images_per_s, 1)})
+            line |= {"images_per_s": round(finished.images_per_s, 1), **finished.accuracies}
+            append_line(self.job.history, line)
 
     def _check_weights(self) -> None:
         """UserError when a gradient was no number, although the loss was: the checkpoint before stays."""

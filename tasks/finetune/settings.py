@@ -105,6 +105,21 @@ def _joined(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
+class RangeSettings(BaseModel):
+    """The SubNets by whose accuracy a training is followed, in four ranges of multiply-accumulates."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    subnets: int = Field(default=16, ge=0)
+    """Random SubNets, the same all the time; fewer than four: none."""
+    images: int = Field(default=256, ge=1)
+    """Validation images for each."""
+    recalibration_images: int = Field(default=128, ge=2)
+    """Training images for the BatchNorm statistics of each."""
+    every_epochs: int | None = Field(default=None, ge=1)
+    """Counted from the end of each phase; none: as often as it takes a few per cent of the time, or never."""
+
+
 class Settings(TrainSettings):
     """Fine-tuning of a SuperNet: what each step trains, and its teacher."""
 
@@ -127,6 +142,8 @@ class Settings(TrainSettings):
     """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
+    ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
+    """Latency-range accuracy (AdaptiveNet, MobiCom 2023)."""
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:

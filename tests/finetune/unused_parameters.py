@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 
+from tailor_ir import SuperNet
 from tasks.data import load
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
@@ -41,6 +42,7 @@ class BranchNetwork:
     def __init__(self, settings: TrainSettings) -> None:
         self.module: nn.Module = Branches()
         self.runner = self.module
+        self.net: SuperNet | None = None
         self.settings = settings
         self.teacher: nn.Module | None = None
         self.base_size = (8, 8)

@@ -41,6 +41,7 @@ class TrainableBranches:
     """A SuperNet whose alternatives are trained one by one, on the frozen original's features of a micro-batch."""
 
     def __init__(self, net: SuperNet, original: FrozenOriginal, settings: Settings) -> None:
+        self.net = net
         self.module = net.elastic
         self.runner = BranchRunner(net)
         self.teacher: nn.Module | None = None

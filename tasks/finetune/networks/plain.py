@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
+from tailor_ir import SuperNet
 from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.record import Forward, Role
@@ -16,6 +17,7 @@ class TrainableNetwork:
 
     def __init__(self, module: nn.Module, size: tuple[int, int], settings: TrainSettings) -> None:
         self.module = self.runner = module
+        self.net: SuperNet | None = None
         self.teacher: nn.Module | None = None
         self.base_size = size
         self._settings = settings

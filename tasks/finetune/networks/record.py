@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tailor_ir import Config
+from tailor_ir import Config, SuperNet
 
 Forward = Callable[..., Any]
 """The forward pass of `runner`, in DistributedDataParallel."""
@@ -32,6 +32,11 @@ class Trainable(Protocol):
     @property
     def module(self) -> nn.Module:
         """The network. Its parameters that need gradients are trained; its tensors are what a checkpoint holds."""
+        ...
+
+    @property
+    def net(self) -> SuperNet | None:
+        """The SuperNet whose SubNets are trained; None for a plain network."""
         ...
 
     @property

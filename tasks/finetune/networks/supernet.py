@@ -27,7 +27,7 @@ class TrainableSuperNet:
         settings: Settings,
         original: FrozenOriginal | None = None,
     ) -> None:
-        self._net = net
+        self.net = net
         self.module = self.runner = net.elastic
         self.teacher = teacher
         self.base_size = input_size(net, net.max_config)
@@ -37,7 +37,7 @@ class TrainableSuperNet:
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """Kernel transforms, which decay would pull from the identity to zero."""
-        return [matrix for matrix in self._net.kernel_matrices if matrix.requires_grad]
+        return [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
         """Take what the frozen original needs."""
@@ -50,8 +50,8 @@ class TrainableSuperNet:
         """That of each SubNet; without a frozen teacher the first one teaches the others."""
         teacher_BK = self._taught(x_BCHW)
         for role in roles:
-            self._net.elastic.activate(role.config)
-            logits_BK = forward(resize(x_BCHW, input_size(self._net, role.config)))
+            self.net.elastic.activate(role.config)
+            logits_BK = forward(resize(x_BCHW, input_size(self.net, role.config)))
             yield loss_of(logits_BK, target, teacher_BK if role.distilled else None, self._settings)
             if teacher_BK is None:
                 teacher_BK = logits_BK.detach()
