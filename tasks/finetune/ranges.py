@@ -22,7 +22,7 @@ from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.settings import Settings
-from tasks.schemas.ranges import RANGE_ACCURACIES_FILE, RANGES_FILE, RangeLine, WatchedSubNet, WatchedSubNets
+from tasks.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, RangeLine, WatchedSubNet, WatchedSubNets
 
 RANGES = 4
 POOL = 512

@@ -17,7 +17,7 @@ from tasks.finetune.job import Job
 from tasks.finetune.phases import TrainingPhase
 from tasks.models import ModelSettings
 from tasks.progress import Silent
-from tasks.schemas.ranges import RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
+from tasks.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
 from tests.finetune.one_rank import train_here
 
 DIGITS = DataSettings(kind="digits", augment=False)
