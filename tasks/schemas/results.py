@@ -98,7 +98,7 @@ class WatchedSubNets(Stored):
 
 
 class RangeLine(TypedDict):
-    """A line of `range_accuracies.jsonl`: after `step` steps, correctly classified images of `total`, for each SubNet in the order of the file."""
+    """A line of `range_accuracies.jsonl`: what the SubNets, in order, get right of `total` images after `step` steps."""
 
     step: int
     correct: list[int]
