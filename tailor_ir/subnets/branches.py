@@ -55,17 +55,21 @@ class Branches:
             for each in graph.alternatives
             if each.producer in variables
         )
+        self._wanted = frozenset(name for branch in self.branches for name in (branch.entry, branch.exit))
+        self._released = _last_reads(self._original, self._wanted)
 
     def features(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
         """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics."""
-        wanted = {name for branch in self.branches for name in (branch.entry, branch.exit)}
         was_training = self._elastic.training
         self._elastic.eval()
         values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
         with torch.no_grad():
-            self._run(self._original, values)
+            for instruction, released in zip(self._original, self._released, strict=True):
+                self._run((instruction,), values)
+                for name in released:
+                    del values[name]
         self._elastic.train(was_training)
-        return {name: values[name] for name in wanted}
+        return {name: values[name] for name in self._wanted}
 
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
         """The result of a branch on the features of its entry; gradients go to its own parameters."""
@@ -101,6 +105,17 @@ class Branches:
             norms=tuple(one.module for one in instructions if isinstance(one.module, ElasticBatchNorm)),
             instructions=instructions,
         )
+
+
+def _last_reads(instructions: Sequence[Instruction], kept: frozenset[str]) -> list[tuple[str, ...]]:
+    """For each instruction the values that no later one reads, but for those that are kept."""
+    found: list[tuple[str, ...]] = []
+    later: set[str] = set(kept)
+    for instruction in reversed(instructions):
+        names = dict.fromkeys((*instruction.operands, *instruction.outputs, *(name for name, _ in instruction.cuts)))
+        found.append(tuple(name for name in names if name and name not in later))
+        later.update(names)
+    return found[::-1]
 
 
 def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:

@@ -84,8 +84,12 @@ class Trainer:
         device: torch.device,
         move: Move = unseen,
         phase: TrainingPhase | None = None,
+        validation: Dataset | None = None,
     ) -> None:
-        """move: called with what the rank is at, and its step. phase: None is the only one that the job has."""
+        """move: called with what the rank is at, and its step. phase: None is the only one that the job has.
+
+        validation: on which SubNets are evaluated meanwhile, where the job says so.
+        """
         self.job = job
         self.phase = job.phases[0] if phase is None else phase
         self.move = move
@@ -104,7 +108,7 @@ class Trainer:
         self.average = averaged(network.module, self.settings) if self.first_of_node else None
         self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
-        self.watch = watch_of(job, self.phase, network.net, device, self.dtype)
+        self.watch = watch_of(job, self.phase, network.net, (dataset, validation), device, self.dtype)
         self._go_on()
         self._ended_s = time.monotonic()
         self.parallel = DistributedDataParallel(

@@ -6,7 +6,6 @@ latencies of its devices. Source: AdaptiveNet (MobiCom 2023) §4.2.
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import distributed
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.prefixes import groups
 from tasks.artifacts import append_line
-from tasks.data import load
+from tasks.data import Dataset
 from tasks.evaluation.statistics import KnownStatistics
 from tasks.evaluation.subnets import EvaluationData, evaluate_together
 from tasks.finetune.history import rewind
@@ -93,24 +92,13 @@ def prepare(job: Job, net: SuperNet) -> None:
 class RangeWatch:
     """Evaluates the SubNets at the ends of epochs of a phase; each rank some of them."""
 
-    def __init__(
-        self, job: Job, phase: TrainingPhase, net: SuperNet, epochs: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, job: Job, phase: TrainingPhase, net: SuperNet, epochs: int, data: EvaluationData) -> None:
         """epochs: from one evaluation to the next; the last one is at the end of the phase."""
-        assert job.finetune is not None
         self._net, self._last = net, phase.last_step
         self._every = epochs * job.steps_per_epoch
         self._watched = WatchedSubNets.read(job.folder / RANGES_FILE)
         self._file = job.folder / RANGE_ACCURACIES_FILE
-        self._data = EvaluationData(
-            load(job.data, "validation"),
-            load(job.data, "train"),
-            batch_size=job.settings.micro_batch,
-            limit=job.finetune.ranges.images,
-            recalibration_images=job.finetune.ranges.recalibration_images,
-            device=device,
-            dtype=dtype,
-        )
+        self._data = data
         configs: list[Config] = [dict(one.config) for one in self._watched.subnets]
         rank, world = distributed.get_rank(), distributed.get_world_size()
         pieces = groups(net.elastic, configs, math.ceil(len(configs) / world))
@@ -148,11 +136,27 @@ class RangeWatch:
 
 
 def watch_of(
-    job: Job, phase: TrainingPhase, net: SuperNet | None, device: torch.device, dtype: torch.dtype
+    job: Job,
+    phase: TrainingPhase,
+    net: SuperNet | None,
+    images: tuple[Dataset, Dataset | None],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> RangeWatch | None:
-    """What follows a phase; None where nothing does."""
-    file: Path = job.folder / RANGES_FILE
-    if net is None or job.finetune is None or not file.exists():
+    """What follows a phase; None where nothing does. images: for training and validation."""
+    settings, (train, validation) = job.finetune, images
+    if net is None or settings is None or validation is None or not (job.folder / RANGES_FILE).exists():
         return None
-    epochs = period(job.finetune, phase, job.steps_per_epoch)
-    return None if epochs is None else RangeWatch(job, phase, net, epochs, device, dtype)
+    epochs = period(settings, phase, job.steps_per_epoch)
+    if epochs is None:
+        return None
+    data = EvaluationData(
+        validation,
+        train,
+        batch_size=settings.micro_batch,
+        limit=settings.ranges.images,
+        recalibration_images=settings.ranges.recalibration_images,
+        device=device,
+        dtype=dtype,
+    )
+    return RangeWatch(job, phase, net, epochs, data)
