@@ -83,7 +83,7 @@ def pruned_files(config: RunConfig, weights: Path, work: Path, ratios: Sequence[
         )
         if checkpoint.finished_steps(job.checkpoint) < job.total_steps:
             with alone():
-                Trainer(job, TrainableNetwork(module, (size, size)), train, torch.device("cpu")).run()
+                Trainer(job, TrainableNetwork(module, (size, size), settings), train, torch.device("cpu")).run()
         checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)
         partial = folder / "pruned.onnx"
         tailor_ir.compile(module.eval(), torch.zeros(1, channels, size, size), {}).export({}, partial)

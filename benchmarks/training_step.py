@@ -32,8 +32,7 @@ from tasks.data import Batch, DataSettings, load
 from tasks.finetune import Settings
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer, make_optimiser
-from tasks.finetune.networks import TrainableSuperNet
-from tasks.finetune.sampling import Role
+from tasks.finetune.networks import Role, TrainableSuperNet
 
 PRESETS = ("resnet50", "mobilenetv2")
 
@@ -49,7 +48,9 @@ def supernet_step(
 ) -> Callable[[], None]:
     """One step of the product's loop."""
     roles = [Role(f"subnet {number}", config, number > 0) for number, config in enumerate(configs)]
-    trainer = Trainer(job, TrainableSuperNet(net, lambda _: roles, None), load(job.data, "train"), device)
+    assert job.finetune is not None
+    network = TrainableSuperNet(net, lambda _: roles, None, job.finetune)
+    trainer = Trainer(job, network, load(job.data, "train"), device)
 
     def step() -> None:
         trainer.train_step(*batch)
@@ -101,6 +102,7 @@ def measure(preset: str, options: argparse.Namespace, folder: Path) -> dict[str,
             "batch_size": options.batch,
             "micro_batch": options.batch,
             "processes": 1,
+            "strategy": "sandwich",
             "random_subnets": 2,
             "device": options.device,
             "precision": options.precision,

@@ -143,7 +143,7 @@ def trained_alone(work: Work, net: Any, config: Any, folder: Path) -> float:
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     size = net.input_shape(config)[-2:]
-    Trainer(job, TrainableNetwork(module, size), train, torch.device("cpu")).run()
+    Trainer(job, TrainableNetwork(module, size, settings), train, torch.device("cpu")).run()
     images = work.images("test")
     recalibrate_module(module, images.calibration(size))
     return count_correct(module, images.batches(size)).share

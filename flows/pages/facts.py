@@ -82,7 +82,7 @@ def network(result: NetworkAccuracy) -> Facts:
 
 def trained(result: FinetuneResult) -> Facts:
     """Of a trained SuperNet."""
-    return ends(result) | {"steps": count(result.steps)}
+    return ends(result) | {"strategy": result.strategy, "steps": count(result.steps)}
 
 
 def ends(result: EndsAccuracy) -> Facts:

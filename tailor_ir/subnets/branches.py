@@ -56,37 +56,37 @@ class Branches:
             for each in graph.alternatives
             if each.producer in variables
         )
+        self._wanted = frozenset(name for branch in self.branches for name in (branch.entry, branch.exit))
+        self._released = _last_reads(self._original)
 
     def features(self, x_BCHW: torch.Tensor, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics.
 
         more: further values of the original network.
         """
-        wanted = {*more, *(name for branch in self.branches for name in (branch.entry, branch.exit))}
-        was_training = self._elastic.training
-        self._elastic.eval()
-        values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
-        with torch.no_grad():
-            self._run(self._original, values)
-        self._elastic.train(was_training)
-        return {name: values[name] for name in wanted}
+        wanted, found = self._wanted.union(more), {}
 
+        def see(name: str, value: torch.Tensor) -> None:
+            if name in wanted:
+                found[name] = value
+
+        self.watch(x_BCHW, see)
+        return found
+
+    @torch.no_grad()
     def watch(self, x_BCHW: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
         """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
         was_training = self._elastic.training
         self._elastic.eval()
-        last = {name: at for at, each in enumerate(self._original) for name in (*each.operands, *each.outputs)}
-        ends: dict[int, list[str]] = {}
-        for name, at in last.items():
-            ends.setdefault(at, []).append(name)
-        values = {self._elastic.structure.graph.inputs[0]: x_BCHW}
-        see(self._elastic.structure.graph.inputs[0], x_BCHW)
-        for at, instruction in enumerate(self._original):
+        (source,) = self._elastic.structure.graph.inputs
+        values = {source: x_BCHW}
+        see(source, x_BCHW)
+        for instruction, released in zip(self._original, self._released, strict=True):
             self._run((instruction,), values)
             for name in instruction.outputs:
                 see(name, values[name])
-            for name in ends[at]:
-                values.pop(name, None)
+            for name in released:
+                del values[name]
         self._elastic.train(was_training)
 
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
@@ -141,6 +141,17 @@ class Branches:
             norms=tuple(one.module for one in instructions if isinstance(one.module, ElasticBatchNorm)),
             instructions=instructions,
         )
+
+
+def _last_reads(instructions: Sequence[Instruction]) -> list[tuple[str, ...]]:
+    """For each instruction the values that no later one reads."""
+    found: list[tuple[str, ...]] = []
+    later: set[str] = set()
+    for instruction in reversed(instructions):
+        names = dict.fromkeys((*instruction.operands, *instruction.outputs, *(name for name, _ in instruction.cuts)))
+        found.append(tuple(name for name in names if name and name not in later))
+        later.update(names)
+    return found[::-1]
 
 
 def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:

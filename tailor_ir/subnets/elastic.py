@@ -126,7 +126,10 @@ class Elastic(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """A mark of the weights that differs after every change; None where changes cannot be seen."""
+        """A mark of the weights that differs after every change; None where changes cannot be seen.
+
+        Steps of torch's fused optimisers leave it as it is: they do not count up the versions of parameters.
+        """
         weights = [self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)]
         if any(weight.is_inference() for weight in weights):
             return None

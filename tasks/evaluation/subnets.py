@@ -113,6 +113,7 @@ class EvaluationData:
 
     At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; what does not fit is
     read or resized anew each time. BatchNorm statistics are kept, too: `known`.
+    dtype: of the images.
     features_mib: what may be kept of the features that SubNets share while they are evaluated together.
     precision: in which `accuracies` evaluates SubNets; None: torch does.
     """
@@ -128,8 +129,10 @@ class EvaluationData:
         cache_mib: float = 1024,
         features_mib: float = 1024,
         device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device = device or torch.device("cpu")
+        self._dtype = dtype
         self.precision: OtherPrecision | None = None
         self.features_mib = features_mib
         self.known = KnownStatistics()
@@ -183,7 +186,7 @@ class EvaluationData:
         count = self._count(calibration)
         key = (dataset, calibration, size, count)
         if key not in self._cache.batches:
-            needed_bytes = count * dataset.channels * size[0] * size[1] * 4
+            needed_bytes = count * dataset.channels * size[0] * size[1] * self._dtype.itemsize
             if needed_bytes > self._cache.left_bytes:
                 return self._read(calibration, size)
             self._cache.left_bytes -= needed_bytes
@@ -206,7 +209,7 @@ class EvaluationData:
         else:
             source = self._dataset.batches(self._batch_size)
         for x_BCHW, y_B in source:
-            yield x_BCHW[:left].to(self.device), y_B[:left].to(self.device)
+            yield x_BCHW[:left].to(self.device, self._dtype), y_B[:left].to(self.device)
             left -= len(y_B)
             if left <= 0:
                 return
@@ -319,6 +322,13 @@ def accuracies(
     return [known[digest] for digest in digests]
 
 
+def evaluate_together(
+    net: Any, configs: Sequence[Config], data: EvaluationData, each_batch: Callable[[], None]
+) -> list[Accuracy]:
+    """Accuracy of each SubNet of one resolution, in order, as `accuracies` gives it; here and now, in this thread."""
+    return _Work(net, data, data.features_mib, each_batch=each_batch).evaluate(configs)
+
+
 def _pieces(net: Any, configs: dict[str, Config], workers: int) -> list[list[str]]:
     """Digests of SubNets to evaluate together, those with most work first."""
     digests = list(configs)
@@ -335,6 +345,7 @@ class _Work:
     data: EvaluationData
     kept_mib: float
     batches: int = 0
+    each_batch: Callable[[], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -373,6 +384,8 @@ class _Work:
         for batch in batches:
             if self.stop.is_set():
                 raise InterruptedError
+            if self.each_batch is not None:
+                self.each_batch()
             yield batch
             with self._lock:
                 self.batches += 1

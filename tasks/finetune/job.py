@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import read_json
 from tasks.data import DataSettings
+from tasks.finetune.phases import TrainingPhase, phases_of
 from tasks.finetune.settings import Settings, TrainSettings
 from tasks.models import ModelSettings
 from tasks.schemas.results import HISTORY_FILE
@@ -47,6 +48,11 @@ class Job(BaseModel):
         settings = self.finetune or self.train
         assert settings is not None
         return settings
+
+    @property
+    def phases(self) -> list[TrainingPhase]:
+        """What is trained one after the other."""
+        return phases_of(self.finetune, self.settings.epochs, self.steps_per_epoch, self.total_steps)
 
     def with_settings(self, **changes: int) -> Self:
         """The same job with a few settings changed."""

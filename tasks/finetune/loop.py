@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,17 +15,17 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tasks.artifacts import append_line
 from tasks.data import Batch, Dataset
-from tasks.data.images import resize
 from tasks.data.prefetch import prefetched
 from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune import checkpoint
 from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
-from tasks.finetune.losses import loss_of
 from tasks.finetune.mixing import mix
-from tasks.finetune.networks import Trainable
+from tasks.finetune.networks.record import Role, Trainable
+from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.precision import mixed_precision
-from tasks.finetune.sampling import Role
+from tasks.finetune.ranges import watch_of
 from tasks.finetune.settings import TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
 
@@ -58,19 +58,20 @@ def make_optimiser(
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step whose losses may still be on their way from the device."""
+    """A step whose losses may still be on their way from the device. accuracies: what was evaluated after it, by name."""
 
     step: int
     rate: float
     roles: list[Role]
     losses: torch.Tensor
     images_per_s: float
+    accuracies: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
-    """One rank's share of the training, wrapped once in DistributedDataParallel.
+    """One rank's share of a phase of the training, wrapped once in DistributedDataParallel.
 
-    Each step runs several SubNets over several micro-batches. Only the last backward pass of a step exchanges
+    Each step has several losses, of SubNets say, over several micro-batches. Only the last backward pass of a step exchanges
     gradients: DDP's reducer then sends what all passes of the step have accumulated, also for parameters that
     only an earlier pass used, since it marks used parameters over the whole `no_sync` session.
     """
@@ -82,9 +83,15 @@ class Trainer:
         dataset: Dataset,
         device: torch.device,
         move: Move = unseen,
+        phase: TrainingPhase | None = None,
+        validation: Dataset | None = None,
     ) -> None:
-        """move: called with the phase of the rank, and its step."""
+        """move: called with what the rank is at, and its step. phase: None is the only one that the job has.
+
+        validation: on which SubNets are evaluated meanwhile, where the job says so.
+        """
         self.job = job
+        self.phase = job.phases[0] if phase is None else phase
         self.move = move
         self.settings = job.settings
         self.network = network
@@ -101,28 +108,48 @@ class Trainer:
         self.average = averaged(network.module, self.settings) if self.first_of_node else None
         self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
-        if self.step:
-            checkpoint.load_model(job.checkpoint, network.module)
-            checkpoint.load_optimiser(job.checkpoint, self.optimiser)
-            if self.average is not None:
-                checkpoint.load_model(job.checkpoint, self.average.module, average=True)
-                self.average.n_averaged.fill_(self.step)
-        if self.first_of_node:
-            rewind(job.history, self.step)
+        self.watch = watch_of(job, self.phase, network.net, (dataset, validation), device, self.dtype)
+        self._go_on()
         self._ended_s = time.monotonic()
         self.parallel = DistributedDataParallel(
-            network.module,
+            network.runner,
             device_ids=[device] if device.type == "cuda" else None,
             broadcast_buffers=False,
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
 
+    def _go_on(self) -> None:
+        """From the checkpoint: in the midst of the phase, or at its beginning with what the phase before has trained."""
+        path, module = self.job.checkpoint, self.network.module
+        if self.step > self.phase.first_step:
+            checkpoint.load_model(path, module)
+            checkpoint.load_optimiser(path, self.optimiser)
+            if self.average is not None:
+                checkpoint.load_model(path, self.average.module, average=True)
+                self.average.n_averaged.fill_(self.step - self.phase.first_step)
+        else:
+            if self.step:
+                checkpoint.load_model(path, module, average=self.settings.average > 0)
+            self.network.begin(self._calibration())
+        if self.first_of_node:
+            rewind(self.job.history, self.step)
+            if self.watch is not None:
+                self.watch.rewind(self.step)
+
+    def _calibration(self) -> Iterator[torch.Tensor]:
+        """Training images for BatchNorm statistics, as the network takes them."""
+        images = self.settings.recalibration_images
+        data = EvaluationData(
+            self.dataset, self.dataset, device=self.device, dtype=self.dtype, recalibration_images=images
+        )
+        yield from data.calibration(self.network.base_size)
+
     def _placed(self, module: nn.Module) -> nn.Module:
         return module.to(self.device, self.dtype).to(memory_format=self.layout)
 
     def run(self) -> None:
-        """Train to the last step; the first rank of each node writes history and checkpoints.
+        """Train to the phase's last step; the first rank of each node writes history and checkpoints.
 
         Losses are read one step late, so that the host does not wait for the device.
         """
@@ -133,8 +160,8 @@ class Trainer:
             for x_BCHW, y_B in batches:
                 finished = self.train_step(x_BCHW, y_B)
                 self._record(before)
-                before = finished
-                last = self.step == self.job.total_steps
+                before = self._watched(finished)
+                last = self.step == self.phase.last_step
                 due = last or time.monotonic() - saved_s >= self.settings.checkpoint_every_s
                 if self.first_of_node and due:
                     self._record(before)
@@ -147,6 +174,18 @@ class Trainer:
                 self.move(Phase.READING, self.step + 1)
         self._record(before)
         self.move(Phase.ENDING, self.step + 1)
+
+    def _watched(self, finished: Finished) -> Finished:
+        """With accuracies of SubNets where these are due."""
+        if self.watch is None or not self.watch.is_due(self.step):
+            return finished
+
+        def move() -> None:
+            self.move(Phase.TRAINING, self.step)
+
+        accuracies = self.watch.measure(self.step, writes=self.first_of_node, move=move)
+        self._ended_s = time.monotonic()
+        return replace(finished, accuracies=accuracies)
 
     def _save(self) -> None:
         self._check_weights()
@@ -167,7 +206,8 @@ class Trainer:
         if self.first_of_node:
             epoch = (finished.step - 1) // self.job.steps_per_epoch
             line = {"step": finished.step, "epoch": epoch, "learning_rate": finished.rate, **losses}
-            append_line(self.job.history, {**line, "images_per_s": round(finished.images_per_s, 1)})
+            line |= {"images_per_s": round(finished.images_per_s, 1), **finished.accuracies}
+            append_line(self.job.history, line)
 
     def _check_weights(self) -> None:
         """UserError when a gradient was no number, although the loss was: the checkpoint before stays."""
@@ -181,7 +221,7 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         first, skip = divmod(self.step, self.job.steps_per_epoch)
-        for epoch in range(first, self.settings.epochs):
+        for epoch in range(first, math.ceil(self.phase.last_step / self.job.steps_per_epoch)):
             yield from self.dataset.batches(
                 self.settings.batch_size,
                 seed=self.settings.seed,
@@ -193,7 +233,8 @@ class Trainer:
 
     def train_step(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> Finished:
         """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
-        rate = learning_rate(self.settings, self.step, self.job.total_steps, self.job.steps_per_epoch)
+        done = self.step - self.phase.first_step
+        rate = learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         roles = self.network.roles(self.step)
@@ -230,25 +271,19 @@ class Trainer:
     def _micro_step(
         self, x_BCHW: torch.Tensor, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
     ) -> torch.Tensor:
-        """Forward and backward of every SubNet on one micro-batch, and of its teacher; the losses times `share`."""
-        teacher_BK: torch.Tensor | None = None
-        if self.teacher is not None:
-            with torch.no_grad(), self._mixed():
-                teacher_BK = self.teacher(resize(x_BCHW, self.network.base_size))
-        losses = []
-        for index, role in enumerate(roles):
+        """Forward and backward pass of every role on one micro-batch; the losses times `share`."""
+        losses = self.network.losses(roles, x_BCHW, target, self.parallel)
+        found = []
+        for index in range(len(roles)):
             self.move(Phase.TRAINING, self.step + 1)
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
-                size = self.network.activate(role)
                 with self._mixed():
-                    logits_BK = self.parallel(resize(x_BCHW, size))
-                loss = loss_of(logits_BK, target, teacher_BK if role.distilled else None, self.settings) * share
+                    loss = next(losses)
+                loss = loss * share
                 loss.backward()
-            if index == 0 and teacher_BK is None:
-                teacher_BK = logits_BK.detach()
-            losses.append(loss.detach())
-        return torch.stack(losses)
+            found.append(loss.detach())
+        return torch.stack(found)
 
     def _seed(self, micro_batch: int) -> None:
         """Dropout and the like depend on the step and the micro-batch's place in the global batch only."""
@@ -267,6 +302,5 @@ def _by_role(roles: list[Role], losses: list[float]) -> dict[str, float]:
     for role, loss in zip(roles, losses, strict=True):
         grouped.setdefault(role.name, []).append(loss)
     means = {name: sum(values) / len(values) for name, values in grouped.items()}
-    if len(means) == 1:
-        return {"loss": losses[0] if len(losses) == 1 else next(iter(means.values()))}
-    return {"loss": sum(losses) / len(losses), **{f"loss_{name}": value for name, value in means.items()}}
+    by_name = {f"loss_{name}": value for name, value in means.items()}
+    return {"loss": sum(losses) / len(losses), **({} if list(means) == ["network"] else by_name)}

@@ -1,9 +1,9 @@
 """Settings of training, shared by the base network and the SuperNet."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tasks.artifacts import OutsideKey
 from tasks.finetune.mixing import Mixing
@@ -92,29 +92,93 @@ def _is_address(text: str) -> bool:
     return found is not None and 1 <= int(found[1]) <= LAST_PORT
 
 
-class Settings(TrainSettings):
-    """Fine-tuning of a SuperNet: the SubNets of each step, and their teacher."""
+Strategy = Literal["sandwich", "compound", "random", "progressive", "branches", "tune"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+FROZEN: frozenset[Strategy | None] = frozenset(["branches", "tune"])
+"""Strategies that train the alternatives' own weights alone: the user's network stays as it is, bit by bit."""
+AUTO = "auto"
+DISTILLED_FIRST = "branches,tune"
 
-    strategy: Literal["sandwich", "compound", "random", "progressive"] = "sandwich"
+
+def _joined(value: Any) -> Any:
+    """A list of strategies as one text."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+class RangeSettings(BaseModel):
+    """The SubNets by whose accuracy a training is followed, in four ranges of multiply-accumulates."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    subnets: int = Field(default=16, ge=0)
+    """Random SubNets, the same all the time; fewer than four: none."""
+    images: int = Field(default=256, ge=1)
+    """Validation images for each."""
+    recalibration_images: int = Field(default=128, ge=2)
+    """Training images for the BatchNorm statistics of each."""
+    every_epochs: int | None = Field(default=None, ge=1)
+    """Counted from the end of each phase; none: as often as it takes a few per cent of the time, or never."""
+
+
+class Settings(TrainSettings):
+    """Fine-tuning of a SuperNet: what each step trains, and its teacher."""
+
+    strategy: Annotated[str, BeforeValidator(_joined)] = AUTO
     """sandwich: largest, smallest and random SubNets (BigNAS, ECCV 2020); compound: the random ones couple
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
-    that opens in phases (progressive shrinking of Once-for-all, ICLR 2020)."""
+    that opens in phases (progressive shrinking of Once-for-all, ICLR 2020). Of alternatives alone, the network itself frozen:
+    branches: each by itself, on the network's features (AdaptiveNet, MobiCom 2023); tune: random SubNets that have some.
+    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune, where the space has alternatives; else
+    sandwich."""
+    phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """Shares of the epochs for the phases, as [1,3]; none: equal ones. Each phase has one epoch at least."""
     random_subnets: int = Field(default=1, ge=0)
+    branches_per_step: int | None = Field(default=None, ge=1)
+    """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""
     teacher: Literal["largest", "base"] = "largest"
-    """The source of soft labels: the largest SubNet in the same step, where the strategy trains it (in-place), or the
-    network as it was before (a frozen copy), for all SubNets."""
+    """The source of soft labels: the largest SubNet in the same step, where the strategy trains it (in-place) or freezes
+    it, or the network as it was before (a frozen copy), for all SubNets."""
     distillation: float = Field(default=1.0, ge=0, le=1)
     """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
+    ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
+    """Latency-range accuracy (AdaptiveNet, MobiCom 2023)."""
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """The strategy of each phase; none while it is `auto`."""
+        names = [name.strip() for name in self.strategy.split(",")]
+        return tuple(strategy for name in names for strategy in STRATEGIES if strategy == name)
+
+    def resolved(self, *, alternatives: bool) -> "Settings":
+        """The settings with a strategy in the place of `auto`. alternatives: whether the space has some."""
+        if self.strategy != AUTO:
+            return self
+        strategy = "sandwich"
+        if alternatives:
+            strategy = DISTILLED_FIRST if self.epochs > 1 else "tune"
+        return self.model_copy(update={"strategy": strategy})
 
     @model_validator(mode="after")
     def _check_strategy(self) -> "Settings":
-        if self.strategy in ("random", "progressive") and self.random_subnets == 0:
-            raise ValueError(f"strategy={self.strategy} needs random_subnets of at least 1")
-        if self.strategy in ("random", "progressive") and self.teacher == "largest" and self.divergence != "kl":
+        names = [name.strip() for name in self.strategy.split(",")]
+        if names != [AUTO] and not set(names) <= set(STRATEGIES):
+            raise ValueError(f"strategy={self.strategy}; allowed: {AUTO}, or one or several of {', '.join(STRATEGIES)}")
+        if len(names) > self.epochs:
+            raise ValueError(f"strategy={self.strategy} with epochs={self.epochs}; allowed: an epoch or more for each")
+        if self.phase_shares is not None and (names == [AUTO] or len(self.phase_shares) != len(names)):
             raise ValueError(
-                f"divergence={self.divergence} without a teacher: strategy={self.strategy} does not train the largest "
-                "SubNet in each step; allowed: teacher=base, or divergence=kl"
+                f"phase_shares={list(self.phase_shares)} with strategy={self.strategy}; allowed: a share for each strategy "
+                "of a list, as strategy=[branches,tune] phase_shares=[1,3]"
             )
+        for name in {"random", "progressive", "tune"}.intersection(names):
+            if self.random_subnets == 0:
+                raise ValueError(f"strategy={name} needs random_subnets of at least 1")
+        for name in {"random", "progressive"}.intersection(names):
+            if self.teacher == "largest" and self.divergence != "kl":
+                raise ValueError(
+                    f"divergence={self.divergence} without a teacher: strategy={name} does not train the largest "
+                    "SubNet in each step; allowed: teacher=base, or divergence=kl"
+                )
         return self

@@ -16,8 +16,9 @@ import torch
 from torch import distributed
 
 from tasks.artifacts import write_json
-from tasks.data import load
+from tasks.data import load_splits
 from tasks.errors import UserError
+from tasks.finetune import checkpoint
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
@@ -53,9 +54,14 @@ def train(job: Job, meeting: Path, move: Move = unseen) -> None:
         timeout=timedelta(seconds=max(LEAST_TIMEOUT_S, job.settings.silence_end_s + LATER_S)),
     )
     try:
-        dataset = load(job.data, "train")
-        Trainer(job, open_network(job, dataset), dataset, device, move).run()
-        distributed.barrier()
+        splits = load_splits(job.data)
+        dataset = splits["train"]
+        done = checkpoint.shared_steps(job.checkpoint, first_of_node=int(os.environ["LOCAL_RANK"]) == 0)
+        for phase in job.phases:
+            if done < phase.last_step:
+                network = open_network(job, phase, dataset)
+                Trainer(job, network, dataset, device, move, phase, splits["validation"]).run()
+                distributed.barrier()
     finally:
         distributed.destroy_process_group()
 

@@ -16,13 +16,13 @@ CHOSEN = "chosen"
 """Trace that the page's script moves to the SubNet whose layers are shown."""
 MAX_BARS = 40
 LOG_TICKS = [float(f"{digit}e{exponent}") for exponent in range(-4, 6) for digit in (1, 2, 5)]
-MAX_POINTS = 1000
 SQUARES = ("square", "square-open", "diamond-open")
 
 Rows = Sequence[Row]
 
 
-def _figure(x: str, y: str, height: int = 430) -> go.Figure:
+def blank(x: str, y: str, height: int = 430) -> go.Figure:
+    """A figure with the titles of its axes, in the looks of the report."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -62,7 +62,7 @@ def _point_text(name: str, row: Row, device: Row) -> str:
 
 def fronts(devices: Rows) -> go.Figure:
     """The measured fronts of all devices, one colour each; stars are the base model."""
-    figure = _figure("measured latency [ms]", "test accuracy [%]", height=400)
+    figure = blank("measured latency [ms]", "test accuracy [%]", height=400)
     figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
     for device, color in zip(devices, itertools.cycle(COLORS)):
         winners = list({row["digest"]: row for row in device["winners"] if row["on_front"]}.values())
@@ -74,7 +74,7 @@ def fronts(devices: Rows) -> go.Figure:
 
 def front(device: Row) -> go.Figure:
     """Measured latency against measured accuracy: winners, base model, uniformly shrunk and random SubNets, baselines."""
-    figure = _figure("measured latency [ms]", "accuracy [%]", height=480)
+    figure = blank("measured latency [ms]", "accuracy [%]", height=480)
     random = [row for row in device["random"] if row["kind"] == "random"]
     style: Row = {"color": GREY, "size": 6, "opacity": 0.6}
     _scatter(figure, "random SubNets (validation accuracy)", random, device, style, "markers")
@@ -139,7 +139,7 @@ def _scatter(
 
 def latency_errors(device: Row) -> go.Figure:
     """Predicted against measured latency; on the dashed line they are equal."""
-    figure = _figure("predicted latency [ms]", "measured latency [ms]", height=400)
+    figure = blank("predicted latency [ms]", "measured latency [ms]", height=400)
     fitted = [row for row in device["random"] if row["used_for"] == "fit"]
     groups = (
         ("held-out SubNets", [row for row in device["random"] if row not in fitted], GREY),
@@ -157,7 +157,7 @@ def latency_errors(device: Row) -> go.Figure:
 
 def accuracy_errors(device: Row) -> go.Figure:
     """Predicted against measured accuracy; predictions, and random SubNets' measurements, are of the validation split."""
-    figure = _figure("predicted accuracy [%]", "measured accuracy [%]", height=400)
+    figure = blank("predicted accuracy [%]", "measured accuracy [%]", height=400)
     groups = (
         ("random SubNets (validation)", device["random"], GREY),
         ("winners (test)", device["winners"], BLUE),
@@ -220,7 +220,7 @@ def sensitivities(rows: Rows) -> go.Figure:
     """Change of accuracy by each modification, in points, with its standard error; the largest ones."""
     shown = sorted(rows, key=lambda row: -abs(row["delta_points"]))[:MAX_BARS]
     shown = [row for row in rows if row in shown][::-1]
-    figure = _figure("change of validation accuracy [points]", "", height=120 + 19 * len(shown))
+    figure = blank("change of validation accuracy [points]", "", height=120 + 19 * len(shown))
     figure.add_bar(
         x=[row["delta_points"] for row in shown],
         y=[escape(f"{row['variable']} = {choice_text(row['choice'])}") for row in shown],
@@ -239,27 +239,9 @@ def sensitivities(rows: Rows) -> go.Figure:
     return figure
 
 
-def training(rows: Rows) -> go.Figure:
-    """Loss over steps (left) and accuracy where it was logged (right); at most 1,000 points a curve."""
-    figure = _figure("step", "loss", height=340)
-    names = [name for name in rows[-1] if name == "loss" or name.startswith("loss_")]
-    thinned = rows[:: max(1, len(rows) // MAX_POINTS)]
-    steps = [row["step"] for row in thinned]
-    for name, color in zip(names, (BLUE, GREEN, ORANGE, PURPLE, RED), strict=False):
-        label = name.removeprefix("loss_").replace("_", " ")
-        figure.add_scatter(x=steps, y=[row.get(name) for row in thinned], name=escape(label), mode="lines",
-                           line={"color": color, "width": 1.5})  # fmt: skip
-    accuracy = [row for row in rows if row.get("accuracy") is not None]
-    if accuracy:
-        figure.add_scatter(x=[row["step"] for row in accuracy], y=[100 * row["accuracy"] for row in accuracy],
-                           name="accuracy", yaxis="y2", line={"color": GREY, "dash": "dot"})  # fmt: skip
-        figure.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": "accuracy [%]", "showgrid": False})
-    return figure
-
-
 def durations(rows: Rows) -> go.Figure:
     """Wall time of each stage, in the order they ran."""
-    figure = _figure("seconds", "", height=90 + 26 * len(rows))
+    figure = blank("seconds", "", height=90 + 26 * len(rows))
     figure.add_bar(
         x=[row["seconds"] for row in rows][::-1],
         y=[escape(row["stage"]) for row in rows][::-1],
@@ -275,7 +257,7 @@ def durations(rows: Rows) -> go.Figure:
 
 def candidates(device: Row) -> go.Figure:
     """The refinement's candidates by measured latency and accuracy; a line leads from a replaced winner to the new one."""
-    figure = _figure("measured latency [ms]", "validation accuracy [%]", height=400)
+    figure = blank("measured latency [ms]", "validation accuracy [%]", height=400)
     rows = [row for row in device["refinement"]["candidates"] if row["measured_accuracy"] is not None]
     replaced = device["refinement"]["replaced_winners"]
     chosen = {row["digest"] for row in device["winners"]}

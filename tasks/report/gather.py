@@ -11,7 +11,7 @@ import numpy as np
 import tailor_ir
 from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import RESULT_FILE, read_lines
+from tasks.artifacts import RESULT_FILE
 from tasks.layers import Layers
 from tasks.lut import Entry, Lut
 from tasks.predict.accuracy import standard_error
@@ -33,6 +33,7 @@ from tasks.report.rows import (
 )
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
+from tasks.report.training import histories, range_accuracies
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
 from tasks.schemas.exports import EXPORTS_FILE, Exports, Latency
@@ -40,7 +41,6 @@ from tasks.schemas.front import FRONT_FILE, Front
 from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.results import (
-    HISTORY_FILE,
     BaseResult,
     EndsAccuracy,
     EnumerateResult,
@@ -65,7 +65,8 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "accuracies": _accuracies(base, finetune),
         "devices": [_device(device, net, _given(base, finetune), sources) for device in sources.devices],
         "sensitivities": _sensitivities(sources.sensitivities),
-        "training": _training(sources),
+        "training": histories(sources),
+        "ranges": range_accuracies(sources, net),
         "stages": [
             {"stage": row["stage"], "seconds": row["seconds"], "cached": row["cached"]} for row in sources.stages
         ],
@@ -311,9 +312,3 @@ def _sensitivities(folder: Path) -> ReportedSensitivities:
         "rows": rows,
         "validation": validation.to_json(),
     }
-
-
-def _training(sources: Sources) -> dict[str, list[Row]]:
-    folders = {"base network": sources.base, "fine-tuning": sources.finetune}
-    histories = {name: read_lines(folder / HISTORY_FILE) for name, folder in folders.items() if folder}
-    return {name: rows for name, rows in histories.items() if rows}

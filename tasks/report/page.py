@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
-from tasks.report import baselines, charts, engine
+from tasks.report import baselines, charts, engine, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
@@ -24,6 +24,8 @@ PLOTLY_CONFIG = {
 PACKAGE = "tasks.report"
 OPERATOR = ("title", "family", "input", "output", "macs", "parameters", "predicted_ms")
 DIGITS = 7
+MOST_STEPS = 6
+"""Columns of the table of accuracies by range."""
 
 
 def render(report: Row) -> str:
@@ -45,6 +47,8 @@ def render(report: Row) -> str:
             subnets=[_subnets(device) for device in report["devices"]],
             chosen=[_chosen(report, device) for device in report["devices"]],
             breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
+            range_rows=_range_rows(report["ranges"]),
+            range_steps=_shown_steps(report["ranges"]),
             script=script(PACKAGE, "layers.js"),
             most_variables=charts.MAX_BARS,
         )
@@ -122,9 +126,27 @@ def _figures(report: Row) -> Row:
             for number, device in enumerate(devices)
         ],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"])),
-        "training": {name: _div(charts.training(rows)) for name, rows in report["training"].items() if rows},
+        "training": _trainings(report),
         "durations": _div(charts.durations(report["stages"])),
     }
+
+
+def _trainings(report: Row) -> dict[str, Markup]:
+    ranges = {"fine-tuning": report["ranges"]}
+    rows = {name: rows for name, rows in report["training"].items() if rows}
+    return {name: _div(training.figure(own, ranges.get(name))) for name, own in rows.items()}
+
+
+def _range_rows(ranges: training.ReportedRanges | None) -> list[tuple[str, list[training.ReportedRange]]]:
+    """What the ranges are of, and they."""
+    return [] if ranges is None else [("MACs", ranges["by_macs"]), *ranges["by_latency"].items()]
+
+
+def _shown_steps(ranges: training.ReportedRanges | None) -> list[int]:
+    """Positions of at most `MOST_STEPS` evaluations, evenly, with the first and the last."""
+    count = 0 if ranges is None else len(ranges["steps"])
+    shown = min(count, MOST_STEPS)
+    return [round(index * (count - 1) / max(1, shown - 1)) for index in range(shown)]
 
 
 def _div(figure: go.Figure, name: str | None = None) -> Markup:

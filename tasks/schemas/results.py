@@ -1,10 +1,12 @@
-"""`result.json` of the stages whose results others read, and the name of the lines of a training beside it."""
+"""`result.json` of the stages whose results others read, and the files of a training beside it."""
 
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
-from tasks.schemas.stored import Record, Stored
+from tasks.schemas.stored import Config, Record, Stored
 
 HISTORY_FILE = "history.jsonl"
+RANGES_FILE = "ranges.json"
+RANGE_ACCURACIES_FILE = "range_accuracies.jsonl"
 
 
 class Result(Stored):
@@ -40,10 +42,11 @@ class BaseResult(NetworkAccuracy, Result):
 
 
 class FinetuneResult(EndsAccuracy, Result):
-    """Of the SuperNet."""
+    """Of the SuperNet. `strategy`: that of each phase."""
 
     STAGE: ClassVar[str] = "finetune"
 
+    strategy: str
     steps: int
     micro_batch: int
 
@@ -74,3 +77,29 @@ class EnumerateResult(Result):
     unique_operators: int
     operators: dict[str, int]
     enumerate_s: float
+
+
+class WatchedSubNet(Record):
+    """A SubNet by whose accuracy a training is followed. `range`: that of its multiply-accumulates, from 0."""
+
+    config: Config
+    digest: str
+    macs: int
+    range: int
+
+
+class WatchedSubNets(Stored):
+    """`ranges.json`: all of them. `bounds_macs`: of the ranges, ascending, one more than ranges."""
+
+    STAGE: ClassVar[str] = "finetune"
+
+    bounds_macs: tuple[float, ...]
+    subnets: tuple[WatchedSubNet, ...]
+
+
+class RangeLine(TypedDict):
+    """A line of `range_accuracies.jsonl`: what the SubNets, in order, get right of `total` images after `step` steps."""
+
+    step: int
+    correct: list[int]
+    total: int

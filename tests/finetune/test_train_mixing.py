@@ -27,7 +27,7 @@ BATCH, MICRO_BATCH = 96, 32
 
 def settings(**changes: Any) -> finetune.Settings:
     common = {"epochs": 1, "batch_size": BATCH, "micro_batch": MICRO_BATCH, "processes": 1, "precision": "float64"}
-    others = {"device": "cpu", "mixing": MIXING, "distillation": 0.5}
+    others = {"strategy": "sandwich", "device": "cpu", "mixing": MIXING, "distillation": 0.5}
     return finetune.Settings.model_validate({**common, **others, **changes})
 
 

@@ -14,7 +14,7 @@ from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy, statistics_of
 from tasks.finetune.job import Job
-from tasks.finetune.sampling import compound, progressive, sample_roles
+from tasks.finetune.networks.sampling import compound, progressive, sample_roles
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
 from tests.finetune.one_rank import train_here
@@ -49,6 +49,7 @@ def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(**changes: Any) -> finetune.Settings:
     common = {"epochs": 1, "batch_size": 64, "micro_batch": 32, "device": "cpu", "learning_rate": 5e-4}
+    common["strategy"] = "sandwich"
     return finetune.Settings.model_validate({**common, "recalibration_images": 256, **changes})
 
 
@@ -158,14 +159,14 @@ def test_compound_sampling_couples_the_variables_of_a_stage(compiled: Path) -> N
 )
 def test_roles_depend_on_the_seed_and_the_step_only(compiled: Path, strategy: Any, names: list[str]) -> None:
     net = tailor_ir.load(compiled)
-    settings = finetune.Settings(strategy=strategy, random_subnets=2)
-    roles = sample_roles(net, settings, 7, 10)
+    settings = finetune.Settings(random_subnets=2)
+    roles = sample_roles(net, strategy, settings, 7, 0.7)
     assert [role.name for role in roles] == names
-    assert roles == sample_roles(tailor_ir.load(compiled), settings, 7, 10)
-    assert roles != sample_roles(net, settings, 8, 10)
+    assert roles == sample_roles(tailor_ir.load(compiled), strategy, settings, 7, 0.7)
+    assert roles != sample_roles(net, strategy, settings, 8, 0.8)
     in_place = strategy in ("sandwich", "compound")
     assert [role.distilled for role in roles] == [name != "largest" and in_place for name in names]
-    taught = sample_roles(net, settings.model_copy(update={"teacher": "base"}), 7, 10)
+    taught = sample_roles(net, strategy, settings.model_copy(update={"teacher": "base"}), 7, 0.7)
     assert [role.config for role in taught] == [role.config for role in roles]
     assert all(role.distilled for role in taught)
 

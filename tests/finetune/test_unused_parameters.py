@@ -17,6 +17,7 @@ from tests.finetune.unused_parameters import Branches
 RATE, BATCH = 0.1, 64
 DATA = DataSettings(kind="digits", resolution=8, channels=1)
 SETTINGS = Settings(
+    strategy="sandwich",
     epochs=1,
     batch_size=BATCH,
     micro_batch=16,

@@ -4,16 +4,20 @@
 """
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 
+from tailor_ir import SuperNet
 from tasks.data import load
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
-from tasks.finetune.sampling import Role
+from tasks.finetune.losses import loss_of
+from tasks.finetune.networks import Forward, Role
+from tasks.finetune.settings import TrainSettings
 
 
 class Branches(nn.Module):
@@ -35,26 +39,35 @@ class Branches(nn.Module):
 class BranchNetwork:
     """`first` is trained by the first SubNet only, `last` by the last one only, `idle` by none."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TrainSettings) -> None:
         self.module: nn.Module = Branches()
+        self.runner = self.module
+        self.net: SuperNet | None = None
+        self.settings = settings
         self.teacher: nn.Module | None = None
         self.base_size = (8, 8)
 
     def undecayed(self) -> list[torch.Tensor]:
         return []
 
+    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+        """There is nothing to prepare."""
+
     def roles(self, step: int) -> list[Role]:
         return [Role("first", {}, False), Role("last", {}, False)]
 
-    def activate(self, role: Role) -> tuple[int, int]:
-        self.module.branch = self.module.get_submodule(role.name)
-        return self.base_size
+    def losses(
+        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+    ) -> Iterator[torch.Tensor]:
+        for role in roles:
+            self.module.branch = self.module.get_submodule(role.name)
+            yield loss_of(forward(x_BCHW), target, None, self.settings)
 
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
-    network = BranchNetwork()
+    network = BranchNetwork(job.settings)
     Trainer(job, network, load(job.data, "train"), torch.device("cpu")).run()
     if distributed.get_rank() == 0:
         names = ("shared", "first", "last", "idle")

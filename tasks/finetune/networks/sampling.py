@@ -1,34 +1,28 @@
 """The SubNets that a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tailor_ir import KINDS, Config
-from tasks.finetune.settings import Settings
+from tasks.finetune.networks.record import Role
+from tasks.finetune.settings import Settings, Strategy
 
 OPENED = 1.0
+MOST_DRAWS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
-    """One SubNet of a step: its name in the history, its config, and whether it has a teacher."""
-
-    name: str
-    config: Config
-    distilled: bool
-
-
-def sample_roles(net: Any, settings: Settings, step: int, total_steps: int) -> list[Role]:
-    """The SubNets of one of `total_steps` steps, the teacher first if it is one of them."""
+def sample_roles(net: Any, strategy: Strategy, settings: Settings, step: int, done: float) -> list[Role]:
+    """The SubNets of a step, the teacher first if it is one of them. done: share [0, 1] of the strategy's steps before it."""
     rng = np.random.default_rng((settings.seed, step))
     from_base = settings.teacher == "base"
-    if settings.strategy in ("random", "progressive"):
-        opened = OPENED if settings.strategy == "random" else step / total_steps
+    if strategy == "tune":
+        return [Role("tune", with_alternatives(net.space, rng), True) for _ in range(settings.random_subnets)]
+    if strategy in ("random", "progressive"):
+        opened = OPENED if strategy == "random" else done
         return [Role("random", progressive(net.space, rng, opened), from_base) for _ in range(settings.random_subnets)]
-    draw = net.space.sample if settings.strategy == "sandwich" else lambda rng: compound(net.space, rng)
+    draw = net.space.sample if strategy == "sandwich" else lambda rng: compound(net.space, rng)
     return [
         Role("largest", net.max_config, from_base),
         Role("smallest", net.min_config, True),
@@ -55,6 +49,22 @@ def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
         config[variable.name] = variable.choices[int(rng.integers(first, last + 1))]
     canonical: Config = space.canonical(config)
     return canonical
+
+
+def with_alternatives(space: Any, rng: np.random.Generator) -> Config:
+    """A random SubNet that has at least one alternative.
+
+    In a space where hardly any SubNet has one, it is the largest with one block replaced.
+    """
+    blocks = [variable for variable in space.variables if variable.kind == "block"]
+    for _ in range(MOST_DRAWS):
+        config: Config = space.sample(rng)
+        if any(config.get(variable.name, variable.default) != variable.default for variable in blocks):
+            return config
+    variable = blocks[rng.integers(len(blocks))]
+    choice = variable.choices[rng.integers(len(variable.choices) - 1)]
+    replaced: Config = space.canonical({variable.name: choice})
+    return replaced
 
 
 def compound(space: Any, rng: np.random.Generator) -> Config:

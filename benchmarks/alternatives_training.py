@@ -1,0 +1,230 @@
+"""Branch-wise distillation and tuning of alternatives, against labels alone and distillation alone at equal wall time.
+
+    python -m benchmarks.alternatives_training [--minutes 8] [--images 12000] [--base-epochs 5] [--subnets 100]
+        [--kinds merged pruned low_rank separable] [--learning-rate 0.002] [--work DIR] [--json FILE]
+
+A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
+trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches, then
+tune, half of the time each; tune with labels alone (distillation=0); branches alone. The number of whole epochs follows
+from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets, as many in each of four ranges of
+MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in onnxruntime on one thread.
+
+Costs: seconds of one epoch of each strategy and of the sandwich rule (which trains the network, too), by the median step, and
+the most resident memory of the training process. DIR keeps everything; a second run goes on from there.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import tailor_ir
+from benchmarks.bars import Terminal
+from profiling_agents.client import local_agent
+from profiling_agents.messages import MeasureSettings
+from tasks import base, finetune
+from tasks import compile as compilation
+from tasks.artifacts import read_json, read_lines, write_json
+from tasks.conversion import onnx_of
+from tasks.data import DataSettings, load_splits
+from tasks.evaluation.subnets import EvaluationData, accuracies
+from tasks.finetune.ranges import RANGES, choose
+from tasks.measuring.jobs import onnx_job
+from tasks.models import ModelSettings
+from tasks.schemas.results import WatchedSubNets
+
+MODEL = ModelSettings(name="resnet26", options={"channels": [32, 64, 128, 256]})
+STRATEGIES = ("branches", "tune", "sandwich")
+BOTH, LABELS, DISTILLED = "branches, tune", "labels alone", "distillation alone"
+WARM_UP = 5
+"""Steps of an epoch that are not timed."""
+ROUNDS = 3
+TIMING = MeasureSettings(time_cap_ms=200.0)
+
+
+class Watcher(Terminal):
+    """Bars on the terminal, and the most memory that the rank of a training had [MiB]."""
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        for child in psutil.Process().children(recursive=True):
+            try:
+                command = child.cmdline()
+                if "tasks.finetune.worker" in command and "torch.distributed.run" not in command:
+                    status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8")
+                    self.peak_mib = max(self.peak_mib, int(status.partition("VmHWM:")[2].split()[0]) / 1024)
+            except (psutil.Error, OSError, IndexError):
+                continue  # it has ended meanwhile
+
+
+class Work:
+    """A folder with everything that is made once."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.data = DataSettings.model_validate(
+            {"kind": "glyphs", "images": options.images, "classes": 10, "resolution": 32, "workers": 1}
+            | {"validation_share": 0.2, "test_share": 0.2}
+        )
+        self.splits = load_splits(self.data)
+        self.supernet = self._once("compiled", self._compile) / "supernet"
+        self.net = tailor_ir.load(self.supernet)
+        self.watched = choose(self.net, options.subnets, seed=1)
+
+    def _once(self, name: str, make: Callable[[Path], dict[str, Any]]) -> Path:
+        """A folder that `make` fills, unless it has."""
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "result.json").exists():
+            write_json(folder / "result.json", make(folder))
+        return folder
+
+    def _compile(self, folder: Path) -> dict[str, Any]:
+        settings = base.Settings(epochs=self.options.base_epochs, learning_rate=0.002, processes=1)
+        found = base.run(settings, MODEL, self.data, folder, Terminal())
+        weights = folder / base.WEIGHTS_FILE
+        space = {"alternatives": tuple(self.options.kinds)}
+        made = compilation.run(compilation.Settings(), MODEL, self.data, weights, space, folder, Terminal())
+        return {**found, **made}
+
+    def trained(self, name: str, **changes: Any) -> dict[str, Any]:
+        """One training: the `folder` of the SuperNet, `step_s` of the median step, `seconds` of all steps, `peak_mib`."""
+        common = {"processes": 1, "learning_rate": self.options.learning_rate, "ranges": {"subnets": 0}}
+        settings = finetune.Settings.model_validate(common | changes)
+
+        def make(folder: Path) -> dict[str, Any]:
+            watcher = Watcher()
+            found = finetune.run(settings, self.data, self.supernet, folder, watcher)
+            return {**found, "peak_mib": watcher.peak_mib}
+
+        folder = self._once(name, make)
+        rates = [line["images_per_s"] for line in read_lines(folder / "history.jsonl")]
+        steps_s = settings.batch_size / np.array(rates)
+        costs = {"step_s": float(np.median(steps_s[WARM_UP:])), "seconds": float(steps_s[1:].sum())}
+        return {**read_json(folder / "result.json"), **costs, "folder": folder / "supernet", "epochs": settings.epochs}
+
+    def judged(self, name: str, supernet: Path) -> NDArray[np.float64]:
+        """Test accuracies of the watched SubNets."""
+        net = tailor_ir.load(supernet)
+        data = EvaluationData(self.splits["test"], self.splits["train"])
+        configs = [dict(one.config) for one in self.watched.subnets]
+        found = accuracies(net, configs, data, self.folder / f"{name}.jsonl", Terminal())
+        return np.array([one.share for one in found])
+
+    def latencies_ms(self) -> NDArray[np.float64]:
+        """The smallest p50 of each watched SubNet in onnxruntime [ms]."""
+        file = self.folder / "latencies.json"
+        if not file.exists():
+            models = {one.digest: onnx_of(self.net, dict(one.config)) for one in self.watched.subnets}
+            jobs = [onnx_job(digest, content) for digest, content in models.items()]
+            found: dict[str, list[float]] = {digest: [] for digest in models}
+            with local_agent("onnxruntime") as client, client.lease():
+                for _ in range(ROUNDS):
+                    for measured in client.measure(jobs, TIMING):
+                        if measured.p50_ms is None:
+                            raise RuntimeError(f"{measured.key}: {measured.reason}")
+                        found[measured.key].append(measured.p50_ms)
+            write_json(file, {digest: min(times_ms) for digest, times_ms in found.items()})
+        known = read_json(file)
+        return np.array([known[one.digest] for one in self.watched.subnets])
+
+
+def costs(work: Work) -> list[dict[str, Any]]:
+    """A row for each strategy, from one epoch of it."""
+    steps = work.splits["train"].steps(finetune.Settings().batch_size)
+    rows = []
+    for strategy in STRATEGIES:
+        found = work.trained(f"tried {strategy}", strategy=strategy, epochs=1)
+        rows.append({"strategy": strategy, "epoch_s": steps * found["step_s"], "peak_mib": found["peak_mib"]})
+    return rows
+
+
+def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
+    """A row for each training, and one for the first weights, with the accuracies of all watched SubNets."""
+    seconds = 60 * work.options.minutes
+
+    def epochs(strategy: str, share: float = 1.0) -> int:
+        return max(1, round(share * seconds / epoch_s[strategy]))
+
+    halves = (epochs("branches", 0.5), epochs("tune", 0.5))
+    settings: dict[str, dict[str, Any]] = {
+        BOTH: {"strategy": "branches,tune", "epochs": sum(halves), "phase_shares": halves},
+        LABELS: {"strategy": "tune", "epochs": epochs("tune"), "distillation": 0},
+        DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
+    }
+    rows = [{"training": "first weights", "accuracies": work.judged("first", work.supernet)}]
+    for name, changes in settings.items():
+        found = work.trained(name, **changes)
+        row = {"training": name, "epochs": found["epochs"], "seconds": found["seconds"]}
+        rows.append(row | {"accuracies": work.judged(name, found["folder"])})
+    return rows
+
+
+def by_range(rows: Sequence[dict[str, Any]], numbers: NDArray[np.int64], labels: Sequence[str]) -> Table:
+    """Mean accuracies by range; `numbers`: the range of each SubNet."""
+    hit = [number for number in range(len(labels)) if (numbers == number).any()]
+    heads = [f"{labels[number]} ({(numbers == number).sum()})" for number in hit]
+    table = Table("training", "epochs", "seconds", *heads, "all")
+    for row in rows:
+        means = [row["accuracies"][numbers == number].mean() for number in hit]
+        row["ranges" if "ranges" not in row else "latency_ranges"] = dict(zip(heads, map(float, means), strict=True))
+        cells = [f"{100 * mean:.2f}" for mean in (*means, row["accuracies"].mean())]
+        table.add_row(row["training"], str(row.get("epochs", "")), f"{row.get('seconds', 0):.0f}", *cells)
+    return table
+
+
+def macs_ranges(watched: WatchedSubNets) -> tuple[NDArray[np.int64], list[str]]:
+    """The range of each SubNet, and what they are called."""
+    million = [bound / 1e6 for bound in watched.bounds_macs]
+    labels = [f"{million[number]:.2f}-{million[number + 1]:.2f} M MACs" for number in range(RANGES)]
+    return np.array([one.range for one in watched.subnets]), labels
+
+
+def latency_ranges(latencies_ms: NDArray[np.float64]) -> tuple[NDArray[np.int64], list[str]]:
+    """The same by four equal ranges of latency."""
+    bounds_ms = np.linspace(latencies_ms.min(), latencies_ms.max(), RANGES + 1)
+    labels = [f"{bounds_ms[number]:.3f}-{bounds_ms[number + 1]:.3f} ms" for number in range(RANGES)]
+    return np.searchsorted(bounds_ms[1:-1], latencies_ms, side="right"), labels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of each training")
+    parser.add_argument("--images", type=int, default=12_000, help="of all splits")
+    parser.add_argument("--base-epochs", type=int, default=5)
+    parser.add_argument("--subnets", type=int, default=100)
+    parser.add_argument("--kinds", nargs="+", default=["merged", "pruned", "low_rank", "separable"])
+    parser.add_argument("--learning-rate", type=float, default=0.002)
+    parser.add_argument("--work", type=Path, metavar="DIR", help="what was trained; a folder to go on from")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Work(options, options.work or Path(temporary))
+        spent = costs(work)
+        rows = trainings(work, {row["strategy"]: row["epoch_s"] for row in spent})
+        console = Console(width=160)
+        console.print(by_range(rows, *macs_ranges(work.watched)))
+        console.print(by_range(rows, *latency_ranges(work.latencies_ms())))
+        compiled = read_json(work.supernet.parent / "result.json")
+    console.print(f"base network {100 * compiled['test_accuracy']:.2f} %, {compiled['distinct']:,} SubNets")
+    table = Table("strategy", "an epoch [s]", "peak memory [MiB]")
+    for row in spent:
+        table.add_row(row["strategy"], f"{row['epoch_s']:.1f}", f"{row['peak_mib']:.0f}")
+    console.print(table)
+    if options.json:
+        told = [{**row, "accuracies": row["accuracies"].tolist()} for row in rows]
+        options.json.write_text(json.dumps({"costs": spent, "trainings": told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

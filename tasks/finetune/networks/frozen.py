@@ -1,0 +1,35 @@
+"""The user's network inside a SuperNet whose alternatives alone are trained: its weights stay as they are."""
+
+from collections.abc import Iterable
+
+import torch
+
+from tailor_ir import SuperNet
+
+
+class FrozenOriginal:
+    """Makes everything but the alternatives' own parameters constant.
+
+    retake: the network was trained in an earlier phase, so that its BatchNorm statistics are taken anew when this one begins.
+    """
+
+    def __init__(self, net: SuperNet, *, retake: bool) -> None:
+        self._net, self._retake = net, retake
+        for name in net.structure.graph.original().parameters:
+            net.elastic.tensor(name).requires_grad_(False)
+
+    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+        """Take the statistics, where that is wanted, from training images (B, C, H, W)."""
+        if self._retake:
+            self._net.set_statistics(self._net.recalibrate(self._net.max_config, batches))
+
+    @torch.no_grad()
+    def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The network's answers (B, K), BatchNorm by its statistics."""
+        elastic = self._net.elastic
+        was_training = elastic.training
+        elastic.eval()
+        elastic.activate(self._net.max_config)
+        logits_BK: torch.Tensor = elastic(x_BCHW)
+        elastic.train(was_training)
+        return logits_BK

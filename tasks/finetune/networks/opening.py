@@ -1,0 +1,50 @@
+"""The network of a phase of a job, with the weights that the job begins with."""
+
+from torch import nn
+
+import tailor_ir
+from tailor_ir import SuperNet
+from tasks.data import Dataset
+from tasks.finetune.job import Job
+from tasks.finetune.networks.branches import TrainableBranches
+from tasks.finetune.networks.frozen import FrozenOriginal
+from tasks.finetune.networks.plain import TrainableNetwork
+from tasks.finetune.networks.record import Role, Trainable
+from tasks.finetune.networks.sampling import sample_roles
+from tasks.finetune.networks.supernet import TrainableSuperNet
+from tasks.finetune.phases import TrainingPhase
+from tasks.finetune.settings import FROZEN, Settings
+from tasks.models import create, load_weights
+
+
+def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
+    """The network, which trains as the phase says."""
+    if job.finetune is not None:
+        assert job.supernet is not None
+        return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune)
+    assert job.model is not None
+    assert job.initial is not None
+    resolution = job.data.resolution
+    untrained = job.model.model_copy(update={"pretrained": False, "checkpoint": None})
+    module = create(untrained, dataset.classes, dataset.channels, resolution)
+    assert isinstance(module, nn.Module)
+    load_weights(module, job.initial)
+    return TrainableNetwork(module, (resolution, resolution), job.settings)
+
+
+def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings) -> Trainable:
+    strategy = phase.strategy
+    assert strategy is not None
+    original = None
+    if strategy in FROZEN:
+        before = [one.strategy for one in job.phases if one.last_step <= phase.first_step]
+        original = FrozenOriginal(net, retake=not FROZEN.issuperset(before))
+    if strategy == "branches":
+        assert original is not None
+        return TrainableBranches(net, original, settings)
+
+    def draw(step: int) -> list[Role]:
+        return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps)
+
+    teacher = net.build(net.max_config) if settings.teacher == "base" else None
+    return TrainableSuperNet(net, draw, teacher, settings, original)

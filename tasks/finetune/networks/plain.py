@@ -1,0 +1,40 @@
+"""A plain network in training: a SuperNet with one SubNet, itself."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from tailor_ir import SuperNet
+from tasks.data.images import resize
+from tasks.finetune.losses import loss_of
+from tasks.finetune.networks.record import Forward, Role
+from tasks.finetune.settings import TrainSettings
+
+
+class TrainableNetwork:
+    """One network with one input size."""
+
+    def __init__(self, module: nn.Module, size: tuple[int, int], settings: TrainSettings) -> None:
+        self.module = self.runner = module
+        self.net: SuperNet | None = None
+        self.teacher: nn.Module | None = None
+        self.base_size = size
+        self._settings = settings
+
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """None: every matrix decays."""
+        return ()
+
+    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+        """Do nothing: the network is as it was made."""
+
+    def roles(self, step: int) -> list[Role]:
+        """Itself."""
+        return [Role("network", {}, False)]
+
+    def losses(
+        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+    ) -> Iterator[torch.Tensor]:
+        """That of the labels."""
+        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, None, self._settings)

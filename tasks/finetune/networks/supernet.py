@@ -1,0 +1,73 @@
+"""A SuperNet in training: its SubNets, one after the other. Legend: B batch, C channels, H height, W width, K classes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from tailor_ir import Config, SuperNet
+from tasks.data.images import resize
+from tasks.finetune.losses import loss_of
+from tasks.finetune.networks.frozen import FrozenOriginal
+from tasks.finetune.networks.record import Forward, Role
+from tasks.finetune.settings import Settings
+
+
+class TrainableSuperNet:
+    """A SuperNet, and how its SubNets are drawn: `draw` gives those of a step, the teacher first.
+
+    original: where the alternatives alone are trained; it teaches where no other teacher does.
+    """
+
+    def __init__(
+        self,
+        net: SuperNet,
+        draw: Callable[[int], list[Role]],
+        teacher: nn.Module | None,
+        settings: Settings,
+        original: FrozenOriginal | None = None,
+    ) -> None:
+        self.net = net
+        self.module = self.runner = net.elastic
+        self.teacher = teacher
+        self.base_size = input_size(net, net.max_config)
+        self.roles = draw
+        self._settings = settings
+        self._original = original
+
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """Kernel transforms, which decay would pull from the identity to zero."""
+        return [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
+
+    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+        """Take what the frozen original needs."""
+        if self._original is not None:
+            self._original.begin(batches)
+
+    def losses(
+        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+    ) -> Iterator[torch.Tensor]:
+        """That of each SubNet; without a frozen teacher the first one teaches the others."""
+        teacher_BK = self._taught(x_BCHW)
+        for role in roles:
+            self.net.elastic.activate(role.config)
+            logits_BK = forward(resize(x_BCHW, input_size(self.net, role.config)))
+            yield loss_of(logits_BK, target, teacher_BK if role.distilled else None, self._settings)
+            if teacher_BK is None:
+                teacher_BK = logits_BK.detach()
+
+    @torch.no_grad()
+    def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the frozen teacher, (B, K); None without one."""
+        if self.teacher is not None:
+            taught_BK: torch.Tensor = self.teacher(resize(x_BCHW, self.base_size))
+            return taught_BK
+        if self._original is None or not self._settings.distillation:
+            return None
+        return self._original.logits(resize(x_BCHW, self.base_size))
+
+
+def input_size(net: SuperNet, config: Config) -> tuple[int, int]:
+    """(height, width) of a SubNet's input."""
+    height, width = net.input_shape(config)[-2:]
+    return height, width

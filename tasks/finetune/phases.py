@@ -1,0 +1,49 @@
+"""The phases of a training: each has a strategy, some epochs, and a learning rate that rises and falls of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.finetune.settings import Settings, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPhase:
+    """Steps that are trained alike: those after `first_step` finished ones, up to `last_step`.
+
+    strategy: None for a plain network.
+    """
+
+    strategy: Strategy | None
+    first_step: int
+    last_step: int
+
+    @property
+    def steps(self) -> int:
+        """Their number."""
+        return self.last_step - self.first_step
+
+
+def phases_of(settings: Settings | None, epochs: int, steps_per_epoch: int, total_steps: int) -> list[TrainingPhase]:
+    """The phases of a training, in order; those that `total_steps` does not reach are left out."""
+    if settings is None:
+        return [TrainingPhase(None, 0, total_steps)]
+    assert settings.strategies, f"the strategy is {settings.strategy}"
+    found, first = [], 0
+    shares = settings.phase_shares or (1.0,) * len(settings.strategies)
+    for strategy, own in zip(settings.strategies, split_epochs(epochs, shares), strict=True):
+        last = min(first + own * steps_per_epoch, total_steps)
+        if last > first:
+            found.append(TrainingPhase(strategy, first, last))
+        first = last
+    return found
+
+
+def split_epochs(epochs: int, shares: Sequence[float]) -> list[int]:
+    """Whole epochs by shares, one at least for each: what is nearest to the shares, the first of equals."""
+    assert epochs >= len(shares)
+    found = [1] * len(shares)
+    for _ in range(epochs - len(shares)):
+        wanted = [share / sum(shares) * epochs for share in shares]
+        missing = [want - have for want, have in zip(wanted, found, strict=True)]
+        found[missing.index(max(missing))] += 1
+    return found
