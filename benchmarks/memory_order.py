@@ -7,6 +7,8 @@ that `SuperNet.export` writes, run by onnxruntime with its defaults. "Planned" i
 order, run in that order without memory reuse (`tailor_ir.memory.planned_file`). "Own order": the optimised file without memory
 reuse, in the order that onnxruntime gave it, by the plan; what is left is what the order alone brings. Peaks are counted by an
 allocator that is registered with the runtime (`tailor_ir.memory.runtime_memory`). Times: the least of several runs by turns.
+"Searched": what a search with `export.planned_memory=true` predicts of the planned file, from the SuperNet alone; the bounds
+between which it plans; and the time for one SubNet.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -27,7 +30,7 @@ from rich.table import Table
 from benchmarks.memory import timm_supernet
 from tailor_ir import Config, SuperNet
 from tailor_ir.memory.planned_file import plan_file, session_options
-from tailor_ir.memory.runtime_memory import runtime
+from tailor_ir.memory.runtime_memory import HERE, runtime
 from tasks.export.counting import by_turns, running
 
 NETWORKS = ("nasnetalarge", "pnasnet5large", "hrnet_w18_small", "inception_v3", "inception_v4")
@@ -47,6 +50,11 @@ def measure(name: str, net: SuperNet, config: Config, subnet: str, folder: Path)
     seconds = time.perf_counter() - start
     content, planned = model.SerializeToString(), plan.model.SerializeToString()
     before, after = runtime().peaks(content, x_BCHW), runtime().peaks(planned, x_BCHW, as_it_stands=True)
+    memory, code = net.activation_memory(replace(HERE, planned=True)), net.space.row(config)[None]
+    (least,), (most,) = memory.bounds(code)
+    start = time.perf_counter()
+    (searched,) = memory.peak_bytes(code)
+    searched_s = time.perf_counter() - start
     before_ms, after_ms = by_turns(
         running(content, session_options(optimised=False), feeds), running(planned, session_options(), feeds)
     )
@@ -60,6 +68,12 @@ def measure(name: str, net: SuperNet, config: Config, subnet: str, folder: Path)
         "planned_mib": after.asked / MIB,
         "bound_mib": plan.schedule.bound_bytes / MIB,
         "error_percent": 100 * (plan.schedule.peak_bytes / after.asked - 1),
+        "searched_mib": searched / MIB,
+        "searched_error_percent": 100 * (searched / after.asked - 1),
+        "searched_least_mib": least / MIB,
+        "searched_most_mib": most / MIB,
+        "searched_s": searched_s,
+        "default_error_percent": 100 * (net.peak_activation_bytes(config, HERE) / before.asked - 1),
         "ratio": after.asked / before.asked,
         "arena_ratio": after.arena / before.arena,
         "block_mib": plan.placement.block_bytes / MIB,

@@ -13,6 +13,7 @@ DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 
 
+CPU = "CPUExecutionProvider"
 IN_INT8 = ("onnxruntime", "openvino")
 """Backends that run quantised ONNX files in int8."""
 
@@ -132,6 +133,11 @@ class DeviceProfile(BaseModel):
     def urls(self) -> tuple[str, ...]:
         """Addresses of agents that run already."""
         return (self.agent,) if self.agent else self.agents
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether it runs ONNX files in planned order: `export.planned_memory`."""
+        return self.backend == "onnxruntime" and self.precision != "int8" and self.provider in (None, CPU)
 
     @property
     def is_here(self) -> bool:

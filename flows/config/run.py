@@ -4,6 +4,7 @@ As the parameter of a flow it is a form in the Prefect UI.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flows.config.device import DeviceName, DeviceProfile
 from flows.config.space import SpaceSelectors
 from profiling_agents.messages import MeasureSettings, one_line
+from tailor_ir.memory.layouts import Rules
 from tasks.base import Settings as BaseSettings
 from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.choose import Question
@@ -113,9 +115,24 @@ class CommonConfig(BaseModel):
             raise ValueError(f"export.bundle with {self.in_int8[0]} in int8: bundles are of fp32 files; allowed: false")
         return self
 
+    @model_validator(mode="after")
+    def _planned_files_run_somewhere(self) -> Self:
+        if self.export.planned_memory and not any(device.keeps_order for device in self.device.values()):
+            got = ", ".join(f"{name} (backend={device.backend})" for name, device in self.device.items())
+            raise ValueError(
+                f"export.planned_memory=true with device {got}: only onnxruntime on a CPU in fp32 runs files in their "
+                "order; allowed: false, or such a device besides"
+            )
+        return self
+
     def resources_of(self, device: str) -> ResourceSettings:
         """The settings of one device for memory and energy."""
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
+
+    def limited_memory_of(self, device: str) -> Rules:
+        """What a limit of memory counts on one device: in planned order, where it runs files that are exported so."""
+        planned = self.export.planned_memory and self.device[device].keeps_order
+        return replace(self.resources_of(device).rules, planned=planned)
 
     def precision_of(self, device: str) -> Int8 | None:
         """The precision in which SubNets are evaluated for one device; None: torch's."""

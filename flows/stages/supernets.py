@@ -36,7 +36,7 @@ def _checked_early(config: FlowConfig, until: str) -> bool:
 
 def _check(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
-    rules = {name: config.resources_of(name).rules for name in config.device}
+    rules = {name: config.limited_memory_of(name) for name in config.device}
     if isinstance(config, AdaptConfig):
         return tasks.check.supernet(config.supernet, config.search, rules)
     return tasks.check.network(config.compile, config.model, config.data, config.space, config.search, rules)
@@ -45,7 +45,7 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
 def _check_settings(at: Context) -> dict[str, Any]:
     config = at.config
     limits = {name: config.search.limits_of(name).given for name in config.device}
-    rules = {name: asdict(config.resources_of(name).rules) for name in config.device if "memory_mib" in limits[name]}
+    rules = {name: asdict(config.limited_memory_of(name)) for name in config.device if "memory_mib" in limits[name]}
     bounded = {"limits": limits, "rules": rules, "together": config.search.together} if any(limits.values()) else {}
     return bounded if isinstance(config, AdaptConfig) else {**bounded, **_compile_settings(at)}
 

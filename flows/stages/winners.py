@@ -51,7 +51,7 @@ class _Given:
 
     def __init__(self, at: Context, device: str) -> None:
         limits = at.config.search.limits_of(device)
-        self.device, self.rules = device, at.config.resources_of(device).rules
+        self.device, self.rules = device, at.config.limited_memory_of(device)
         self.files = [at.file("latency", LATENCY_FILE, device)]
         if limits.energy_mj is not None:
             self.files.append(at.file("resources", ENERGY_FILE, device))

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Layout = Literal["plain", "blocked", "whole", "many", "rows", "im2col"]
-"""The layout of a tensor in memory: as it is; channels padded to whole blocks; the same, but only where they fill their blocks,
-or where they fill at least one; all axes but the last as one; the patches of a convolution, for the time of its step."""
+Layout = Literal["plain", "blocked", "whole", "aligned", "many", "read", "rows", "im2col"]
+"""The layout of a tensor in memory: as it is; channels padded to whole blocks; the same, but only where the channels fill
+their blocks, or are a multiple of four, or both that and enough for a block; the same for the result of a convolution, by the
+channels that it reads; all axes but the last as one; the patches of a convolution, for the time of its step."""
+
+ALIGNED = 4  # channels that convolutions on blocks read are multiples of it. Source: onnxruntime, NchwcTransformer
 
 SEGMENT_BYTES = 4 * 128 * 128  # im2col of as many positions as one step of the matrix product takes
 
@@ -18,25 +21,49 @@ class Rules:
 
     same_shape: a tensor takes the place of one that is no longer read and has the same shape, and no other is freed
     in between (onnxruntime's "memory reuse"); otherwise everything is freed when it is read for the last time.
+
+    planned: each SubNet runs in the order with the least peak, as files of `tailor_ir.memory.planned_file` do, and
+    everything is freed when it is read for the last time.
     """
 
     channel_block: int = 16
     same_shape: bool = True
+    planned: bool = False
+
+    @property
+    def reuses(self) -> bool:
+        """Whether memory of a tensor waits for the next one of its shape."""
+        return self.same_shape and not self.planned
 
 
 ONNXRUNTIME = Rules()
 
 
 def in_blocks(channels: int, layout: Layout, rules: Rules) -> bool:
-    """Whether a tensor of this layout and number of channels lies in blocks."""
-    if layout == "whole":
-        return channels % rules.channel_block == 0
-    return layout == "blocked" or (layout == "many" and channels >= rules.channel_block)
+    """Whether a tensor of this layout and number of channels lies in blocks. channels: for "read", those that are read."""
+    aligned, enough = channels % ALIGNED == 0, channels >= rules.channel_block
+    match layout:
+        case "blocked":
+            return True
+        case "whole":
+            return channels % rules.channel_block == 0
+        case "aligned":
+            return aligned
+        case "many":
+            return aligned and enough
+        case "read":
+            return aligned or not enough
+    return False
 
 
-def laid_out(shape: Sequence[int], layout: Layout, rules: Rules) -> tuple[int, ...]:
-    """The shape with the padding that its layout asks for."""
-    if len(shape) > 1 and in_blocks(shape[1], layout, rules):
+def read_as(groups: int) -> Layout:
+    """The layout of a convolution's result by the channels that it reads, which a depthwise one has as many of."""
+    return "aligned" if groups > 1 else "read"
+
+
+def laid_out(shape: Sequence[int], layout: Layout, rules: Rules, deciding: int | None = None) -> tuple[int, ...]:
+    """The shape with the padding that its layout asks for. deciding: the channels that decide; None: its own."""
+    if len(shape) > 1 and in_blocks(shape[1] if deciding is None else deciding, layout, rules):
         block = rules.channel_block
         return (shape[0], -(-shape[1] // block) * block, *shape[2:])
     return tuple(shape)
@@ -52,6 +79,6 @@ def patches_bytes(shape: Sequence[int], groups: int) -> int:
     return 4 * prod(positions) * prod(patch) if filters > prod(positions) else SEGMENT_BYTES
 
 
-def stored_shape(shape: Sequence[int], layout: Layout, rules: Rules) -> tuple[int, ...]:
+def stored_shape(shape: Sequence[int], layout: Layout, rules: Rules, deciding: int | None = None) -> tuple[int, ...]:
     """The shape in which it is stored."""
-    return (prod(shape[:-1]), shape[-1]) if layout == "rows" else laid_out(shape, layout, rules)
+    return (prod(shape[:-1]), shape[-1]) if layout == "rows" else laid_out(shape, layout, rules, deciding)

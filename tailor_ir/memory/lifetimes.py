@@ -4,12 +4,13 @@ Sizes are gathered from tables over few variables; the SubNets that run a step a
 take the memory of an earlier tensor of the same shape; shapes are compared by numbers. Nothing is built or run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.schedules import ScheduledStep, Workload
 from solvers.tables import Codes
 from tailor_ir.memory.arena import Event, Release, Request
 from tailor_ir.memory.terms import MemoryTerms, StepTerm, ValueTerm
@@ -19,6 +20,13 @@ Bytes = NDArray[np.int64]
 Mask = bool | NDArray[np.bool_]  # SubNets; True: all, False: none
 Holders = list[tuple[int, Mask]]  # values or tensors that hold a value, each in some SubNets
 ReuseCandidates = dict[int, tuple[int, ...]]
+CHUNK = 1024  # SubNets at once: their arrays stay in the cache
+
+
+def in_parts(peaks: Callable[[Codes], Bytes], codes: Codes) -> Bytes:
+    """Peaks (n,) of codes (n, V), some at a time."""
+    parts = [peaks(codes[start : start + CHUNK]) for start in range(0, len(codes), CHUNK)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def reuse_candidates(terms: MemoryTerms) -> ReuseCandidates:
@@ -111,13 +119,50 @@ class Walk:
         moments = range(len(self.terms.steps) + 1)
         return tuple(event for at in moments for event in (*asked.get(at, ()), *freed.get(at, ())))
 
-    def _allocations(self) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-        """Step, tensor, and the SubNets (n,) in which the tensor takes memory of its own, in the order of the steps."""
+    def workload(self) -> tuple[list[int], Workload]:
+        """The steps of a single SubNet (n = 1) that take memory, by their positions; values and buffers are tensors."""
+        assert len(self.codes) == 1
+        at, steps = [], []
+        for position, (step, runs) in enumerate(zip(self.terms.steps, self._begin(), strict=True)):
+            if np.all(runs) and not np.all(self._view(step)):
+                at.append(position)
+                steps.append(
+                    ScheduledStep(
+                        reads=tuple(tensor for value in step.reads for _, tensor in self._lying(value)),
+                        writes=step.writes,
+                        in_place=tuple(
+                            tensor
+                            for value in step.in_place
+                            for source, tensor in self._lying(value)
+                            if np.all(self._value(source, "shapes") == self._value(step.writes[0], "shapes"))
+                        ),
+                    )
+                )
+        tensors = range(len(self.terms.values))
+        bytes_ = [int(self._value(tensor, "bytes_").reshape(-1)[0]) for tensor in tensors]
+        return at, Workload(steps, tensors, bytes_, [t for value in self.terms.outputs for _, t in self._lying(value)])
+
+    def _begin(self) -> list[Mask]:
+        """Find the lifetimes; the SubNets that run each step."""
         shape = len(self.terms.values), len(self.codes)
         self.last, self.taken, self.stored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.empty(shape, int)
         self.origin = np.repeat(np.arange(shape[0])[:, None], shape[1], axis=1)
         present = [self._where(step.present) for step in self.terms.steps]
         self._lifetimes(present)
+        return present
+
+    def _lying(self, value: int) -> list[tuple[int, int]]:
+        """The producer of a value and the tensor in which it is stored, of a single SubNet."""
+        return [
+            (source, tensor)
+            for source, where in self._sources(value)
+            for tensor, lies in self.owners.get(source, [])
+            if np.all(_both(where, lies))
+        ]
+
+    def _allocations(self) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+        """Step, tensor, and the SubNets (n,) in which the tensor takes memory of its own, in the order of the steps."""
+        present = self._begin()
         for at, (step, runs) in enumerate(zip(self.terms.steps, present, strict=True)):
             for position, value in enumerate(step.writes):
                 here = _both(runs, self.made.get(value, False))

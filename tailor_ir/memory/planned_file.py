@@ -21,11 +21,10 @@ from tailor_ir.memory.layouts import patches_bytes
 
 VIEWS = frozenset(("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 OVER_FIRST = frozenset(
-    ("Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Tanh")
-)
-OVER_EITHER = frozenset(("Add", "Div", "Mul", "Sub"))
+    ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
+).union(("Softsign", "Tanh", "ThresholdedRelu"))
 BLOCKED = "com.microsoft.nchwc"
-SUMMED = 3  # operand of a convolution on blocks of channels that its result is added to
+SUMMED = 3  # operand of a convolution that its result is added to
 QUIET = 3
 
 
@@ -134,6 +133,4 @@ def _overwritten(node: onnx.NodeProto) -> Sequence[str]:
     """Operands whose memory the result may take."""
     if node.op_type in OVER_FIRST:
         return list(node.input[:1])
-    if node.op_type in OVER_EITHER:
-        return list(node.input[:2])
-    return [name for name in node.input[SUMMED:] if name] if node.op_type == "Conv" else []
+    return [name for name in node.input[SUMMED:] if name] if node.op_type in ("Conv", "FusedConv") else []

@@ -3,13 +3,17 @@
 The rules are ONNX Runtime's on a CPU, all graph optimisations on, as observed in its optimised files and in what it asks
 its allocator for (`benchmarks/memory.py`); `Rules` leaves out what another runtime does not do:
 
-- a convolution takes up its BatchNorm, the addition of a residual (written over that residual) and an activation;
+- a convolution takes up its BatchNorm, the addition of a residual (written over that residual) and an activation; it and an
+  average pooling do the padding before them;
 - convolutions and poolings work on channels in blocks, and so do activations after them; where a neighbour does not, the
-  tensor is laid out anew; a convolution whose groups fill no blocks copies its patches;
+  tensor is laid out anew; a convolution that reads channels that are no multiple of four, or whose groups fill no blocks,
+  copies its patches;
 - reshapes are views, and so are transposes that only move the channels; a matrix product does transposes and
   scales itself; what is transposed and then split is split first;
 - linear maps work on rows (positions, channels); an activation is written over what it reads, if nobody reads that again;
-- steps run depth first from the outputs, of several inputs the one that is defined last comes first.
+- steps run depth first from the outputs, of several inputs the one that is defined last comes first; the file's own nodes
+  are defined before those on blocks, these before what takes tensors out of blocks (in the runtime in an order that differs
+  from session to session), and last are convolutions that took up an addition outside of blocks.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,7 +22,7 @@ from math import prod
 
 from tailor_ir.axes import Axis
 from tailor_ir.graph import Graph, Node
-from tailor_ir.memory.layouts import Layout, Rules
+from tailor_ir.memory.layouts import Layout, Rules, in_blocks, read_as
 from tailor_ir.memory.steps import RuntimeStep, Steps
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.spaces.needs import DerivedColumns, find_needs
@@ -30,11 +34,15 @@ CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 MOVABLE = ACTIVATIONS | {"Add", "Div", "Mul", "Sub"}
 FUSED_INTO_CONV = frozenset(("Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"))
 FUSED_INTO_LINEAR = frozenset(("LeakyRelu", "Relu", "Sigmoid", "Tanh"))
+PADDED = frozenset(("Relu", "Sigmoid", "Tanh"))  # on blocks, padding included, where they are no part of a convolution
 KEEP_BLOCKS = frozenset(("Gelu", "Silu"))  # never part of a convolution, but computed on its blocks, padding included
 POOLS = frozenset(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"))
 IN_PLACE = frozenset(
     ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
 ).union(("Softsign", "Tanh", "ThresholdedRelu"))
+REPEATED = (("mode", "nearest"), ("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor"))
+"""A Resize on blocks: every position several times."""
+LAST = 1e6  # behind all other positions
 FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two, where they are no part of a convolution
 
 
@@ -52,6 +60,7 @@ class _OpenStep:
     relayout: bool = False
     norms: bool = False  # whether it can still take up a BatchNorm,
     sums: bool = False  # an addition
+    late: bool = False  # whether it took up an addition outside of blocks, which the runtime does after all else
     activations: frozenset[str] = frozenset()  # or one of these
 
 
@@ -72,6 +81,8 @@ class _Planner:
     new_axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     typed_like: dict[str, str] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
+    deciding: dict[str, Axis] = field(default_factory=dict)
+    padded: dict[str, str] = field(default_factory=dict)  # result of a Pad that the reader does itself -> what it pads
     channels_last: set[str] = field(default_factory=set)  # values that are stored so, though their axes say otherwise
     transposed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # value -> permutation that follows a Split
 
@@ -82,13 +93,18 @@ class _Planner:
         self.layouts = dict.fromkeys(self.graph.inputs, "plain")
         for position, node in enumerate(self.graph.nodes):
             if not self.data.isdisjoint(node.outputs):
-                inputs = tuple(name for name in node.inputs if name in self.data)
-                if not self._taken_up(node, inputs, position):
+                inputs = tuple(self.padded.get(name, name) for name in node.inputs if name in self.data)
+                if self._pads_for_another(node):
+                    self.padded[node.outputs[0]] = inputs[0]
+                elif not self._taken_up(node, inputs, position):
                     self._add(node, inputs, position)
         for position, draft in enumerate(self._ordered(), start=len(self.graph.nodes)):
             if self.layouts[draft.writes[0]] not in ("plain", "rows"):  # these are made last, in this order
                 draft.position = position
         self._relayouts()
+        for position, draft in enumerate(self._ordered()):
+            if draft.late:
+                draft.position = 2 * LAST + position
         drafts = self._ordered()
         needs = find_needs([(draft.reads, draft.writes) for draft in drafts], self.graph.outputs, selections, columns)
         steps = tuple(map(_step, drafts, needs.steps))
@@ -100,6 +116,7 @@ class _Planner:
             axes=axes,
             typed_like=typed_like,
             groups=self.groups,
+            deciding=self.deciding,
             derived=tuple(columns.derived),
         )
 
@@ -107,7 +124,7 @@ class _Planner:
 
     def _taken_up(self, node: Node, inputs: Sequence[str], position: int) -> bool:
         """Whether the node became part of the step before it."""
-        for name in dict.fromkeys(inputs):
+        for name in self._operands(node, inputs):
             before = self.by_output.get(name)
             if (
                 before is None
@@ -129,11 +146,21 @@ class _Planner:
                 return True
         return False
 
+    def _operands(self, node: Node, inputs: Sequence[str]) -> list[str]:
+        """The operands in the order in which they are asked: outside of blocks, the second convolution adds the first."""
+        names = list(dict.fromkeys(inputs))
+        return names if node.op != "Add" or self.layouts[names[0]] == "blocked" else names[::-1]
+
     def _residual(self, inputs: Sequence[str], name: str) -> str | None:
-        """The value that is added to `name`; None when it has another layout or other axes."""
+        """The value that is added to `name`; None when it has other axes, or is not in blocks and `name` is."""
         (other,) = [i for i in inputs if i != name] or [name]
-        alike = self.layouts[other] == "blocked" and self.axes[other] == self.axes[name]
-        return other if other != name and alike else None
+        alike = self.layouts[name] != "blocked" or self.layouts[other] == "blocked"
+        return other if other != name and alike and self._same_axes(other, name) else None
+
+    def _same_axes(self, name: str, other: str) -> bool:
+        """Whether two values have equal axes. Axes of an image are compared by size: one size comes about in many ways."""
+        shape, axes, others = self.graph.shapes[name], self.axes[name], self.axes[other]
+        return shape == self.graph.shapes[other] and (axes == others or (len(shape) == 4 and axes[:2] == others[:2]))
 
     def _merge(self, before: _OpenStep, node: Node, inputs: Sequence[str], name: str, position: int) -> None:
         if node.op == "Add":
@@ -141,11 +168,14 @@ class _Planner:
             assert other is not None
             before.reads.append(other)
             before.in_place = (other,)
+            before.late = self.layouts[name] != "blocked"
         before.norms, before.sums = False, before.sums and node.op == "BatchNormalization"
         if node.op in before.activations:
             before.activations = frozenset()
         layout = self.layouts.pop(name)
         del self.by_output[name]
+        if name in self.deciding:
+            self.deciding[node.outputs[0]] = self.deciding.pop(name)
         before.writes, before.position = (node.outputs[0], *before.writes[1:]), position
         self.by_output[before.writes[0]] = before
         self.layouts[before.writes[0]] = layout
@@ -157,14 +187,17 @@ class _Planner:
         layout: Layout = "plain"
         if node.op == "Conv" and node.inputs[1] not in self.data:
             draft.norms, draft.activations = True, FUSED_INTO_CONV
+            draft.sums = self.rules.channel_block > 1
             if self._blocked_conv(node):
-                layout, draft.sums = "blocked", True
-                grouped = node.int("group", 1) > 1
-                draft.wanted = "blocked" if grouped else self._settled("many", self.axes[inputs[0]][1])
-            elif self._copies_patches(node):
+                layout, draft.wanted = self._conv_layouts(node, self.axes[inputs[0]][1])
+            if layout != "blocked" and self._copies_patches(node):
                 self._add_patches(node, draft)
+                if layout != "plain":
+                    self.deciding[draft.writes[1]] = self.axes[inputs[0]][1]
+        elif self._blocked_pool(node):
+            layout = draft.wanted = self._settled("whole", self.axes[inputs[0]][1])
         elif inputs and all(self.layouts[name] == "blocked" for name in inputs) and self._keeps_blocks(node, inputs):
-            padded = node.op == "Add" or node.op in KEEP_BLOCKS
+            padded = node.op in ("Add", "Resize") or node.op in KEEP_BLOCKS or node.op in PADDED
             layout = draft.wanted = "blocked" if padded else self._settled("whole", self.axes[inputs[0]][1])
         elif node.op == "Linear":
             layout, draft.norms, draft.activations = "rows", True, FUSED_INTO_LINEAR
@@ -230,11 +263,42 @@ class _Planner:
 
     def _settled(self, layout: Layout, channels: Axis) -> Layout:
         """Replace a layout that depends on the number of channels by a fixed one, if all SubNets agree on it."""
-        block = self.rules.channel_block
-        whole = {size >= block if layout == "many" else size % block == 0 for size in self.sizes_of(channels)}
-        if len(whole) > 1:
+        sizes = self.sizes_of(channels)
+        if layout == "many" and min(sizes) >= self.rules.channel_block:
+            layout = "aligned"  # one name for what is the same, so that a change of layout is made once
+        found = {in_blocks(size, layout, self.rules) for size in sizes}
+        if len(found) > 1:
             return layout
-        return "blocked" if whole.pop() else "plain"
+        return "blocked" if found.pop() else "plain"
+
+    def _conv_layouts(self, node: Node, channels: Axis) -> tuple[Layout, Layout]:
+        """Layouts of what a convolution writes and reads. channels: that it reads."""
+        groups = node.int("group", 1)
+        written = self._settled(read_as(groups), channels)
+        if written == "read":
+            self.deciding[node.outputs[0]] = channels
+        return written, written if groups > 1 else self._settled("many", channels)
+
+    def _blocked_pool(self, node: Node) -> bool:
+        """Whether a pooling works on blocks of channels if they are whole, whatever the layout of what it reads."""
+        return (
+            node.op in POOLS
+            and len(node.outputs) == 1
+            and len(self.graph.shapes[node.inputs[0]]) == 4 < self.rules.channel_block
+        )
+
+    def _pads_for_another(self, node: Node) -> bool:
+        """Whether a padding is done by the convolution or pooling that reads it. Source: onnxruntime, PadFusion.
+
+        That is so where its number is stated; it is taken to be zero. A padding that crops keeps or shrinks its sizes.
+        """
+        users = self.consumers.get(node.outputs[0], ())
+        stated = self.rules.channel_block > 1 and node.op == "Pad" and len(node.inputs) > 2 and bool(node.inputs[2])
+        if not stated or node.attribute("mode", "constant") != "constant" or len(users) != 1:
+            return False
+        before, after = self.graph.shapes[node.inputs[0]], self.graph.shapes[node.outputs[0]]
+        grown = before[:2] == after[:2] and before != after and all(a <= b for a, b in zip(before, after, strict=True))
+        return grown and users[0].op in ("AveragePool", "Conv") and node.outputs[0] not in self.graph.outputs
 
     def _free(self, node: Node) -> bool:
         """Whether the runtime executes no step for this transpose.
@@ -295,7 +359,7 @@ class _Planner:
         return groups == 1 or depthwise or (shape[1] % block == 0 and shape[0] // groups % block == 0)
 
     def _keeps_blocks(self, node: Node, inputs: Sequence[str]) -> bool:
-        same = all(self.axes[name] == self.axes[inputs[0]] for name in inputs)
+        same = all(self._same_axes(name, inputs[0]) for name in inputs)
         if node.op in ("Add", "Mul"):
             return same and len(inputs) == 2
         if node.op == "Concat":
@@ -303,6 +367,8 @@ class _Planner:
             return node.int("axis", 0) == 1 and all(self.graph.shapes[name][1] % block == 0 for name in inputs)
         if node.op in KEEP_BLOCKS:
             return True
+        if node.op == "Resize":
+            return all(node.attribute(name) == wanted for name, wanted in REPEATED)
         return len(inputs) == 1 and (node.op in POOLS or node.op in FUSED_INTO_CONV or node.op == "BatchNormalization")
 
     # -- layouts -----------------------------------------------------------------------------------------------------
@@ -311,20 +377,27 @@ class _Planner:
         """Add the steps that change layouts: one step for each value and layout, shared by all its readers."""
         for draft in tuple(self.drafts):
             renamed = {
-                name: self._relayout(name, draft.wanted) for name in draft.reads if self._may_differ(name, draft.wanted)
+                name: self._relayout(name, draft.wanted, self._made_at(name, draft))
+                for name in draft.reads
+                if self._may_differ(name, draft.wanted)
             }
             draft.reads = [renamed.get(name, name) for name in draft.reads]
             draft.in_place = tuple(renamed.get(name, name) for name in draft.in_place)
 
-    def _relayout(self, name: str, wanted: Layout) -> str:
+    def _relayout(self, name: str, wanted: Layout, position: float) -> str:
         new = f"{name}/{wanted}"
         if new not in self.layouts:
-            position = self.by_output[name].position if name in self.by_output else -1.0
-            self._enter(_OpenStep(position + 0.5, None, [name], (new,), relayout=True), wanted)
+            self._enter(_OpenStep(position, None, [name], (new,), relayout=True), wanted)
             moved = [u.outputs[0] for u in self.consumers.get(name, ()) if u.op == "Transpose" and self._free(u)]
             self.typed_like[new] = name
             self.new_axes[new] = self.axes[moved[0] if moved and wanted == "plain" else name]
         return new
+
+    def _made_at(self, name: str, reader: _OpenStep) -> float:
+        """The position of a change of layout: into blocks right before the reader, out of blocks after all others."""
+        if self.layouts[name] in ("plain", "rows"):
+            return reader.position - 0.5
+        return LAST + self.by_output[name].position
 
     def _may_differ(self, name: str, wanted: Layout) -> bool:
         """Whether the producer of a value has another layout than its reader wants, in some SubNet."""

@@ -30,7 +30,8 @@ class Steps:
     """All steps of all SubNets in order; layout, axes and element type of every value that they read or write.
 
     typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
-    derived: columns of extended codes: the space's, and more behind them.
+    deciding: value -> the axis that decides on blocks in its place (layout "read"). derived: columns of extended codes: the
+    space's, and more behind them.
     """
 
     steps: tuple[RuntimeStep, ...]
@@ -38,4 +39,5 @@ class Steps:
     axes: Mapping[str, tuple[Axis, ...]]
     typed_like: Mapping[str, str]
     groups: Mapping[str, int]
+    deciding: Mapping[str, Axis]
     derived: tuple[Derived, ...] = ()

@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.tables import Derived
 from tailor_ir.axes import Axis
-from tailor_ir.memory.layouts import ONNXRUNTIME, Rules, in_blocks, laid_out, patches_bytes, stored_shape
+from tailor_ir.memory.layouts import ONNXRUNTIME, Rules, in_blocks, laid_out, patches_bytes, read_as, stored_shape
 from tailor_ir.memory.planning import find_steps
 from tailor_ir.memory.steps import Steps
 from tailor_ir.spaces.grids import Grids
@@ -53,7 +53,8 @@ class MemoryTerms:
     """The steps of all SubNets.
 
     sources: value with several producers -> its producers, each with the SubNets in which it is chosen.
-    inputs, outputs: values of the network. same_shape: as `Rules.same_shape`. derived: columns of extended codes (`Space`).
+    inputs, outputs: values of the network. same_shape: as `Rules.reuses`. planned: as `Rules.planned`. derived: columns of
+    extended codes (`Space`).
     """
 
     values: tuple[ValueTerm, ...]
@@ -62,6 +63,7 @@ class MemoryTerms:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     same_shape: bool
+    planned: bool = False
     derived: tuple[Derived, ...] = ()
 
 
@@ -94,7 +96,8 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
         },
         inputs=tuple(number[name] for name in structure.graph.inputs),
         outputs=tuple(number[name] for name in structure.graph.outputs),
-        same_shape=rules.same_shape,
+        same_shape=rules.reuses,
+        planned=rules.planned,
         derived=steps.derived,
     )
 
@@ -112,7 +115,8 @@ class _Values:
         known: dict[tuple[object, ...], ValueTerm] = {}
         found = []
         for name, layout in self._steps.layouts.items():
-            alike = (layout, self._element_bytes[name], self._steps.groups.get(name), *self._steps.axes[name])
+            of_kind = layout, self._element_bytes[name], self._steps.groups.get(name), self._steps.deciding.get(name)
+            alike = (*of_kind, *self._steps.axes[name])
             if alike not in known:
                 known[alike] = self._term(name)
             found.append(known[alike])
@@ -120,10 +124,13 @@ class _Values:
 
     def _term(self, name: str) -> ValueTerm:
         axes, layout, bytes_ = self._steps.axes[name], self._steps.layouts[name], self._element_bytes[name]
-        variables = self._grids.variables(axes)
+        deciding = (self._steps.deciding[name],) if name in self._steps.deciding else axes[1:2]
+        variables = self._grids.variables((*axes, *deciding))
         rows = [tuple(row) for row in self._grids.rows(axes, variables).tolist()]
-        shapes = [(bytes_, *laid_out(row, layout, self._rules)) for row in rows]
-        stored = [self._stored(name, row) for row in rows]
+        channels = [row[0] if row else 0 for row in self._grids.rows(deciding, variables).tolist()]
+        pairs = list(zip(rows, channels, strict=True))
+        shapes = [(bytes_, *laid_out(row, layout, self._rules, by)) for row, by in pairs]
+        stored = [self._stored(name, row, by) for row, by in pairs]
 
         def table(found: Sequence[int]) -> np.ndarray:
             return np.asarray(found, np.int64).reshape(self._grids.shape(variables))
@@ -133,14 +140,16 @@ class _Values:
             bytes_=table([prod(key) for key in stored]),
             shapes=table([self._number(key) for key in shapes]),
             stored=table([self._number(key) for key in stored]),
-            blocked=table([len(row) > 1 and in_blocks(row[1], layout, self._rules) for row in rows]) > 0,
+            blocked=table([len(row) > 1 and in_blocks(by, layout, self._rules) for row, by in pairs]) > 0,
             temporary=name in self._steps.groups,
         )
 
     def _number(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _stored(self, name: str, shape: Sequence[int]) -> Key:
+    def _stored(self, name: str, shape: Sequence[int], deciding: int) -> Key:
         if name in self._steps.groups:
-            return (patches_bytes(shape, self._steps.groups[name]),)
-        return self._element_bytes[name], *stored_shape(shape, self._steps.layouts[name], self._rules)
+            groups = self._steps.groups[name]
+            blocked = name in self._steps.deciding and in_blocks(deciding, read_as(groups), self._rules)
+            return (0 if blocked else patches_bytes(shape, groups),)
+        return self._element_bytes[name], *stored_shape(shape, self._steps.layouts[name], self._rules, deciding)

@@ -37,6 +37,15 @@ class Settings(TimingSettings):
     quantise: QuantiseSettings = QuantiseSettings()
 
     @model_validator(mode="after")
+    def _onnx_files_are_planned(self) -> Self:
+        if self.planned_memory and "onnx" not in self.formats:
+            raise ValueError(
+                f"planned_memory=true with formats=[{','.join(self.formats)}]: ONNX files alone have an order that is "
+                "kept; allowed: onnx among the formats"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_batch_is_planned(self) -> Self:
         if self.planned_memory and self.dynamic_batch:
             raise ValueError(

@@ -32,6 +32,32 @@ class MemoryPredictor:
         """The peak memory of activations (n,), without the network's input."""
         return self.activations.peak_bytes(codes)
 
+    def within(self, limit_mib: float) -> "MemoryPredictor | MemoryWithin":
+        """What a search predicts beside a limit: where an order is planned, it is only planned where that decides."""
+        return MemoryWithin(self, limit_mib) if self.activations.terms.planned else self
+
     def arena_mib(self, code: Codes) -> float:
         """The peak use of onnxruntime's arena for one SubNet (V,) in a first run [MiB], without its weights."""
         return self.activations.arena_bytes(code) / MIB
+
+
+class MemoryWithin:
+    """Memory [MiB] of codes (n, V) in planned order, beside a limit: more than the limit wherever the prediction is.
+
+    Where bounds decide that, a bound is given in the place of the prediction.
+    """
+
+    def __init__(self, memory: MemoryPredictor, limit_mib: float) -> None:
+        self.memory, self.limit_mib = memory, limit_mib
+
+    def predict(self, codes: Codes) -> Values:
+        """Parameters and peak activations (n,) [MiB], or bounds on the same side of the limit."""
+        codes = np.asarray(codes)
+        weights = self.memory.parameters.predict(codes) * FLOAT_BYTES
+        least, most = self.memory.activations.bounds(codes)
+        left = self.limit_mib * MIB - weights
+        peaks = np.where(least > left, least, most)
+        open_ = (least <= left) & (left < most) & (least < most)
+        peaks[open_] = self.memory.peak_bytes(codes[open_])
+        total: Values = (weights + peaks) / MIB
+        return total

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.errors import UserError
+from tasks.predict.memory import MemoryWithin
 from tasks.search.descent import least
-from tasks.search.problem import CostModel, Problem, Scores, Values
+from tasks.search.problem import Codes, CostModel, Problem, Scores, Values
 
 LATENCY = "budgets_ms"
 NEXT_STEP = "raise it or give the space smaller choices"
@@ -26,6 +27,10 @@ class Cost(NamedTuple):
         """A value of the cost in words."""
         return f"{value:.10g} ms on '{self.device}'" if self.name == LATENCY else f"{self.name}={value:.10g}"
 
+    def predict(self, codes: Codes) -> Values:
+        """The predictions (n,) of canonical codes (n, V), also where the model gives bounds beside its limit."""
+        return (self.model.memory if isinstance(self.model, MemoryWithin) else self.model).predict(codes)
+
     @property
     def setting(self) -> str:
         """The setting that bounds the cost."""
@@ -41,7 +46,7 @@ def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.ra
     near: list[str] = []
     for column in bounded:
         cost = costs[column]
-        smallest = _smallest(problem, column, problem.unlimited, rng)
+        smallest = _smallest(problem, cost, column, problem.unlimited, rng)
         assert smallest is not None
         if smallest > budgets[column]:
             return UserError(
@@ -52,7 +57,7 @@ def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.ra
             )
         others = budgets.copy()
         others[column] = math.inf
-        nearest = _smallest(problem, column, others, rng)
+        nearest = _smallest(problem, cost, column, others, rng)
         if nearest is not None:
             near.append(cost.text(round_up(nearest)))
     timed = any(costs[column].name == LATENCY for column in bounded)
@@ -64,14 +69,14 @@ def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.ra
     )
 
 
-def _smallest(problem: Problem, column: int, budgets: Values, rng: np.random.Generator) -> float | None:
+def _smallest(problem: Problem, cost: Cost, column: int, budgets: Values, rng: np.random.Generator) -> float | None:
     """The least of one cost within budgets (K,); None when no SubNet within them was found."""
 
     def own(scores: Scores) -> Values:
         return scores.costs[:, column]
 
-    scores = problem.evaluate(least(problem, rng, own, budgets)[None])
-    return float(scores.costs[0, column]) if scores.within(budgets)[0] else None
+    code = least(problem, rng, own, budgets)[None]
+    return float(cost.predict(code)[0]) if problem.evaluate(code).within(budgets)[0] else None
 
 
 def round_up(value: float, digits: int = 4) -> float:

@@ -131,16 +131,15 @@ def front_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], found: Sear
 
 def rows_of(net: SuperNet, problem: Problem, costs: Sequence[Cost], codes: Codes, column: int = 0) -> list[SubNetRow]:
     """Rows of `_plain_rows`, with the predicted value of each limited cost: on the column's device, else on the first one."""
-    scores = problem.evaluate(codes)
     rows = _plain_rows(net, codes, problem, column)
     limited = {cost.name: other for other, cost in reversed(list(enumerate(costs)))}
     limited |= {cost.name: other for other, cost in enumerate(costs) if cost.device == costs[column].device}
-    for name, other in limited.items():
-        for row, value in zip(rows, scores.costs[:, other].tolist(), strict=True):
-            if name == "energy_mj":
-                row["predicted_energy_mj"] = value
-            elif name == "memory_mib":
-                row["predicted_memory_mib"] = value
+    if "energy_mj" in limited:
+        for row, value in zip(rows, costs[limited["energy_mj"]].predict(codes).tolist(), strict=True):
+            row["predicted_energy_mj"] = value
+    if "memory_mib" in limited:
+        for row, value in zip(rows, costs[limited["memory_mib"]].predict(codes).tolist(), strict=True):
+            row["predicted_memory_mib"] = value
     return rows
 
 

@@ -118,7 +118,7 @@ def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> li
         elif name == "memory_mib":
             strictest = {target.rules: (limit, target.name) for limit, target in reversed(limited)}
             for rules, (limit, device) in strictest.items():
-                costs.append(Cost(name, device, MemoryPredictor.compile(net, rules), limit))
+                costs.append(Cost(name, device, MemoryPredictor.compile(net, rules).within(limit), limit))
         elif limited:
             limit, target = limited[0]
             costs.append(Cost(name, target.name, SIZES[name](net), limit))

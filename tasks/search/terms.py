@@ -11,13 +11,13 @@ from solvers.chain import Chain
 from solvers.errors import NotANumber, TooEntangled
 from solvers.tables import Derived, Table
 from tailor_ir import Space
+from tailor_ir.memory.moments import moments
 from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.energy import FLOAT_BYTES, MJ, EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.memory import MIB, MemoryPredictor, MemoryWithin
 from tasks.predict.sums import Sums
-from tasks.search.moments import moments
 from tasks.search.problem import CostModel
 
 FORBIDDEN_MS = 1e12
@@ -47,6 +47,8 @@ def additive(cost: CostModel) -> Additive | None:
             return _energy(cost)
         case MemoryPredictor():
             return _memory(cost)
+        case MemoryWithin():
+            return _memory(cost.memory)
         case Sums():
             return Additive(rows=(cost.tables,))
     return None

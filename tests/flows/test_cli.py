@@ -163,6 +163,14 @@ def test_help_has_the_options_of_the_users_own_folder(
             ["run", "search.together=true", "search.device_budgets_ms={ncnn:[1,2],onnxruntime:[1]}"],
             "search.together: 2 for ncnn, 1 for onnxruntime budgets; allowed: as many for each device",
         ),
+        (
+            ["run", "export.planned_memory=true", "export.formats=[ncnn]"],
+            r"planned_memory=true with formats=\[ncnn\]: ONNX files alone have an order .*; allowed: onnx among",
+        ),
+        (
+            ["run", "export.planned_memory=true", "device=[ncnn]"],
+            r"export.planned_memory=true with device ncnn \(backend=ncnn\): only onnxruntime on a CPU in fp32",
+        ),
         (["run", "baselines.siblings=[resnet62]"], "timm has no network 'resnet62'; allowed: for example .*resnet26"),
         (["run", "baselines.siblings=[{name:resnet18,width:1}]"], "option 'baselines.siblings.0.width': is unknown"),
         (["run", "baselines.files={pruning:[a.onnx]}"], "pruning: 'a.onnx' does not exist; allowed: .onnx files"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir.memory import ONNXRUNTIME, Rules
@@ -68,6 +69,66 @@ def test_skipped_blocks_take_no_memory_and_what_enters_them_is_read_after_them()
     less = net.space.canonical(full | {depth.name: depth.choices[0]})
     assert net.peak_activation_bytes(less) <= net.peak_activation_bytes(full)
     assert len(net.operators(less)) < len(net.operators(full))
+
+
+class Padded(nn.Module):
+    """A padding in front of a depthwise convolution, which does it itself where its number is stated."""
+
+    def __init__(self, number: float | None) -> None:
+        super().__init__()
+        self.number = number
+        self.first, self.second = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3, groups=32)
+        self.last = nn.Conv2d(32, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(F.pad(torch.relu(self.first(x)), (0, 2, 0, 2), value=self.number))).mean((2, 3))
+
+
+class Unaligned(nn.Module):
+    """42 channels, which convolutions do not read in blocks; their results are added outside of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(16, 42, 1)
+        self.left, self.right = (nn.Conv2d(42, 42, 3, padding=1, groups=groups) for groups in (42, 1))
+        self.last = nn.Conv2d(42, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(torch.relu(self.left(torch.relu(x)) + self.right(x))).mean((2, 3))
+
+
+class Pooled(nn.Module):
+    """A pooling of what is in no blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(16, 64, 1), nn.Conv2d(64, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.avg_pool2d(torch.cos(self.first(x)), 3, 1, 1)).mean((2, 3))
+
+
+class Repeated(nn.Module):
+    """Every position of a tensor in blocks, several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(16, 24, 1), nn.Conv2d(24, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.interpolate(self.first(x), scale_factor=2.0, mode="nearest")).mean((2, 3))
+
+
+@pytest.mark.parametrize("network", [Padded(None), Padded(0.0), Unaligned(), Pooled(), Repeated()])
+def test_what_convolutions_take_up_and_read_in_blocks_is_what_the_runtime_does(
+    network: nn.Module, tmp_path: Path
+) -> None:
+    net = tailor_ir.compile(network.eval(), torch.zeros(1, 16, 16, 16))
+    configs = [net.max_config, net.min_config]
+    predicted = [net.peak_activation_bytes(config, HERE) for config in configs]
+    measured = [peaks.asked for peaks in subnet_peaks(net, configs, tmp_path)]
+    assert predicted == pytest.approx(measured, abs=SMALL_BYTES)
 
 
 def test_less_of_anything_never_takes_more_memory_when_all_is_freed_at_once() -> None:

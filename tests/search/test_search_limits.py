@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from solvers import exact, passage
 from tailor_ir.memory import ONNXRUNTIME, Rules
+from tailor_ir.memory.moments import moments
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy
 from tasks.predict.accuracy import AccuracyPredictor, modifications, sensitivities
@@ -24,7 +25,6 @@ from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tasks.progress import Silent
 from tasks.search import Settings, Target, run
-from tasks.search.moments import moments
 from tasks.search.problem import CostModel, Problem
 from tasks.search.stage import method_of
 from tests.ir.elastic_networks import NETWORKS, compiled

@@ -7,7 +7,6 @@ import onnxruntime
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
@@ -18,6 +17,7 @@ from tasks.export import planned
 from tasks.progress import Silent
 from tasks.schemas.exports import Card
 from tests.fronts import write_front
+from tests.ir.branches import Wide
 
 SIZE = 24
 SETTINGS = export.Settings(
@@ -25,23 +25,6 @@ SETTINGS = export.Settings(
     planned_memory=True,
     measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2),
 )
-
-
-class Wide(nn.Module):
-    """Branches whose wide tensors wait for each other in the default order."""
-
-    def __init__(self, branches: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.wide = nn.ModuleList(nn.Conv2d(16, 64 * (2 + at), 3, padding=1) for at in range(branches))
-        self.narrow = nn.ModuleList(nn.Conv2d(64 * (2 + at), 16, 1) for at in range(branches))
-        self.head = nn.Linear(16 * branches, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.stem(x))
-        wide = [torch.relu(layer(x)) for layer in self.wide]
-        joined = torch.cat([layer(y) for layer, y in zip(self.narrow, wide, strict=True)], 1)
-        return self.head(joined.mean((2, 3)))
 
 
 def exported(branches: int, folder: Path) -> tuple[tailor_ir.SuperNet, EvaluationData, Card, Path]:

@@ -4,19 +4,26 @@ A moment is the time while one step runs. At that moment memory holds three grou
 tensors that the step writes anew, and tensors that wait for a later step. A waiting tensor counts where the later step runs in
 every SubNet in which the present step runs.
 
+Where the order of steps is open, a tensor waits only if it does in every order: the present step needs what was made from
+it, or the tensor itself, and the later step needs what the present step makes. Where a value has several producers, what a
+step needs is what all of them need.
+
 The true peak comes from the walk through whole SubNets (`tailor_ir.memory.lifetimes`). The walk also counts buffers that are
 held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. So no moment is above the
 peak of the walk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import prod
+from operator import and_
+from typing import Protocol
 
 import numpy as np
 
 from solvers.tables import Table, Values, spread, total
-from tailor_ir.memory import MemoryTerms, StepTerm
+from tailor_ir.memory.terms import MemoryTerms, StepTerm
 
 INPUT = -1  # stands for the network's input, which is not counted
 MOST_ENTRIES = 20_000
@@ -25,9 +32,10 @@ MOST_ENTRIES = 20_000
 def moments(terms: MemoryTerms, cardinalities: Sequence[int]) -> list[list[Table]]:
     """For each moment, tables whose sum is at most the bytes that are alive. Moments that another moment covers are left out.
 
-    The result is never empty: it may be one moment without tables.
+    The result is never empty: it may be one moment without tables. `terms.planned`: bytes in any order of the steps.
     """
-    found = [row for row in _Moments(terms, tuple(cardinalities)).rows() if row]
+    waiting = (_InAnyOrder if terms.planned else _InOneOrder)(terms)
+    found = [row for row in _Moments(terms, tuple(cardinalities), waiting).rows() if row]
     kept: list[tuple[frozenset[int], list[Table], Values | None]] = []
     rows = [(frozenset(column for columns, _ in row for column in columns), row) for row in found]
     dense = [(columns, row, _dense(columns, row, cardinalities)) for columns, row in rows]
@@ -57,10 +65,62 @@ def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: f
     return bool((spread(tuple(sorted(columns)), values, tuple(sorted(above))) <= larger).all())
 
 
+class _Waiting(Protocol):
+    """What waits while a step runs."""
+
+    def during(self, at: int) -> Iterator[int]:
+        """Values that are made before a step runs, and read later by a step that runs wherever this one does."""
+        ...
+
+
+class _InOneOrder:
+    """Of steps that run in the order in which they stand."""
+
+    def __init__(self, terms: MemoryTerms) -> None:
+        self._terms = terms
+
+    def during(self, at: int) -> Iterator[int]:
+        """Values that later steps read, made or not, then outputs."""
+        step = self._terms.steps[at]
+        for other in self._terms.steps[at + 1 :]:
+            if step.present.implies(other.present):
+                yield from other.reads
+        yield from self._terms.outputs
+
+
+class _InAnyOrder:
+    """Of steps whose order is open. Sets of steps and of values are bit masks."""
+
+    def __init__(self, terms: MemoryTerms) -> None:
+        self._terms = terms
+        self._earlier: list[int] = []  # for each step, the steps that it needs in every SubNet that runs it,
+        self._made: list[int] = []  # and the values that are made before it
+        after: dict[int, tuple[int, int]] = {}  # value -> the steps done and the values made, once it is there
+        for at, step in enumerate(terms.steps):
+            earlier = made = 0
+            for value in step.reads:
+                sources = [after.get(source, (0, 0)) for source, _ in terms.sources.get(value, ((value, None),))]
+                earlier |= reduce(and_, (steps for steps, _ in sources))
+                made |= reduce(and_, (values for _, values in sources)) | 1 << value
+            self._earlier.append(earlier)
+            self._made.append(made)
+            written = sum(1 << value for value in step.writes)
+            after |= dict.fromkeys(step.writes, (earlier | 1 << at, made | written))
+
+    def during(self, at: int) -> Iterator[int]:
+        """Values that are made and read later in any order, then outputs."""
+        step, made = self._terms.steps[at], self._made[at]
+        for later, other in enumerate(self._terms.steps[at + 1 :], start=at + 1):
+            if self._earlier[later] >> at & 1 and step.present.implies(other.present):
+                yield from (value for value in other.reads if made >> value & 1)
+        yield from (value for value in self._terms.outputs if made >> value & 1)
+
+
 @dataclass(slots=True)
 class _Moments:
     terms: MemoryTerms
     cardinalities: tuple[int, ...]
+    waiting: _Waiting
     writer: dict[int, StepTerm] = field(default_factory=dict)
     lies: dict[int, frozenset[int]] = field(default_factory=dict)
 
@@ -77,15 +137,8 @@ class _Moments:
 
     def _row(self, at: int, step: StepTerm, written: set[int]) -> list[Table]:
         groups: list[tuple[frozenset[int], int]] = []
-        later = [
-            value
-            for other in self.terms.steps[at + 1 :]
-            if step.present.implies(other.present)
-            for value in other.reads
-            if self._tensors(value) <= written | {INPUT}
-        ]
-        values = [*step.reads, *later, *(value for value in self.terms.outputs if self._tensors(value) <= written)]
-        for value in values:
+        waiting = (value for value in self.waiting.during(at) if self._tensors(value) <= written | {INPUT})
+        for value in (*step.reads, *waiting):
             tensors = self._tensors(value)
             if INPUT not in tensors and all(tensors.isdisjoint(other) for other, _ in groups):
                 groups.append((tensors, value))
