@@ -1,5 +1,6 @@
 """A device of a run: its runtime, and the way to its agent."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,6 +17,10 @@ AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 CPU = "CPUExecutionProvider"
 IN_INT8 = ("onnxruntime", "openvino")
 """Backends that run quantised ONNX files in int8."""
+
+
+PARAMETER_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16_storage": 2, "int8": 1}
+"""What a parameter takes in a runtime of that precision."""
 
 
 class SshSettings(BaseModel):
@@ -133,6 +138,11 @@ class DeviceProfile(BaseModel):
     def urls(self) -> tuple[str, ...]:
         """Addresses of agents that run already."""
         return (self.agent,) if self.agent else self.agents
+
+    @property
+    def parameter_bytes(self) -> int:
+        """What a parameter takes in its precision."""
+        return PARAMETER_BYTES[self.precision]
 
     @property
     def keeps_order(self) -> bool:

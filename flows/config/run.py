@@ -130,9 +130,13 @@ class CommonConfig(BaseModel):
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
 
     def limited_memory_of(self, device: str) -> Rules:
-        """What a limit of memory counts on one device: in planned order, where it runs files that are exported so."""
-        planned = self.export.planned_memory and self.device[device].keeps_order
-        return replace(self.resources_of(device).rules, planned=planned)
+        """What a limit of memory counts on one device: weights in its precision, planned order where it runs such files."""
+        profile = self.device[device]
+        return replace(
+            self.resources_of(device).rules,
+            planned=self.export.planned_memory and profile.keeps_order,
+            parameter_bytes=profile.parameter_bytes,
+        )
 
     def precision_of(self, device: str) -> Int8 | None:
         """The precision in which SubNets are evaluated for one device; None: torch's."""

@@ -24,11 +24,14 @@ class Rules:
 
     planned: each SubNet runs in the order with the least peak, as files of `tailor_ir.memory.planned_file` do, and
     everything is freed when it is read for the last time.
+
+    parameter_bytes: what a parameter takes while the network is loaded.
     """
 
     channel_block: int = 16
     same_shape: bool = True
     planned: bool = False
+    parameter_bytes: int = 4
 
     @property
     def reuses(self) -> bool:

@@ -9,24 +9,27 @@ from tailor_ir.memory import ONNXRUNTIME, ActivationMemory, Rules
 from tasks.predict.sums import Sums, parameter_sums
 
 MIB = 2**20
-FLOAT_BYTES = 4
 
 
 class MemoryPredictor:
-    """Predicts memory [MiB] of codes (n, V), batch 1, weights and activations in fp32."""
+    """Predicts memory [MiB] of codes (n, V), batch 1. Activations are those of fp32, which no precision exceeds."""
 
-    def __init__(self, activations: ActivationMemory, parameters: Sums) -> None:
-        self.activations, self.parameters = activations, parameters
+    def __init__(self, activations: ActivationMemory, parameters: Sums, parameter_bytes: int) -> None:
+        self.activations, self.parameters, self.parameter_bytes = activations, parameters, parameter_bytes
 
     @classmethod
     def compile(cls, net: SuperNet, rules: Rules = ONNXRUNTIME) -> "MemoryPredictor":
         """From the lifetimes and operators of a SuperNet."""
-        return cls(net.activation_memory(rules), parameter_sums(net))
+        return cls(net.activation_memory(rules), parameter_sums(net), rules.parameter_bytes)
 
     def predict(self, codes: Codes) -> Values:
         """Parameters and peak activations (n,) [MiB]."""
-        total: Values = (self.parameters.predict(codes) * FLOAT_BYTES + self.activations.peak_bytes(codes)) / MIB
+        total: Values = (self.weights_bytes(codes) + self.activations.peak_bytes(codes)) / MIB
         return total
+
+    def weights_bytes(self, codes: Codes) -> Values:
+        """What the parameters take (n,)."""
+        return self.parameters.predict(codes) * self.parameter_bytes
 
     def peak_bytes(self, codes: Codes) -> NDArray[np.int64]:
         """The peak memory of activations (n,), without the network's input."""
@@ -53,7 +56,7 @@ class MemoryWithin:
     def predict(self, codes: Codes) -> Values:
         """Parameters and peak activations (n,) [MiB], or bounds on the same side of the limit."""
         codes = np.asarray(codes)
-        weights = self.memory.parameters.predict(codes) * FLOAT_BYTES
+        weights = self.memory.weights_bytes(codes)
         least, most = self.memory.activations.bounds(codes)
         left = self.limit_mib * MIB - weights
         peaks = np.where(least > left, least, most)

@@ -85,7 +85,7 @@ def _calibrated(energy: EnergyPredictor, model: Sequence[Table]) -> tuple[Table,
 
 def _memory(memory: MemoryPredictor) -> Additive:
     """For every moment, the parameters and a lower bound of the values alive then."""
-    parameters = _scaled(memory.parameters.tables, FLOAT_BYTES / MIB)
+    parameters = _scaled(memory.parameters.tables, memory.parameter_bytes / MIB)
     known, terms = len(memory.parameters.all_cardinalities), memory.activations.terms
     cardinalities = (*memory.parameters.cardinalities, *[2] * len(terms.derived))
     found = ([_least(table, known) for table in tables] for tables in moments(terms, cardinalities))

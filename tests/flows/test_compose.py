@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from flows.compose import compose_config, split_sweep
+from flows.config import RunConfig
+from flows.validate import validate
 from tasks.errors import UserError
 
 
@@ -100,3 +102,10 @@ def test_options_of_the_users_own_folder_are_among_the_allowed(tmp_path: Path) -
     (tmp_path / "device" / "board.yaml").write_text("backend: ncnn\n")
     with pytest.raises(UserError, match=r"allowed: .*board.*did you mean 'board'\?"):
         compose_config("config", ["device=[bord]"], tmp_path)
+
+
+def test_limits_of_memory_count_parameters_in_the_precision_of_each_device() -> None:
+    devices = "[ncnn,ncnn_bf16,onnxruntime_int8]"
+    config = validate(RunConfig, compose_config("config", [f"device={devices}"]))
+    found = {name: config.limited_memory_of(name).parameter_bytes for name in config.device}
+    assert found == {"ncnn": 4, "ncnn_bf16": 2, "onnxruntime_int8": 1}

@@ -354,3 +354,13 @@ def test_a_device_without_a_limit_of_its_own_has_that_of_all(folder: Path, tmp_p
         found = run(folder, [target], accuracy, Settings.model_validate(asked), out, Silent())[target.name]
         largest[target.name] = max(row["parameters"] for row in found["winners"])
     assert largest["a"] <= middle < largest["b"] <= 1.2 * middle
+
+
+@pytest.mark.parametrize("parameter_bytes", [4, 2, 1])
+def test_parameters_count_in_the_precision_of_the_device(parameter_bytes: int) -> None:
+    net = compiled(next(iter(NETWORKS)))
+    codes = net.space.random_codes(20, np.random.default_rng(0))
+    found = MemoryPredictor.compile(net, Rules(parameter_bytes=parameter_bytes)).predict(codes)
+    configs = [net.space.decode(row) for row in codes]
+    wanted = [net.parameters(one) * parameter_bytes + net.peak_activation_bytes(one) for one in configs]
+    assert found * 2**20 == pytest.approx(wanted)
