@@ -86,8 +86,9 @@ def _alternatives(net: Any, model: Any, subnets: int) -> dict[str, Any]:
 
     choices = [set(v.choices) for v in net.space.variables if v.kind == "block"]
     blocks = {name: sum(not own.isdisjoint(RECORDS[name].choices) for own in choices) for name in ALTERNATIVES}
+    own = net.elastic.tensor
     same = [
-        torch.equal(net.elastic.tensor(name), tensor)
+        torch.equal(own(name), tensor) or (tensor.ndim == 2 and torch.equal(own(name).T, tensor))  # of a product
         for name, tensor in model.state_dict().items()
         if name in net.structure.graph.initializers
     ]

@@ -123,6 +123,8 @@ def _write(
     if count > len(row):
         return Refused(name, choice, f"it stands for {count} blocks in a row, and there are {len(row)} up to this one")
     site = Site(network, tuple(row[-count:]))
+    if not all(block.gives_exit for block in site.blocks):
+        return Refused(name, choice, "a block inside of it gives what it gives")
     if _is_read_between(site):
         return Refused(name, choice, "something else reads what is between the blocks")
     sketch = Sketch(site, prefix_of(site, choice))

@@ -37,6 +37,11 @@ class Block:
     nested: bool = False
     kind: str = "Plain"
 
+    @property
+    def gives_exit(self) -> bool:
+        """Whether a node of its own gives the exit; else a nested block at its end does."""
+        return any(self.exit in node.outputs for node in self.nodes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:

@@ -227,6 +227,14 @@ def test_a_pruned_block_takes_one_row_of_a_tensor_of_weights(tmp_path: Path) -> 
     check_subnet(net, net.min_config, tmp_path, SAMPLE)
 
 
+def test_a_block_that_ends_with_another_has_no_alternatives_of_its_own() -> None:
+    model = perturb(timm.create_model("tiny_vit_5m_224", num_classes=10, depths=(1, 1, 1, 1)))
+    net = tailor_ir.compile(model, torch.zeros(1, 3, 224, 224), {"alternatives": ["pruned", "merged"]})
+    assert any(one.reason == "a block inside of it gives what it gives" for one in net.refused)
+    values = [selection.value for selection in net.space.selections]
+    assert len(values) == len(set(values)) == len(net.space.variables)
+
+
 # -- wishes ------------------------------------------------------------------------------------------------------------
 
 

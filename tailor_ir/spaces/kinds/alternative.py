@@ -18,7 +18,7 @@ def _propose(draft: Draft, named: NamedBlock) -> None:
     own = [one for one in draft.alternatives if one.kind == BLOCK.name and one.value == named.block.exit]
     name = variable_name(named.prefix)
     asked = draft.selectors.alternatives(name, {named.block.kind}, [node.name for node in named.block.nodes])
-    if not own or asked is None:
+    if not own or asked is None or not named.block.gives_exit:
         return
     variable = draft.add(name, BLOCK.name, BLOCK.scope, (*(one.choice for one in own), ORIGINAL))
     producers = (*(one.producer for one in own), named.block.exit)
