@@ -199,7 +199,7 @@ def bars_of_alternatives(rows: list[dict[str, Any]]) -> list[tuple[str, str, str
         ("operators of random SubNets among the listed ones", "all that compile", count(lambda r: not r["outside"])),
         ("alternatives found", ">= 50", count(lambda r: r["blocks"])),
         ("three kinds and more", ">= 45", count(lambda r: sum(n > 0 for n in r["alternatives"].values()) >= 3)),
-        ("unique operators listed, slowest network", "", f"{slowest:.1f} s"),
+        ("unique operators listed, slowest network", "–", f"{slowest:.1f} s"),
     ]
 
 
