@@ -41,10 +41,10 @@ Trained = tuple[list[dict[str, Any]], StageResult, Path, Listener]
 
 @pytest.fixture(scope="module")
 def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The SuperNet of the trained small network, with alternatives and one elastic width."""
+    """The SuperNet of the trained small network, with alternatives and one elastic width; first weights from weights alone."""
     folder = tmp_path_factory.mktemp("compiled")
     weights = baseline[2] / "weights.safetensors"
-    compile_stage.run(compile_stage.Settings(), MODEL, DIGITS, weights, SPACE, folder, Silent())
+    compile_stage.run(compile_stage.Settings(alternative_images=0), MODEL, DIGITS, weights, SPACE, folder, Silent())
     return folder / "supernet"
 
 
@@ -172,7 +172,8 @@ def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
     sizes, both = (tailor_ir.load(folder / "supernet") for folder in folders)
     assert not torch.equal(answers(sizes), answers(tailor_ir.load(compiled)))
     for name, tensor in originals(both).items():
-        torch.testing.assert_close(tensor, originals(sizes)[name], rtol=1e-6, atol=1e-7)
+        # statistics are taken in float32, here in this process and there in a rank with threads of its own
+        torch.testing.assert_close(tensor, originals(sizes)[name], rtol=1e-5, atol=1e-6)
     names = [{key for key in line if key.startswith("loss_")} for line in read_lines(folders[1] / "history.jsonl")]
     assert names[0] == {"loss_largest", "loss_smallest", "loss_random"}
     assert names[STEPS] == {"loss_branches"}
@@ -181,7 +182,9 @@ def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
 
 def test_alternatives_of_a_space_without_any_are_refused(compiled: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
-    compile_stage.run(compile_stage.Settings(), MODEL, DIGITS, None, {"resolution": (24, 32)}, plain, Silent())
+    compile_stage.run(
+        compile_stage.Settings(alternative_images=0), MODEL, DIGITS, None, {"resolution": (24, 32)}, plain, Silent()
+    )
     with pytest.raises(UserError, match=r"finetune\.strategy: tune trains alternatives to blocks, and the space has n"):
         finetune.run(settings(strategy="sandwich,tune"), DIGITS, plain / "supernet", tmp_path, Silent())
 

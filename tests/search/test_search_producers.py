@@ -45,8 +45,8 @@ def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
     if request.param == "detours":
         return with_detours(small_net(), sample, SPEC)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailor_ir.spaces.presence.LARGEST_MASK", 4 if request.param == "derived columns" else 10_000)
-        patch.setattr("tailor_ir.spaces.presence.MOST_VARIABLES", 9)
+        patch.setattr("tailor_ir.spaces.needs.LARGEST_MASK", 4 if request.param == "derived columns" else 10_000)
+        patch.setattr("tailor_ir.spaces.needs.MOST_VARIABLES", 9)
         net = tailor_ir.compile(small_net(blocks=4), sample, ALTERNATIVES)
         assert MemoryPredictor.compile(net).predict(net.space.cardinalities[None] - 1) > 0  # while masks are patched
     assert bool(net.space.derived) == (request.param == "derived columns")
