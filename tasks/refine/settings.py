@@ -11,7 +11,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    candidates: int = Field(2, ge=1, le=1000, description="SubNets that are measured for each budget; 1: none")
+    candidates: int = Field(3, ge=1, le=1000, description="SubNets that are measured for each budget; 1: none")
     rounds: int = Field(12, ge=1, le=1000, description="at most; each measures a part of the candidates and learns")
     margin: float = Field(
         0.01, ge=0, lt=0.5, description="of a budget, left free: what one measurement differs by from the next"
