@@ -170,7 +170,7 @@ def _errors(branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstW
 
 @dataclass(slots=True)
 class _Spread:
-    """PatchSums over results (B, C, …) or (B, …, C)."""
+    """Sums over results (B, C, …) or (B, …, C)."""
 
     lost: float = 0.0
     squares: float = 0.0
