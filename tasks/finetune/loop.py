@@ -234,7 +234,7 @@ class Trainer:
     def train_step(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> Finished:
         """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
         done = self.step - self.phase.first_step
-        rate = learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
+        rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         roles = self.network.roles(self.step)

@@ -10,12 +10,13 @@ from tasks.finetune.settings import Settings, Strategy
 class TrainingPhase:
     """Steps that are trained alike: those after `first_step` finished ones, up to `last_step`.
 
-    strategy: None for a plain network.
+    strategy: None for a plain network. rate: the factor of the learning rate.
     """
 
     strategy: Strategy | None
     first_step: int
     last_step: int
+    rate: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -30,10 +31,11 @@ def phases_of(settings: Settings | None, epochs: int, steps_per_epoch: int, tota
     assert settings.strategies, f"the strategy is {settings.strategy}"
     found, first = [], 0
     shares = settings.phase_shares or (1.0,) * len(settings.strategies)
-    for strategy, own in zip(settings.strategies, split_epochs(epochs, shares), strict=True):
+    rates = settings.phase_rates or (1.0,) * len(settings.strategies)
+    for strategy, own, rate in zip(settings.strategies, split_epochs(epochs, shares), rates, strict=True):
         last = min(first + own * steps_per_epoch, total_steps)
         if last > first:
-            found.append(TrainingPhase(strategy, first, last))
+            found.append(TrainingPhase(strategy, first, last, rate))
         first = last
     return found
 

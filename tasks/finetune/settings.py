@@ -132,6 +132,8 @@ class Settings(TrainSettings):
     sandwich."""
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones. Each phase has one epoch at least."""
+    phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 1 for each."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""
@@ -167,11 +169,13 @@ class Settings(TrainSettings):
             raise ValueError(f"strategy={self.strategy}; allowed: {AUTO}, or one or several of {', '.join(STRATEGIES)}")
         if len(names) > self.epochs:
             raise ValueError(f"strategy={self.strategy} with epochs={self.epochs}; allowed: an epoch or more for each")
-        if self.phase_shares is not None and (names == [AUTO] or len(self.phase_shares) != len(names)):
-            raise ValueError(
-                f"phase_shares={list(self.phase_shares)} with strategy={self.strategy}; allowed: a share for each strategy "
-                "of a list, as strategy=[branches,tune] phase_shares=[1,3]"
-            )
+        for option, example in (("phase_shares", "[1,3]"), ("phase_rates", "[1,0.3]")):
+            given = getattr(self, option)
+            if given is not None and (names == [AUTO] or len(given) != len(names)):
+                raise ValueError(
+                    f"{option}={list(given)} with strategy={self.strategy}; allowed: a number for each strategy of a list, "
+                    f"as strategy=[branches,tune] {option}={example}"
+                )
         for name in {"random", "progressive", "tune"}.intersection(names):
             if self.random_subnets == 0:
                 raise ValueError(f"strategy={name} needs random_subnets of at least 1")

@@ -206,7 +206,11 @@ def test_auto_follows_the_space_and_the_epochs() -> None:
             {"strategy": "branches,tune", "phase_shares": [1]},
             r"phase_shares=\[1\.0\] with strategy=branches,tune; allow",
         ),
-        ({"phase_shares": [1, 2]}, r"with strategy=auto; allowed: a share for each"),
+        ({"phase_shares": [1, 2]}, r"with strategy=auto; allowed: a number for each"),
+        (
+            {"strategy": "branches,tune", "phase_rates": [1, 0.3, 1]},
+            r"phase_rates=\[1\.0, 0\.3, 1\.0\] with strategy=branches,tune; allowed: a number for each",
+        ),
         ({"strategy": "tune", "random_subnets": 0}, r"strategy=tune needs random_subnets"),
     ],
 )
@@ -233,6 +237,12 @@ def test_phases_cover_all_steps() -> None:
         ("branches", 20, 30),
         ("tune", 30, 70),
     ]
+    assert [one.rate for one in phases] == [1, 1, 1]
+
+
+def test_each_phase_has_its_own_peak_of_the_learning_rate() -> None:
+    used = settings(epochs=4, strategy="branches,tune", phase_rates=[1, 0.25])
+    assert [one.rate for one in phases_of(used, used.epochs, 10, 40)] == [1, 0.25]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 9), st.integers(0, 99))
