@@ -12,12 +12,15 @@ from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
 
+EPSILON = 1e-5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacedLayer:
     """A layer that is replaced: its node, weight (O, I, *K), and the name of its bias in the sketch.
 
     metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
+    gain: (O,) what the results are multiplied by next, by a BatchNorm; None: by nothing, or no data are given.
     nonnegative: no number in a patch is below zero.
     """
 
@@ -25,6 +28,7 @@ class ReplacedLayer:
     weight: torch.Tensor
     bias: str | None = None
     metric: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
     nonnegative: bool = False
 
 
@@ -78,8 +82,10 @@ def layer_of(sketch: Sketch, node: Node, kept: Kept, bias: str | None = None) ->
     moments = moments_of(sketch, node, kept)
     if moments is None:
         return ReplacedLayer(node=node, weight=weight, bias=bias)
-    metric = moments.metric(centred=is_normalised(site, node))
-    return ReplacedLayer(node=node, weight=weight, bias=bias, metric=metric, nonnegative=moments.nonnegative)
+    metric, gain = moments.metric(centred=is_normalised(site, node)), gain_of(site, node, kept)
+    return ReplacedLayer(
+        node=node, weight=weight, bias=bias, metric=metric, gain=gain, nonnegative=moments.nonnegative
+    )
 
 
 def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:
@@ -87,6 +93,16 @@ def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:
     found = sketch.moments.get(node.name)
     axis = sketch.network.axes(node.inputs[1])[1]
     return found.of(surviving(axis, kept)) if found is not None and axis.groups & kept.keys() else found
+
+
+def gain_of(site: Site, node: Node, kept: Kept) -> torch.Tensor | None:
+    """(O,) what the BatchNorm behind a layer multiplies its results by; None where something else reads them."""
+    readers = [other for other in site.network.graph.nodes if node.outputs[0] in other.inputs]
+    if len(readers) != 1 or readers[0].op != "BatchNormalization":
+        return None
+    (norm,) = readers
+    scale, variance = (ordered(site, norm.inputs[at], kept).double() for at in (1, 4))
+    return scale.abs() / (variance + norm.float("epsilon", EPSILON)).sqrt()
 
 
 def is_normalised(site: Site, node: Node) -> bool:

@@ -8,7 +8,15 @@ from math import prod, sqrt
 import torch
 
 from tailor_ir.alternatives.layers import ReplacedLayer, rounded, write_layers
-from tailor_ir.alternatives.least_squares.regression import basis, factor, mapped, over_channels, regression, through
+from tailor_ir.alternatives.least_squares.regression import (
+    TINY,
+    basis,
+    factor,
+    mapped,
+    over_channels,
+    regression,
+    through,
+)
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -16,6 +24,8 @@ from tailor_ir.graph import Node
 
 LEAST_CHANNELS = 16
 ITERATIONS = 1
+LEAST_GAIN = 0.01
+"""Of the mean gain: a result that hardly counts still has a row."""
 
 
 def _write(sketch: Sketch, share: float) -> str:
@@ -25,14 +35,14 @@ def _write(sketch: Sketch, share: float) -> str:
     def replace(sketch: Sketch, layer: ReplacedLayer, x: str) -> str:
         node, weight, bias = layer.node, layer.weight, layer.bias
         if node.op == "Linear":
-            down, up = svd(weight, _rank(weight, share), layer.metric)
+            down, up = svd(weight, _rank(weight, share), layer.metric, layer.gain)
             return sketch.linear(f"{node.name}/up", sketch.linear(f"{node.name}/down", x, down), up, bias)
         if prod(weight.shape[2:]) == 1:
-            down, up = svd(weight.flatten(1), _rank(weight.flatten(1), share), layer.metric)
+            down, up = svd(weight.flatten(1), _rank(weight.flatten(1), share), layer.metric, layer.gain)
             shape = (1,) * (weight.ndim - 2)
             first = sketch.convolution(f"{node.name}/down", x, down.reshape(*down.shape, *shape), node)
             return sketch.convolution(f"{node.name}/up", first, up.reshape(*up.shape, *shape), bias=bias)
-        down, core, up = tucker(weight, *_ranks(sketch.site, node, weight, share), layer.metric)
+        down, core, up = tucker(weight, *_ranks(sketch.site, node, weight, share), layer.metric, layer.gain)
         shape = (1,) * (weight.ndim - 2)
         first = sketch.convolution(f"{node.name}/down", x, down.reshape(*down.shape, *shape))
         second = sketch.convolution(f"{node.name}/core", first, core, node)
@@ -68,27 +78,46 @@ def _saves(site: Site, node: Node, weight: torch.Tensor, share: float) -> bool:
     return macs <= 1.25 * share * out * into * kernel * after
 
 
-def svd(weight: torch.Tensor, rank: int, metric: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def svd(
+    weight: torch.Tensor, rank: int, metric: torch.Tensor | None = None, gain: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(rank, I) and (O, rank), whose product is the best approximation of (O, I) in the Frobenius norm.
 
-    With a metric Σ (I, I) of what is read, the best in ‖(W − W̃) Σ^½‖: of the results themselves.
+    With a metric Σ (I, I) of what is read and gains g (O,) of the results, the best in ‖diag(g) (W − W̃) Σ^½‖: of what is
+    made of the results.
     """
-    w = weight.double()
+    gains = gains_of(weight, gain)
+    w = weight.double() * gains
     up = basis(w if metric is None else w @ factor(metric), rank)
     down = up.T @ w
+    up = up / gains
     root = down.norm(dim=1).clamp_min(1e-30).sqrt()  # both maps have a part in the singular values
     return (down / root[:, None]).to(weight.dtype), (up * root).to(weight.dtype)
 
 
+def gains_of(weight: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+    """(O, 1) gains of the results of (O, …), none of them zero; without gains: ones."""
+    if gain is None:
+        return weight.new_ones(len(weight), 1, dtype=torch.float64)
+    return gain.double().clamp_min(LEAST_GAIN * float(gain.mean()) + TINY)[:, None]
+
+
 def tucker(
-    weight: torch.Tensor, rank_in: int, rank_out: int, metric: torch.Tensor | None = None
+    weight: torch.Tensor,
+    rank_in: int,
+    rank_out: int,
+    metric: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tucker-2 of (O, I, *K): (rank_in, I), core (rank_out, rank_in, *K) and (O, rank_out), by alternating projections.
 
     With a metric of its patches (I · K, I · K): the channels that the results depend on most, and least squares behind them.
     """
     if metric is not None:
-        down, core, up = _tucker_of_data(weight, rank_in, rank_out, metric)
+        gains = gains_of(weight, gain)
+        weighted = weight.double() * gains.reshape(-1, *(1,) * (weight.ndim - 1))
+        down, core, up = _tucker_of_data(weighted, rank_in, rank_out, metric)
+        up = up / gains
         return down.to(weight.dtype), core.to(weight.dtype), up.to(weight.dtype)
     w = weight.double().flatten(2)
     into = basis(w.permute(1, 0, 2).flatten(1), rank_in)
