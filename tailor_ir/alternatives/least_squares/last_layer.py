@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tailor_ir.alternatives.least_squares.moments import MOST_NUMBERS, PATCHES_FOR_EACH, chosen, results, windows
-from tailor_ir.alternatives.least_squares.regression import regression
+from tailor_ir.alternatives.least_squares.regression import basis, factor, regression
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.subnets.branches import Branch, Features
@@ -29,11 +29,13 @@ RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
 class LastLayer:
     """A layer of an alternative. norm: the BatchNorm behind it. addend: the value that is added to it.
 
-    target: the original's value that the sum of both stands for.
+    inner: a 1×1 map that the layer, one itself, alone reads: both are one map of a lower rank. target: the original's value
+    that the sum of layer and addend stands for.
     """
 
     layer: Node
     norm: Node | None
+    inner: Node | None
     addend: str | None
     target: str
 
@@ -54,11 +56,15 @@ def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
         value, target = node.inputs[0], given.inputs[0]
     if node.op != "Add":
         found = _dense(value, producers, own)
-        return None if found is None else LastLayer(layer=found[0], norm=found[1], addend=None, target=target)
+        if found is None:
+            return None
+        inner = _inner(graph, branch, found[0])
+        return LastLayer(layer=found[0], norm=found[1], inner=inner, addend=None, target=target)
     for value, addend in (node.inputs, node.inputs[::-1]):
         found = _dense(value, producers, own)
         if found is not None and graph.shapes[value] == graph.shapes[addend]:
-            return LastLayer(layer=found[0], norm=found[1], addend=addend, target=target)
+            inner = _inner(graph, branch, found[0])
+            return LastLayer(layer=found[0], norm=found[1], inner=inner, addend=addend, target=target)
     return None
 
 
@@ -72,6 +78,22 @@ def _dense(value: str, producers: Mapping[str, Node], own: set[str]) -> tuple[No
     if node is None or node.op not in ("Conv", "Linear") or node.int("group", 1) != 1 or node.inputs[1] not in own:
         return None
     return node, norm
+
+
+def _inner(graph: Graph, branch: Branch, layer: Node) -> Node | None:
+    """The 1×1 map without a bias that a layer alone reads, if that is a 1×1 map, too."""
+    inner = graph.producers().get(layer.inputs[0])
+    if inner is None or inner.op != layer.op or len(inner.inputs) > BIAS or inner.int("group", 1) != 1:
+        return None
+    if inner.inputs[1] not in branch.parameters or not (_is_point(graph, inner) and _is_point(graph, layer)):
+        return None
+    readers = [node for node in graph.nodes if inner.outputs[0] in node.inputs]
+    return inner if len(readers) == 1 else None
+
+
+def _is_point(graph: Graph, layer: Node) -> bool:
+    """Whether a layer maps each position by itself, all of them."""
+    return prod(graph.shapes[layer.inputs[1]][2:]) == 1 and max(layer.ints("strides", (1,))) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,11 @@ class LastLayerSums:
     batches: int = 0
 
     @property
+    def reader(self) -> Node:
+        """The node whose operand the patches are of."""
+        return self.last.inner or self.last.layer
+
+    @property
     def fits(self) -> bool:
         """Whether the moments fit into memory."""
         return prod(self.weight_shape[1:]) <= MOST_NUMBERS
@@ -123,8 +150,8 @@ class LastLayerSums:
         target = features[last.target]
         if last.addend is not None:
             target = target - (values[last.addend] if last.addend in values else features[last.addend])
-        x = values[node.inputs[0]]
-        read = windows(x, node, self.weight_shape[2:])
+        x = values[self.reader.inputs[0]]
+        read = windows(x, self.reader, self.weight_shape[2:])
         wanted = -(-PATCHES_FOR_EACH * prod(self.weight_shape[1:]) * len(x) // self.images)
         places = chosen(read.places, wanted, self.rng)
         found = _Fold.of(read.at(places).double().cpu(), results(target, node, places).double().cpu())
@@ -145,18 +172,28 @@ class LastLayerSums:
         centred = has_bias or norm is not None
         weight = tensors[node.inputs[1]].cpu()
         before = weight.double().flatten(1)
+        rank = before.shape[1]
+        inner = self.last.inner
+        if inner is not None:
+            before = before @ tensors[inner.inputs[1]].cpu().double().flatten(1)
         if norm is not None:
             scale, variance = (tensors[norm.inputs[at]].double().cpu() for at in (1, 4))
             before = before * (scale / (variance + norm.float("epsilon", EPSILON)).sqrt())[:, None]
-        ridge = self._ridge(before, centred=centred)
+        ridge = self._ridge(before, rank, centred=centred)
         if ridge is None:
             return {}
         whole = sum(self.folds[1:], self.folds[0])
         second, cross = whole.moments(centred=centred)
         after = before + _change(before, second, cross, ridge)
+        found: dict[str, torch.Tensor] = {}
+        outer = after
+        if inner is not None:
+            down, outer = of_rank(after, rank, second)
+            after = outer @ down
+            found[inner.inputs[1]] = down.reshape(tensors[inner.inputs[1]].shape)
         x, y = whole.x / whole.count, whole.y / whole.count
         mean = after @ x
-        found = {node.inputs[1]: after.reshape(weight.shape)}
+        found[node.inputs[1]] = outer.reshape(weight.shape)
         if has_bias:
             found[node.inputs[BIAS]] = y - mean if norm is None else torch.zeros_like(mean)
         if norm is not None:
@@ -165,7 +202,7 @@ class LastLayerSums:
             found |= dict(zip(norm.inputs[1:5], statistics, strict=True))
         return {name: value.to(tensors[name]) for name, value in found.items()}
 
-    def _ridge(self, before: torch.Tensor, *, centred: bool) -> float | None:
+    def _ridge(self, before: torch.Tensor, rank: int, *, centred: bool) -> float | None:
         """The ridge that helps the other fold most; None where none does."""
         if len(self.folds) < FOLDS:
             return None
@@ -173,6 +210,8 @@ class LastLayerSums:
         losses: dict[float | None, float] = {None: sum(_lost(before, *each) for each in moments)}
         for ridge in RIDGES:
             changed = [before + _change(before, *each, ridge) for each in moments]
+            if rank < min(before.shape):
+                changed = [torch.mm(*of_rank(w, rank, m[0])[::-1]) for w, m in zip(changed, moments, strict=True)]
             losses[ridge] = sum(_lost(w, *each) for w, each in zip(changed, reversed(moments), strict=True))
         return min(losses, key=lambda ridge: losses[ridge])
 
@@ -182,6 +221,12 @@ def _change(before: torch.Tensor, second: torch.Tensor, cross: torch.Tensor, rid
     heavy = second.clone()
     heavy.diagonal().add_(ridge * second.diagonal().mean())
     return regression(cross - before @ second, heavy)
+
+
+def of_rank(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rank, I) and (O, rank), whose product is nearest to (O, I) in a metric (I, I)."""
+    up = basis(weight @ factor(metric), rank)
+    return up.T @ weight, up
 
 
 def _lost(weight: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> float:

@@ -52,22 +52,13 @@ def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
 
 
 def with_alternatives(space: Any, rng: np.random.Generator) -> Config:
-    """A random SubNet that has at least one alternative; a random share of the blocks is replaced, so that large SubNets are
-    drawn as often as small ones.
+    """A random SubNet that has at least one alternative.
 
-    In a space where hardly any SubNet has an alternative, it is the largest with one block replaced.
+    In a space where hardly any SubNet has one, it is the largest with one block replaced.
     """
     blocks = [variable for variable in space.variables if variable.kind == "block"]
     for _ in range(MOST_DRAWS):
-        share = rng.random()
-        config: Config = {}
-        for variable in space.variables:
-            count = len(variable.choices)
-            if variable.kind != "block":
-                config[variable.name] = variable.choices[rng.integers(count)]
-            elif count > 1 and rng.random() < share:
-                config[variable.name] = variable.choices[rng.integers(count - 1)]
-        config = space.canonical(config)
+        config: Config = space.sample(rng)
         if any(config.get(variable.name, variable.default) != variable.default for variable in blocks):
             return config
     variable = blocks[rng.integers(len(blocks))]
