@@ -139,7 +139,8 @@ def _fit_last_layers(
     sums = [
         (branch, own)
         for branch, last in found
-        if last is not None and (own := LastLayerSums(last, graph.shapes[(last.inner or last.layer).inputs[1]], count, rng)).fits
+        if last is not None
+        and (own := LastLayerSums(last, graph.shapes[(last.inner or last.layer).inputs[1]], count, rng)).fits
     ]
     original = {name for node in graph.original().nodes for name in node.outputs}
     more = {own.last.target for _, own in sums} | {

@@ -83,9 +83,7 @@ def layer_of(sketch: Sketch, node: Node, kept: Kept, bias: str | None = None) ->
     if moments is None:
         return ReplacedLayer(node=node, weight=weight, bias=bias)
     metric, gain = moments.metric(centred=is_normalised(site, node)), gain_of(site, node, kept)
-    return ReplacedLayer(
-        node=node, weight=weight, bias=bias, metric=metric, gain=gain, nonnegative=moments.nonnegative
-    )
+    return ReplacedLayer(node=node, weight=weight, bias=bias, metric=metric, gain=gain, nonnegative=moments.nonnegative)
 
 
 def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:

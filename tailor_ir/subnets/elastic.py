@@ -1,7 +1,7 @@
 """The elastic network: all SubNets in one module, weights shared, one active at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -220,11 +220,18 @@ class Elastic(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
-        values = self._fixed_values()
+        return self.watched(x, ())[0]
+
+    def watched(self, x: torch.Tensor, names: Collection[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The network's output, and values on the way to it by name: those of `names` that the active SubNet computes."""
+        values, seen = self._fixed_values(), {}
         values[self._graph.inputs[0]] = x
-        run(self._plan.outline.calls, self._plan.modules, values)
+        for call, module in zip(self._plan.outline.calls, self._plan.modules, strict=True):
+            run((call,), (module,), values)
+            if names:
+                seen.update({name: values[name] for name in call.outputs if name in names and name in values})
         outputs = tuple([values[name] for name in self._plan.outline.outputs])
-        return outputs[0] if len(outputs) == 1 else outputs
+        return (outputs[0] if len(outputs) == 1 else outputs), seen
 
     def _fixed_values(self) -> dict[str, torch.Tensor]:
         """Values that do not depend on x: cut tensors, and values that follow from them alone.

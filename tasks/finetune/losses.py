@@ -66,3 +66,10 @@ def _clipped(
         value_BK = (power_BK - 1) / (alpha * (alpha - 1))
         rho_BK = power_BK / alpha
     return (q_BK * value_BK).sum(1), -(q_BK * rho_BK * log_q_BK).sum(1)
+
+
+def distance(result: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Mean squared error as a share of the variance of what is wanted; in float32 at least."""
+    kind = torch.promote_types(wanted.dtype, torch.float32)
+    result, wanted = result.to(kind), wanted.to(kind)
+    return (result - wanted).square().mean() / wanted.var(correction=0).clamp_min(torch.finfo(kind).tiny)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from tasks.finetune.settings import Settings, Strategy
 
+REFINING = 0.3
+"""The factor of the learning rate with which weights that an earlier phase has trained are tuned."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingPhase:
@@ -31,13 +34,18 @@ def phases_of(settings: Settings | None, epochs: int, steps_per_epoch: int, tota
     assert settings.strategies, f"the strategy is {settings.strategy}"
     found, first = [], 0
     shares = settings.phase_shares or (1.0,) * len(settings.strategies)
-    rates = settings.phase_rates or (1.0,) * len(settings.strategies)
+    rates = settings.phase_rates or default_rates(settings.strategies)
     for strategy, own, rate in zip(settings.strategies, split_epochs(epochs, shares), rates, strict=True):
         last = min(first + own * steps_per_epoch, total_steps)
         if last > first:
             found.append(TrainingPhase(strategy, first, last, rate))
         first = last
     return found
+
+
+def default_rates(strategies: Sequence[Strategy]) -> list[float]:
+    """Factors of the learning rate: a smaller one where `tune` goes on from what an earlier phase has trained."""
+    return [REFINING if place and strategy == "tune" else 1.0 for place, strategy in enumerate(strategies)]
 
 
 def split_epochs(epochs: int, shares: Sequence[float]) -> list[int]:

@@ -133,7 +133,7 @@ class Settings(TrainSettings):
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 1 for each."""
+    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.3 for `tune` behind another phase, else 1."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""
@@ -142,6 +142,9 @@ class Settings(TrainSettings):
     it, or the network as it was before (a frozen copy), for all SubNets."""
     distillation: float = Field(default=1.0, ge=0, le=1)
     """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
+    hints: float = Field(default=1.0, ge=0)
+    """Weight in `tune`, with distillation, of the distance of what each alternative gives from what the frozen network gives at
+    its place, as a share of the variance of the latter (FitNets, ICLR 2015)."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
     ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()

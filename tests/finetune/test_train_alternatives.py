@@ -21,9 +21,10 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
-from tasks.finetune.networks.branches import distance, draw_branches
+from tasks.finetune.losses import distance
+from tasks.finetune.networks.branches import draw_branches
 from tasks.finetune.networks.sampling import with_alternatives
-from tasks.finetune.phases import phases_of, split_epochs
+from tasks.finetune.phases import REFINING, phases_of, split_epochs
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
 from tests.finetune.one_rank import train_here
@@ -237,12 +238,14 @@ def test_phases_cover_all_steps() -> None:
         ("branches", 20, 30),
         ("tune", 30, 70),
     ]
-    assert [one.rate for one in phases] == [1, 1, 1]
+    assert [one.rate for one in phases] == [1, 1, REFINING]
 
 
 def test_each_phase_has_its_own_peak_of_the_learning_rate() -> None:
     used = settings(epochs=4, strategy="branches,tune", phase_rates=[1, 0.25])
     assert [one.rate for one in phases_of(used, used.epochs, 10, 40)] == [1, 0.25]
+    alone = settings(epochs=4, strategy="tune")
+    assert [one.rate for one in phases_of(alone, alone.epochs, 10, 40)] == [1]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 9), st.integers(0, 99))

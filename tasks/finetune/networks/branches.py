@@ -13,6 +13,7 @@ from torch import nn
 
 from tailor_ir import SuperNet
 from tailor_ir.subnets.branches import Branch, Branches, Features
+from tasks.finetune.losses import distance
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Role
 from tasks.finetune.networks.supernet import input_size
@@ -75,13 +76,6 @@ class TrainableBranches:
             results = forward({branch.entry: features[branch.entry] for branch in chosen})
             pairs = zip(results, chosen, strict=True)
             yield torch.stack([distance(result, features[branch.exit]) for result, branch in pairs]).mean()
-
-
-def distance(result: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Mean squared error as a share of the variance of what is wanted; in float32 at least."""
-    kind = torch.promote_types(wanted.dtype, torch.float32)
-    result, wanted = result.to(kind), wanted.to(kind)
-    return (result - wanted).square().mean() / wanted.var(correction=0).clamp_min(torch.finfo(kind).tiny)
 
 
 def draw_branches(exits: Sequence[str], count: int | None, rng: np.random.Generator) -> tuple[int, ...]:

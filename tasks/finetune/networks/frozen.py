@@ -1,10 +1,12 @@
 """The user's network inside a SuperNet whose alternatives alone are trained: its weights stay as they are."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 
 from tailor_ir import SuperNet
+from tailor_ir.subnets.branches import Branches, Features
 
 
 class FrozenOriginal:
@@ -23,13 +25,18 @@ class FrozenOriginal:
         if self._retake:
             self._net.set_statistics(self._net.recalibrate(self._net.max_config, batches))
 
-    @torch.no_grad()
-    def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The network's answers (B, K), BatchNorm by its statistics."""
-        elastic = self._net.elastic
-        was_training = elastic.training
-        elastic.eval()
-        elastic.activate(self._net.max_config)
-        logits_BK: torch.Tensor = elastic(x_BCHW)
-        elastic.train(was_training)
-        return logits_BK
+    @cached_property
+    def branches(self) -> Branches:
+        """The alternatives; asked for once the network is on its device, where its modules are made anew."""
+        return Branches(self._net.elastic)
+
+    @cached_property
+    def hints(self) -> dict[str, str]:
+        """The value that an alternative gives -> the network's own value that it stands for."""
+        return {branch.producer: branch.exit for branch in self.branches.branches}
+
+    def features(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Features]:
+        """The network's answers (B, K), and its values at the alternatives' ends; BatchNorm by its statistics."""
+        (output,) = self._net.structure.graph.outputs
+        found = self.branches.features(x_BCHW, {output})
+        return found[output], found

@@ -1,13 +1,14 @@
 """A SuperNet in training: its SubNets, one after the other. Legend: B batch, C channels, H height, W width, K classes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from tailor_ir import Config, SuperNet
+from tailor_ir.subnets.branches import Features
 from tasks.data.images import resize
-from tasks.finetune.losses import loss_of
+from tasks.finetune.losses import distance, loss_of
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Role
 from tasks.finetune.settings import Settings
@@ -28,7 +29,8 @@ class TrainableSuperNet:
         original: FrozenOriginal | None = None,
     ) -> None:
         self.net = net
-        self.module = self.runner = net.elastic
+        self.module = net.elastic
+        self.runner = WatchedRunner(net, original) if original is not None else net.elastic
         self.teacher = teacher
         self.base_size = input_size(net, net.max_config)
         self.roles = draw
@@ -48,23 +50,45 @@ class TrainableSuperNet:
         self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """That of each SubNet; without a frozen teacher the first one teaches the others."""
-        teacher_BK = self._taught(x_BCHW)
+        teacher_BK, features = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
-            logits_BK = forward(resize(x_BCHW, input_size(self.net, role.config)))
-            yield loss_of(logits_BK, target, teacher_BK if role.distilled else None, self._settings)
+            found = forward(resize(x_BCHW, input_size(self.net, role.config)))
+            logits_BK, seen = found if isinstance(found, tuple) else (found, {})
+            loss = loss_of(logits_BK, target, teacher_BK if role.distilled else None, self._settings)
+            yield loss + self._hinted(seen, features)
             if teacher_BK is None:
                 teacher_BK = logits_BK.detach()
 
+    def _hinted(self, seen: Mapping[str, torch.Tensor], features: Features) -> torch.Tensor | float:
+        """The mean distance of what alternatives give from the network's own values at their places, by its weight."""
+        if self._original is None or not features:
+            return 0.0
+        pairs = [(value, features[self._original.hints[name]]) for name, value in seen.items()]
+        alike = [distance(found, wanted) for found, wanted in pairs if found.shape == wanted.shape]
+        return self._settings.hints * torch.stack(alike).mean() if alike else 0.0
+
     @torch.no_grad()
-    def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the frozen teacher, (B, K); None without one."""
+    def _taught(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, Features]:
+        """Logits of the frozen teacher, (B, K), and its values where alternatives end; None and none without one."""
         if self.teacher is not None:
             taught_BK: torch.Tensor = self.teacher(resize(x_BCHW, self.base_size))
-            return taught_BK
+            return taught_BK, {}
         if self._original is None or not self._settings.distillation:
-            return None
-        return self._original.logits(resize(x_BCHW, self.base_size))
+            return None, {}
+        return self._original.features(resize(x_BCHW, self.base_size))
+
+
+class WatchedRunner(nn.Module):
+    """Runs the active SubNet: its answers, and what its alternatives give."""
+
+    def __init__(self, net: SuperNet, original: FrozenOriginal) -> None:
+        super().__init__()
+        self.elastic, self._original = net.elastic, original
+
+    def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Logits (B, K), and values by name."""
+        return self.elastic.watched(x_BCHW, self._original.hints)
 
 
 def input_size(net: SuperNet, config: Config) -> tuple[int, int]:
