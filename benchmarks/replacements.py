@@ -114,12 +114,16 @@ def occurrences(configs: Sequence[Config], defaults: Mapping[str, str]) -> dict[
 
 def show_replacements(devices: Sequence[dict[str, Any]], *, markdown: bool) -> None:
     """Which alternative wins where."""
-    blocks = [
-        (device["device"], one["variable"], one["choice"], f"{100 * one['saved']:.1f}", f"{one['lost_points']:.2f}")
-        for device in devices
-        for one in device["singles"]
-    ]
-    show(("device", "block", "replaced by", "latency saved, %", "points lost"), blocks, markdown=markdown)
+    names = sorted({one["choice"] for device in devices for one in device["singles"]})
+    blocks = []
+    for device in devices:
+        for variable in dict.fromkeys(one["variable"] for one in device["singles"]):
+            own = {one["choice"]: one for one in device["singles"] if one["variable"] == variable}
+            blocks.append(
+                (device["device"], variable.removesuffix(".block"), *(_saved(own.get(name)) for name in names))
+            )
+    print("latency saved, % / points lost")
+    show(("device", "block", *names), blocks, markdown=markdown)
     stages: list[tuple[str, ...]] = []
     for device in devices:
         for stage, counts in device["best_trades"].items():
@@ -138,6 +142,10 @@ def show_replacements(devices: Sequence[dict[str, Any]], *, markdown: bool) -> N
         for one in device["duels"]
     ]
     show(("device", "kinds", "blocks", "first is faster", "first beats", "second beats"), pairs, markdown=markdown)
+
+
+def _saved(one: Mapping[str, Any] | None) -> str:
+    return "-" if one is None else f"{100 * one['saved']:.1f} / {one['lost_points']:.1f}"
 
 
 def _shown(counts: Mapping[str, float]) -> str:
