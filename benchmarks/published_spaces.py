@@ -9,7 +9,8 @@ Storage: all parameters of the SuperNet over those of the original; its folder o
 to hold the first in storage, and in memory the weights of the SubNet that runs (BatchNorm folded).
 *train*: ResNet18 with AdaScale's space and MobileNetV2 with AdaptiveNet's learn ten characters of glyphs (64 pixels) and become
 SuperNets, `autotailor finetune` on one process: the original, then branches, then tune, which leave it as it is. Seconds of a
-phase are its steps times the median step. "From scratch": each SubNet of the front trained as long as the original, by MACs.
+phase are its steps times the median step; those of compiling, wall time. "From scratch": each SubNet of the front trained as
+long as the original, by MACs.
 *measure*: `autotailor run` from there, exact search, candidates measured in onnxruntime on one thread.
 
 OVERRIDEs go to both commands. DIR keeps everything: stages can be run at different times, and what is known is shown.
@@ -158,13 +159,14 @@ def costs(preset: str, work: Path, overrides: Sequence[str]) -> Row:
     """Train, or find what was trained: seconds of each phase, accuracies of the original and of SubNets by ranges of MACs."""
     trained = train(words(preset, overrides), work / preset)
     folder = trained.supernet.parent
-    base = max((work / preset).glob(f"stages/base/*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime).parent
+    base = _latest(work / preset, "base")
     told = read_json(base / RESULT_FILE)
     batch_size = {"base": _job(base)["train"]["batch_size"], "finetune": _job(folder)["finetune"]["batch_size"]}
     own = phases(read_lines(folder / HISTORY_FILE), batch_size["finetune"])
     return {
         "preset": preset,
         "base": phases(read_lines(base / HISTORY_FILE), batch_size["base"])["steps"] | {"wall_s": told["seconds"]},
+        "first_weights_s": read_json(_latest(work / preset, "compile") / RESULT_FILE)["seconds"],
         "branches": own["branches"],
         "tune": own["steps"],
         "wall_s": trained.result["seconds"],
@@ -179,6 +181,11 @@ def costs(preset: str, work: Path, overrides: Sequence[str]) -> Row:
 def words(preset: str, overrides: Sequence[str]) -> list[str]:
     """Of the command line, for training."""
     return [f"+preset={preset}", *COMMON, *TRAINED[preset], *overrides]
+
+
+def _latest(output: Path, stage: str) -> Path:
+    """The folder of a stage that was finished last."""
+    return max(output.glob(f"stages/{stage}/*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime).parent
 
 
 def _job(folder: Path) -> Any:

@@ -83,8 +83,8 @@ def _range(ends: Sequence[float], form: str) -> str:
 
 def show_costs(rows: Sequence[Row], fronts: Mapping[str, Row], markdown: bool) -> None:
     heads = (
-        "preset", "original: epochs", "s", "branches: epochs", "s", "tune: epochs", "s", "alternatives / original",
-        "front from scratch / both", "original, accuracy", "largest SubNet",
+        "preset", "original: epochs", "s", "compiled, first weights: s", "branches: epochs", "s", "tune: epochs", "s",
+        "alternatives / original", "front from scratch / both", "original, accuracy", "largest SubNet",
     )  # fmt: skip
     cells = []
     for row in rows:
@@ -93,7 +93,10 @@ def show_costs(rows: Sequence[Row], fronts: Mapping[str, Row], markdown: bool) -
         scratch = "–"
         if name in fronts:
             scratch = f"{from_scratch_s(row, fronts[name]['front']) / (base_s + own_s):.1f}"
-        times = (f"{row[phase][key]:.0f}" for phase in ("base", "branches", "tune") for key in ("epochs", "seconds"))
+        base, *alternatives = (
+            (f"{row[phase]['epochs']}", f"{row[phase]['seconds']:.0f}") for phase in ("base", "branches", "tune")
+        )
+        times = (*base, f"{row['first_weights_s']:.0f}", *alternatives[0], *alternatives[1])
         accuracies = (f"{row[key]:.2%}" for key in ("accuracy", "largest_accuracy"))
         cells.append((name, *times, f"{own_s / base_s:.2f}", scratch, *accuracies))
     show(heads, cells, markdown=markdown, width=200)
