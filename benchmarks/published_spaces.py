@@ -83,7 +83,7 @@ TRAINED: dict[str, tuple[str, ...]] = {
         "base.weight_decay=0",
     ),
 }
-MEASURED = ("device=onnxruntime", "search=exact", "predict.rounds=2", "export.formats=[onnx]")
+MEASURED = ("device=onnxruntime", "search=exact", "export.formats=[onnx]")
 
 
 def space_row(preset: str) -> Row:
@@ -221,7 +221,7 @@ def front_of(preset: str, work: Path, overrides: Sequence[str]) -> Row:
     """The measured front of the exact search, from the report of the whole pipeline."""
     told = work / preset / "report.json"
     command = [sys.executable, "-m", "flows.cli", "run", f"output_dir={(work / preset).resolve()}"]
-    subprocess.run([*command, *words(preset, overrides), *MEASURED, "--json", str(told)], check=True)
+    subprocess.run([*command, *words(preset, ()), *MEASURED, *overrides, "--json", str(told)], check=True)
     report = read_json(told)
     (device,) = report["devices"]
     return summary(preset, report, device)
