@@ -48,11 +48,11 @@ def config_of(preset: str) -> RunConfig:
     return config
 
 
-def compiled(preset: str) -> tailor_ir.SuperNet:
+def compiled(preset: str, classes: int = CLASSES) -> tailor_ir.SuperNet:
     """The SuperNet of a preset, or of two (`config_of`), from random weights."""
     config = config_of(preset)
     torch.manual_seed(0)
-    network = create(config.model, CLASSES, config.data.channels, config.data.resolution)
+    network = create(config.model, classes, config.data.channels, config.data.resolution)
     assert isinstance(network, torch.nn.Module)
     sample_BCHW = torch.zeros(1, config.data.channels, config.data.resolution, config.data.resolution)
     net = tailor_ir.compile(network.eval(), sample_BCHW, config.space)
