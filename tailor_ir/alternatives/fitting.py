@@ -83,7 +83,7 @@ def fit_alternatives(
     _store(elastic, branches.observe(told(images)))
     _fit_last_layers(elastic, branches, told(images), count, rng)
     _store(elastic, branches.observe(told(images)))
-    return _errors(branches, told(held_out))
+    return _errors(elastic, branches, told(held_out))
 
 
 def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:
@@ -145,23 +145,24 @@ def _fit_last_layers(
     more = {own.last.target for _, own in sums} | {
         own.last.addend for _, own in sums if own.last.addend is not None and own.last.addend in original
     }
-    elastic.eval()
-    for x in batches:
-        features = branches.features(x, more)
-        for branch, own in sums:
-            own.add(branches.values(branch, features), features)
+    with elastic.evaluated():
+        for x in batches:
+            features = branches.features(x, more)
+            for branch, own in sums:
+                own.add(branches.values(branch, features), features)
     for _, own in sums:
         _store(elastic, own.fitted(elastic.tensors()))
 
 
 @torch.no_grad()
-def _errors(branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstWeights, ...]:
+def _errors(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstWeights, ...]:
     """What each branch's result differs by, relative to the variance of the blocks' result."""
     own = {branch.producer: _Spread() for branch in branches.branches}
-    for x in batches:
-        features = branches.features(x)
-        for branch in branches.branches:
-            own[branch.producer].add(branches.run(branch, features), features[branch.exit])
+    with elastic.evaluated():
+        for x in batches:
+            features = branches.features(x)
+            for branch in branches.branches:
+                own[branch.producer].add(branches.run(branch, features), features[branch.exit])
     return tuple(
         FirstWeights(variable=branch.variable, choice=branch.choice, error=own[branch.producer].error)
         for branch in branches.branches

@@ -76,18 +76,16 @@ class Branches:
     @torch.no_grad()
     def watch(self, x_BCHW: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
         """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
-        was_training = self._elastic.training
-        self._elastic.eval()
         (source,) = self._elastic.structure.graph.inputs
         values = {source: x_BCHW}
         see(source, x_BCHW)
-        for instruction, released in zip(self._original, self._released, strict=True):
-            self._run((instruction,), values)
-            for name in instruction.outputs:
-                see(name, values[name])
-            for name in released:
-                del values[name]
-        self._elastic.train(was_training)
+        with self._elastic.evaluated():
+            for instruction, released in zip(self._original, self._released, strict=True):
+                self._run((instruction,), values)
+                for name in instruction.outputs:
+                    see(name, values[name])
+                for name in released:
+                    del values[name]
 
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
         """The result of a branch on the features of its entry; gradients go to its own parameters."""

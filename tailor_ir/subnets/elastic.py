@@ -1,7 +1,8 @@
 """The elastic network: all SubNets in one module, weights shared, one active at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -112,6 +113,16 @@ class Elastic(nn.Module):
         """Set the mode, as of any module; fixed values are forgotten."""
         self._fixed = None
         return super().train(mode)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Eval mode inside the block, and after it the mode before."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A parameter, statistic or constant by its name in the network."""
@@ -267,15 +278,13 @@ class Elastic(nn.Module):
 
         What `runs` itself computes between the runs is not observed.
         """
-        was_training = self.training
-        self.eval()
         moments: dict[ElasticBatchNorm, Moments] = {}
-        try:
-            for run_once in runs:
-                self._observed.moments = moments
-                run_once()
+        with self.evaluated():
+            try:
+                for run_once in runs:
+                    self._observed.moments = moments
+                    run_once()
+                    self._observed.moments = None
+            finally:
                 self._observed.moments = None
-            return statistics_of(moments.items())
-        finally:
-            self._observed.moments = None
-            self.train(was_training)
+        return statistics_of(moments.items())

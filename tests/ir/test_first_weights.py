@@ -244,6 +244,7 @@ def fitted(network: str, kinds: tuple[str, ...]) -> tuple[tailor_ir.SuperNet, di
     net = tailor_ir.compile(model, sample, {"alternatives": list(kinds)})
     seen, held_out = images(size, 64, 0), images(size, 32, 1)
     net.set_statistics(net.recalibrate(net.max_config, seen))
+    net.elastic.eval()
     branches = Branches(net.elastic)
     with torch.no_grad():
         for name, tensor in branches.observe(seen).items():
@@ -320,3 +321,18 @@ def test_last_layers_are_found_behind_sums_activations_and_norms() -> None:
         assert last.norm is not None or branch.choice.startswith(("low_rank", "separable"))
         assert last.addend is not None
         assert graph.shapes[last.target] == graph.shapes[branch.exit]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_network_stays(training: bool) -> None:
+    """And with it what alternatives lose: they are judged in eval mode."""
+    torch.manual_seed(0)
+    model = perturb(timm.create_model("test_resnet", num_classes=10))
+    net = tailor_ir.compile(model, torch.randn(1, 3, 64, 64), {"alternatives": ["pruned_0.5"]})
+    net.elastic.train(training)
+    told = net.fit_alternatives(images(64, 32, 0), images(64, 16, 1), np.random.default_rng(0))
+    assert net.elastic.training is training
+    assert all(part.training is training for part in net.elastic.modules())
+    net.elastic.eval()
+    found = errors_of(Branches(net.elastic), images(64, 16, 1))
+    assert {f"{each.variable}={each.choice}": each.error for each in told} == pytest.approx(found, rel=1e-3)

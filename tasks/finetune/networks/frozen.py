@@ -27,9 +27,7 @@ class FrozenOriginal:
     def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The network's answers (B, K), BatchNorm by its statistics."""
         elastic = self._net.elastic
-        was_training = elastic.training
-        elastic.eval()
-        elastic.activate(self._net.max_config)
-        logits_BK: torch.Tensor = elastic(x_BCHW)
-        elastic.train(was_training)
+        with elastic.evaluated():
+            elastic.activate(self._net.max_config)
+            logits_BK: torch.Tensor = elastic(x_BCHW)
         return logits_BK
