@@ -30,6 +30,7 @@ from tailor_ir.subnets.plans import (
     remembered,
     run,
 )
+from tailor_ir.subnets.versions import version_of
 
 PLANS_KEPT = 128
 OUTLINES_KEPT = 128
@@ -137,14 +138,8 @@ class Elastic(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """A mark of the weights that differs after every change; None where changes cannot be seen.
-
-        Steps of torch's fused optimisers leave it as it is: they do not count up the versions of parameters.
-        """
-        weights = [self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)]
-        if any(weight.is_inference() for weight in weights):
-            return None
-        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+        """A mark of the weights that differs after every change; None where changes cannot be seen."""
+        return version_of([self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)])
 
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
         """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
@@ -246,8 +241,7 @@ class Elastic(nn.Module):
         if torch.is_grad_enabled() or not sources or not can_keep(sources):
             return self._compute_fixed(sources)
         if self._fixed is None or not self._fixed.holds(sources):
-            versions = [source._version for source in sources]
-            self._fixed = FixedValues(sources, versions, self._compute_fixed(sources))
+            self._fixed = FixedValues(sources, version_of(sources), self._compute_fixed(sources))
         return dict(self._fixed.values)
 
     def _compute_fixed(self, sources: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
