@@ -1,35 +1,18 @@
 """Kinds that replace the layers of a block one by one, each by several cheaper ones: shared by their records."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.least_squares.moments import PatchMoments
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplacedLayer:
-    """A layer that is replaced: its node, weight (O, I, *K), and the name of its bias in the sketch.
-
-    metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
-    nonnegative: no number in a patch is below zero.
-    """
-
-    node: Node
-    weight: torch.Tensor
-    bias: str | None = None
-    metric: torch.Tensor | None = None
-    nonnegative: bool = False
-
-
-Replace = Callable[[Sketch, ReplacedLayer, str], str]
-"""Writes the layers in the place of one: sketch, layer, what it reads; gives the result."""
+Replace = Callable[[Sketch, ReplacedLayer, str, str | None], str]
+"""Writes the layers in the place of one: sketch, layer, what it reads, its bias in the sketch; gives the result."""
 Fits = Callable[[Site, Node, torch.Tensor], bool]
 """Whether a layer with this weight can be replaced."""
 Order = Callable[[ReplacedLayer], np.ndarray]
@@ -66,32 +49,34 @@ def _rewrite(replace: Replace, kept: Kept) -> Rewrite:
         bias = None
         if len(node.inputs) > 2 and node.inputs[2]:
             bias = sketch.parameter(node.inputs[2], ordered(sketch.site, node.inputs[2], kept))
-        return replace(sketch, layer_of(sketch, node, kept, bias), x)
+        return replace(sketch, layer_of(sketch, node, kept), x, bias)
 
     return write
 
 
-def layer_of(sketch: Sketch, node: Node, kept: Kept, bias: str | None = None) -> ReplacedLayer:
-    """A layer with the channels of some groups in another order, and what is known of its data."""
-    site = sketch.site
-    weight = ordered(site, node.inputs[1], kept)
-    moments = moments_of(sketch, node, kept)
+def layer_of(sketch: Sketch, node: Node, kept: Kept | None = None) -> ReplacedLayer:
+    """A layer with what is known of its data. kept: some channels of some groups, in another order."""
+    if node.name not in sketch.layers:
+        sketch.layers[node.name] = _layer(sketch, node)
+    layer = sketch.layers[node.name]
+    outputs, inputs = (
+        surviving(axis, kept) if kept and axis.groups & kept.keys() else None
+        for axis in sketch.network.axes(node.inputs[1])[:2]
+    )
+    return layer if outputs is None and inputs is None else layer.reordered(outputs, inputs)
+
+
+def _layer(sketch: Sketch, node: Node) -> ReplacedLayer:
+    weight, moments = sketch.network.tensors[node.inputs[1]], sketch.moments.get(node.name)
     if moments is None:
-        return ReplacedLayer(node=node, weight=weight, bias=bias)
-    metric = moments.metric(centred=is_normalised(site, node))
-    return ReplacedLayer(node=node, weight=weight, bias=bias, metric=metric, nonnegative=moments.nonnegative)
+        return ReplacedLayer(node=node, weight=weight)
+    metric = moments.metric(centred=_is_normalised(sketch.site, node))
+    return ReplacedLayer(node=node, weight=weight, metric=metric, nonnegative=moments.nonnegative)
 
 
-def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:
-    """The moments of what a layer reads, with the channels of some groups in another order."""
-    found = sketch.moments.get(node.name)
-    axis = sketch.network.axes(node.inputs[1])[1]
-    return found.of(surviving(axis, kept)) if found is not None and axis.groups & kept.keys() else found
-
-
-def is_normalised(site: Site, node: Node) -> bool:
+def _is_normalised(site: Site, node: Node) -> bool:
     """Whether only BatchNorms read a layer's result, so that its mean makes no difference."""
-    readers = [other for other in site.network.graph.nodes if node.outputs[0] in other.inputs]
+    readers = site.network.consumers.get(node.outputs[0], ())
     return bool(readers) and all(other.op == "BatchNormalization" for other in readers)
 
 
@@ -117,7 +102,7 @@ def in_order(sketch: Sketch, fits: Fits, order: Order) -> Kept:
     for node in layers_of(site, fits):
         group = site.own_group(site.network.axes(node.outputs[0])[1])
         if group is not None and group not in found:
-            found[group] = order(layer_of(sketch, node, {}))
+            found[group] = order(layer_of(sketch, node))
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tailor_ir.alternatives.least_squares.moments import MOST_NUMBERS, PATCHES_FOR_EACH, chosen, results, windows
 from tailor_ir.alternatives.least_squares.regression import regression
-from tailor_ir.graph import Graph, Node
+from tailor_ir.graph import Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.subnets.branches import Branch, Features
 
@@ -38,9 +38,13 @@ class LastLayer:
     target: str
 
 
-def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
-    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it."""
-    producers = graph.producers()
+def find_last_layer(
+    branch: Branch, producers: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]
+) -> LastLayer | None:
+    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it.
+
+    producers, shapes: as of the graph.
+    """
     own = set(branch.parameters)
     value, target = branch.producer, branch.exit
     while (node := producers[value]).op in ACTIVATIONS:
@@ -57,7 +61,7 @@ def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
         return None if found is None else LastLayer(layer=found[0], norm=found[1], addend=None, target=target)
     for value, addend in (node.inputs, node.inputs[::-1]):
         found = _dense(value, producers, own)
-        if found is not None and graph.shapes[value] == graph.shapes[addend]:
+        if found is not None and shapes[value] == shapes[addend]:
             return LastLayer(layer=found[0], norm=found[1], addend=addend, target=target)
     return None
 
@@ -153,7 +157,7 @@ class LastLayerSums:
             return {}
         whole = sum(self.folds[1:], self.folds[0])
         second, cross = whole.moments(centred=centred)
-        after = before + _change(before, second, cross, ridge)
+        after = before + _change(cross - before @ second, second, ridge)
         x, y = whole.x / whole.count, whole.y / whole.count
         mean = after @ x
         found = {node.inputs[1]: after.reshape(weight.shape)}
@@ -170,18 +174,22 @@ class LastLayerSums:
         if len(self.folds) < FOLDS:
             return None
         moments = [fold.moments(centred=centred) for fold in self.folds]
+        missing = [cross - before @ second for second, cross in moments]
         losses: dict[float | None, float] = {None: sum(_lost(before, *each) for each in moments)}
         for ridge in RIDGES:
-            changed = [before + _change(before, *each, ridge) for each in moments]
+            changed = [before + _change(own, second, ridge) for own, (second, _) in zip(missing, moments, strict=True)]
             losses[ridge] = sum(_lost(w, *each) for w, each in zip(changed, reversed(moments), strict=True))
         return min(losses, key=lambda ridge: losses[ridge])
 
 
-def _change(before: torch.Tensor, second: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
-    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal."""
+def _change(missing: torch.Tensor, second: torch.Tensor, ridge: float) -> torch.Tensor:
+    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal.
+
+    missing: E[y xᵀ] (O, n) of what the weight does not give yet.
+    """
     heavy = second.clone()
     heavy.diagonal().add_(ridge * second.diagonal().mean())
-    return regression(cross - before @ second, heavy)
+    return regression(missing, heavy)
 
 
 def _lost(weight: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> float:
