@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from tailor_ir.alternatives.fire import FIRE
 from tailor_ir.alternatives.ghost import GHOST
 from tailor_ir.alternatives.grouped import GROUPED
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.low_rank import LOW_RANK
 from tailor_ir.alternatives.merged import MERGED
 from tailor_ir.alternatives.pruned import PRUNED
@@ -71,8 +72,9 @@ def add_alternatives(
     written: list[_Written] = []
     refused: list[Refused] = []
     for name, row, choices in _wished(plain, selectors):
+        layers: dict[str, ReplacedLayer] = {}
         for choice, kind in choices:
-            found = _write(network, name, row, choice, kind)
+            found = _write(network, name, row, choice, kind, layers)
             if isinstance(found, Refused):
                 refused.append(found)
             else:
@@ -116,9 +118,14 @@ def _choices(name: str, asked: Sequence[str]) -> list[tuple[str, AlternativeKind
 
 
 def _write(
-    network: GivenNetwork, name: str, row: Sequence[Block], choice: str, kind: AlternativeKind
+    network: GivenNetwork,
+    name: str,
+    row: Sequence[Block],
+    choice: str,
+    kind: AlternativeKind,
+    layers: dict[str, ReplacedLayer],
 ) -> _Written | Refused:
-    """The alternative at the last block of a row."""
+    """The alternative at the last block of a row. layers: as of `Sketch`."""
     count = kind.blocks(kind.choices[choice])
     if count > len(row):
         return Refused(name, choice, f"it stands for {count} blocks in a row, and there are {len(row)} up to this one")
@@ -127,7 +134,7 @@ def _write(
         return Refused(name, choice, "a block inside of it gives what it gives")
     if _is_read_between(site):
         return Refused(name, choice, "something else reads what is between the blocks")
-    sketch = Sketch(site, prefix_of(site, choice))
+    sketch = Sketch(site, prefix_of(site, choice), layers=layers)
     try:
         producer = kind.write(sketch, kind.choices[choice])
     except NotHere as error:
@@ -169,7 +176,8 @@ def _harmless(
 ) -> tuple[list[_Written], list[Refused]]:
     """The alternatives whose exits have the axes of the network's own, and that change nothing that is elastic without them."""
     refused: list[Refused] = []
-    if not _same(plain, read(*_joined(network, written))):
+    structure = read(*_joined(network, written))
+    if not _same(plain, structure):
         reason = "something would be elastic no more"
         for choice in dict.fromkeys(each.choice for each in written):
             own = [each for each in written if each.choice == choice]
@@ -177,7 +185,8 @@ def _harmless(
                 guilty = [one for one in own if not _same(plain, read(*_joined(network, [one])))]
                 refused += [Refused(one.variable, one.choice, reason) for one in guilty]
                 written = [one for one in written if one not in guilty]
-    axes = read(*_joined(network, written)).axis_map.axes if written else {}
+        structure = read(*_joined(network, written))
+    axes = structure.axis_map.axes
     other = [one for one in written if axes[one.producer] != axes[one.sketch.site.exit]]
     refused += [Refused(one.variable, one.choice, "its sizes do not follow those of the block") for one in other]
     return [one for one in written if one not in other], refused

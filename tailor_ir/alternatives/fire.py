@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from tailor_ir.alternatives.layers import ReplacedLayer, falling, in_order, rounded, write_layers
+from tailor_ir.alternatives.layers import falling, in_order, rounded, write_layers
 from tailor_ir.alternatives.least_squares.regression import (
     basis,
     mapped,
@@ -16,7 +16,7 @@ from tailor_ir.alternatives.least_squares.regression import (
     regression,
     through,
 )
-from tailor_ir.alternatives.low_rank import seen_channels
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -26,17 +26,17 @@ LEAST_CHANNELS = 16
 
 
 def _write(sketch: Sketch, share: float) -> str:
-    def replace(sketch: Sketch, layer: ReplacedLayer, x: str) -> str:
+    def replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> str:
         weight, name = layer.weight, layer.node.name
-        squeeze, point, kernel = fired(weight, rounded(share * weight.shape[0], weight.shape[1]), layer)
+        squeeze, point, kernel = fired(layer, rounded(share * weight.shape[0], weight.shape[1]))
         shape = sketch.shape(x)
         small = sketch.convolution(f"{name}/squeeze", x, squeeze)
         small = sketch.node(f"{name}/relu", "Relu", (small,), (shape[0], squeeze.shape[0], *shape[2:]))
         one = sketch.convolution(f"{name}/expand1", small, point, layer.node)
         several = sketch.convolution(f"{name}/expandk", small, kernel, layer.node)
-        return sketch.biased(name, sketch.concatenated(f"{name}/expand", (one, several)), layer.bias)
+        return sketch.biased(name, sketch.concatenated(f"{name}/expand", (one, several)), bias)
 
-    order = in_order(sketch, _fits, lambda layer: falling(at_centre(layer.weight, layer.metric)))
+    order = in_order(sketch, _fits, lambda layer: falling(at_centre(layer)))
     reason = "no convolution with a kernel of several positions writes channels of the block alone"
     return write_layers(sketch, _fits, replace, reason, order)
 
@@ -56,18 +56,18 @@ def _centre(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def at_centre(weight: torch.Tensor, metric: torch.Tensor | None = None) -> torch.Tensor:
+def at_centre(layer: ReplacedLayer) -> torch.Tensor:
     """(O,) how far the middle of the kernels of (O, I, *K) explains each output channel: share of its energy.
 
     With the metric of its patches: the share of its results that a 1×1 convolution can give.
     """
+    weight, metric = layer.weight, layer.metric
     if metric is None:
         energy = weight.double().square()
         return _centre(energy).flatten(1).sum(1) / energy.flatten(1).sum(1).clamp_min(1e-30)
-    w = weight.double().flatten(1)
-    cross, middle = w @ metric, _middle(weight, weight.shape[1])
+    cross, middle = layer.cross, _middle(weight, weight.shape[1])
     fitted = regression(cross[:, middle], metric[middle][:, middle])
-    return (fitted * cross[:, middle]).sum(1) / (w * cross).sum(1).clamp_min(1e-30)
+    return (fitted * cross[:, middle]).sum(1) / (layer.matrix * cross).sum(1).clamp_min(1e-30)
 
 
 def _middle(weight: torch.Tensor, channels: int) -> torch.Tensor:
@@ -76,20 +76,21 @@ def _middle(weight: torch.Tensor, channels: int) -> torch.Tensor:
     return torch.arange(channels) * positions + positions // 2
 
 
-def fired(weight: torch.Tensor, channels: int, layer: ReplacedLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def fired(layer: ReplacedLayer, channels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Squeeze (S, I, 1 …), and its expansions (O / 2, S, 1 …) and (O - O / 2, S, *K), for (O, I, *K).
 
     With data the squeezed channels pass the Relu as they are: channels of the layer's own input, where that is never negative,
     or mixtures of them, each with its opposite. Expansions are least squares then.
     """
+    weight = layer.weight
     half = len(weight) // 2
     if layer.metric is None:
         squeeze, expand = squeezed(weight, channels)
         return squeeze, _centre(expand[:half]), expand[half:]
-    maps = _taken(weight, channels, layer.metric) if layer.nonnegative else _mixtures(weight, channels, layer.metric)
+    maps = _taken(weight, channels, layer.metric) if layer.nonnegative else _mixtures(layer, channels)
     linear = maps if layer.nonnegative else maps[: channels // 2]
     read = through(layer.metric, linear)
-    cross = mapped(weight.double().flatten(1) @ layer.metric, linear)
+    cross = mapped(layer.cross, linear)
     middle = _middle(weight, len(linear))
     point = regression(cross[:half][:, middle], read[middle][:, middle])[..., None]
     kernel = regression(cross[half:], read).reshape(len(weight) - half, len(linear), -1)
@@ -114,10 +115,10 @@ def _taken(weight: torch.Tensor, channels: int, metric: torch.Tensor) -> torch.T
     return torch.eye(weight.shape[1], dtype=torch.float64)[pivots(parts, channels)]
 
 
-def _mixtures(weight: torch.Tensor, channels: int, metric: torch.Tensor) -> torch.Tensor:
+def _mixtures(layer: ReplacedLayer, channels: int) -> torch.Tensor:
     """(S, I): the mixtures that the results depend on most, then their opposites; nothing where S is odd."""
-    mixed = seen_channels(weight, channels // 2, metric)
-    return torch.cat([mixed, -mixed, torch.zeros(channels % 2, weight.shape[1], dtype=torch.float64)])
+    mixed = layer.seen_channels(channels // 2)
+    return torch.cat([mixed, -mixed, torch.zeros(channels % 2, mixed.shape[1], dtype=torch.float64)])
 
 
 def squeezed(weight: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ layer makes up for what is lost before it, and statistics are taken once more. W
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tailor_ir.alternatives.adding import ALTERNATIVES, named_rows, prefix_of
 from tailor_ir.alternatives.layers import dense_layers
 from tailor_ir.alternatives.least_squares.last_layer import LastLayerSums, find_last_layer
 from tailor_ir.alternatives.least_squares.moments import PatchMoments, PatchSums, layers_to_read
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -75,15 +77,17 @@ def fit_alternatives(
 
     count = sum(map(len, images))
     moments = _moments(elastic, branches, places, told(images), count, rng)
-    for place in places:
-        sketch = Sketch(place.site, prefix_of(place.site, place.branch.choice), moments)
-        place.kind.write(sketch, place.number)
-        _store(elastic, {**sketch.parameters, **sketch.statistics})
-    del moments
+    for _, own in groupby(places, key=lambda place: place.branch.variable):
+        layers: dict[str, ReplacedLayer] = {}
+        for place in own:
+            sketch = Sketch(place.site, prefix_of(place.site, place.branch.choice), moments, layers)
+            place.kind.write(sketch, place.number)
+            _store(elastic, {**sketch.parameters, **sketch.statistics})
+    del moments, layers
     _store(elastic, branches.observe(told(images)))
     _fit_last_layers(elastic, branches, told(images), count, rng)
     _store(elastic, branches.observe(told(images)))
-    return _errors(branches, told(held_out))
+    return _errors(elastic, branches, told(held_out))
 
 
 def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:
@@ -135,34 +139,35 @@ def _fit_last_layers(
     elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor], count: int, rng: np.random.Generator
 ) -> None:
     graph = elastic.structure.graph
-    found = [(branch, find_last_layer(graph, branch)) for branch in branches.branches]
+    producers = graph.producers()
+    found = [(branch, find_last_layer(branch, producers, graph.shapes)) for branch in branches.branches]
     sums = [
         (branch, own)
         for branch, last in found
-        if last is not None
-        and (own := LastLayerSums(last, graph.shapes[(last.inner or last.layer).inputs[1]], count, rng)).fits
+        if last is not None and (own := LastLayerSums(last, graph.shapes[last.reader.inputs[1]], count, rng)).fits
     ]
     original = {name for node in graph.original().nodes for name in node.outputs}
     more = {own.last.target for _, own in sums} | {
         own.last.addend for _, own in sums if own.last.addend is not None and own.last.addend in original
     }
-    elastic.eval()
-    for x in batches:
-        features = branches.features(x, more)
-        for branch, own in sums:
-            own.add(branches.values(branch, features), features)
+    with elastic.evaluated():
+        for x in batches:
+            features = branches.features(x, more)
+            for branch, own in sums:
+                own.add(branches.values(branch, features), features)
     for _, own in sums:
         _store(elastic, own.fitted(elastic.tensors()))
 
 
 @torch.no_grad()
-def _errors(branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstWeights, ...]:
+def _errors(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> tuple[FirstWeights, ...]:
     """What each branch's result differs by, relative to the variance of the blocks' result."""
     own = {branch.producer: _Spread() for branch in branches.branches}
-    for x in batches:
-        features = branches.features(x)
-        for branch in branches.branches:
-            own[branch.producer].add(branches.run(branch, features), features[branch.exit])
+    with elastic.evaluated():
+        for x in batches:
+            features = branches.features(x)
+            for branch in branches.branches:
+                own[branch.producer].add(branches.run(branch, features), features[branch.exit])
     return tuple(
         FirstWeights(variable=branch.variable, choice=branch.choice, error=own[branch.producer].error)
         for branch in branches.branches

@@ -4,8 +4,9 @@ from math import prod
 
 import torch
 
-from tailor_ir.alternatives.layers import ReplacedLayer, write_layers
+from tailor_ir.alternatives.layers import write_layers
 from tailor_ir.alternatives.least_squares.regression import regression
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -21,10 +22,10 @@ def _write(sketch: Sketch, number: float) -> str:
         channels = (site.network.axes(node.inputs[0])[1], site.network.axes(node.outputs[0])[1])
         return min(weight.shape[:2]) >= 4 * groups and all(map(site.is_inside, channels))
 
-    def replace(sketch: Sketch, layer: ReplacedLayer, x: str) -> str:
-        weight = diagonal(layer.weight, groups, layer.metric)
+    def replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> str:
+        weight = diagonal(layer, groups)
         name = f"{layer.node.name}/grouped"
-        return sketch.convolution(name, x, weight, layer.node, bias=layer.bias, groups=groups)
+        return sketch.convolution(name, x, weight, layer.node, bias=bias, groups=groups)
 
     return write_layers(
         sketch,
@@ -34,14 +35,15 @@ def _write(sketch: Sketch, number: float) -> str:
     )
 
 
-def diagonal(weight: torch.Tensor, groups: int, metric: torch.Tensor | None = None) -> torch.Tensor:
+def diagonal(layer: ReplacedLayer, groups: int) -> torch.Tensor:
     """(O, I / groups, *K): of (O, I, *K) what outputs of a group read from inputs of the same group.
 
     With the metric of its patches: the weight whose results are nearest.
     """
+    weight, metric = layer.weight, layer.metric
     if metric is not None:
         inputs = torch.arange(len(metric)).chunk(groups)
-        cross = (weight.double().flatten(1) @ metric).chunk(groups)
+        cross = layer.cross.chunk(groups)
         fitted = [regression(own[:, seen], metric[seen][:, seen]) for own, seen in zip(cross, inputs, strict=True)]
         return torch.cat(fitted).reshape(weight.shape[0], -1, *weight.shape[2:]).to(weight.dtype)
     parts = weight.reshape(groups, -1, groups, weight.shape[1] // groups, *weight.shape[2:])

@@ -1,12 +1,11 @@
 """Kinds that replace the layers of a block one by one, each by several cheaper ones: shared by their records."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.least_squares.moments import PatchMoments
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
@@ -14,26 +13,8 @@ from tailor_ir.graph import Node
 
 EPSILON = 1e-5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplacedLayer:
-    """A layer that is replaced: its node, weight (O, I, *K), and the name of its bias in the sketch.
-
-    metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
-    gain: (O,) what the results are multiplied by next, by a BatchNorm; None: by nothing, or no data are given.
-    nonnegative: no number in a patch is below zero.
-    """
-
-    node: Node
-    weight: torch.Tensor
-    bias: str | None = None
-    metric: torch.Tensor | None = None
-    gain: torch.Tensor | None = None
-    nonnegative: bool = False
-
-
-Replace = Callable[[Sketch, ReplacedLayer, str], str]
-"""Writes the layers in the place of one: sketch, layer, what it reads; gives the result."""
+Replace = Callable[[Sketch, ReplacedLayer, str, str | None], str]
+"""Writes the layers in the place of one: sketch, layer, what it reads, its bias in the sketch; gives the result."""
 Fits = Callable[[Site, Node, torch.Tensor], bool]
 """Whether a layer with this weight can be replaced."""
 Order = Callable[[ReplacedLayer], np.ndarray]
@@ -70,43 +51,45 @@ def _rewrite(replace: Replace, kept: Kept) -> Rewrite:
         bias = None
         if len(node.inputs) > 2 and node.inputs[2]:
             bias = sketch.parameter(node.inputs[2], ordered(sketch.site, node.inputs[2], kept))
-        return replace(sketch, layer_of(sketch, node, kept, bias), x)
+        return replace(sketch, layer_of(sketch, node, kept), x, bias)
 
     return write
 
 
-def layer_of(sketch: Sketch, node: Node, kept: Kept, bias: str | None = None) -> ReplacedLayer:
-    """A layer with the channels of some groups in another order, and what is known of its data."""
-    site = sketch.site
-    weight = ordered(site, node.inputs[1], kept)
-    moments = moments_of(sketch, node, kept)
+def layer_of(sketch: Sketch, node: Node, kept: Kept | None = None) -> ReplacedLayer:
+    """A layer with what is known of its data. kept: some channels of some groups, in another order."""
+    if node.name not in sketch.layers:
+        sketch.layers[node.name] = _layer(sketch, node)
+    layer = sketch.layers[node.name]
+    outputs, inputs = (
+        surviving(axis, kept) if kept and axis.groups & kept.keys() else None
+        for axis in sketch.network.axes(node.inputs[1])[:2]
+    )
+    return layer if outputs is None and inputs is None else layer.reordered(outputs, inputs)
+
+
+def _layer(sketch: Sketch, node: Node) -> ReplacedLayer:
+    weight, moments = sketch.network.tensors[node.inputs[1]], sketch.moments.get(node.name)
     if moments is None:
-        return ReplacedLayer(node=node, weight=weight, bias=bias)
-    metric, gain = moments.metric(centred=is_normalised(site, node)), gain_of(site, node, kept)
-    return ReplacedLayer(node=node, weight=weight, bias=bias, metric=metric, gain=gain, nonnegative=moments.nonnegative)
+        return ReplacedLayer(node=node, weight=weight)
+    norms = _norms_behind(sketch.site, node)
+    metric, gain = moments.metric(centred=bool(norms)), _gain(sketch, norms)
+    return ReplacedLayer(node=node, weight=weight, metric=metric, gain=gain, nonnegative=moments.nonnegative)
 
 
-def moments_of(sketch: Sketch, node: Node, kept: Kept) -> PatchMoments | None:
-    """The moments of what a layer reads, with the channels of some groups in another order."""
-    found = sketch.moments.get(node.name)
-    axis = sketch.network.axes(node.inputs[1])[1]
-    return found.of(surviving(axis, kept)) if found is not None and axis.groups & kept.keys() else found
+def _norms_behind(site: Site, node: Node) -> Sequence[Node]:
+    """The BatchNorms that alone read a layer's result, so that its mean makes no difference; none where others read it, too."""
+    readers = site.network.consumers.get(node.outputs[0], ())
+    return readers if all(other.op == "BatchNormalization" for other in readers) else ()
 
 
-def gain_of(site: Site, node: Node, kept: Kept) -> torch.Tensor | None:
-    """(O,) what the BatchNorm behind a layer multiplies its results by; None where something else reads them."""
-    readers = [other for other in site.network.graph.nodes if node.outputs[0] in other.inputs]
-    if len(readers) != 1 or readers[0].op != "BatchNormalization":
+def _gain(sketch: Sketch, norms: Sequence[Node]) -> torch.Tensor | None:
+    """(O,) what the only BatchNorm behind a layer multiplies its results by."""
+    if len(norms) != 1:
         return None
-    (norm,) = readers
-    scale, variance = (ordered(site, norm.inputs[at], kept).double() for at in (1, 4))
+    (norm,) = norms
+    scale, variance = (sketch.network.tensors[norm.inputs[at]].double() for at in (1, 4))
     return scale.abs() / (variance + norm.float("epsilon", EPSILON)).sqrt()
-
-
-def is_normalised(site: Site, node: Node) -> bool:
-    """Whether only BatchNorms read a layer's result, so that its mean makes no difference."""
-    readers = [other for other in site.network.graph.nodes if node.outputs[0] in other.inputs]
-    return bool(readers) and all(other.op == "BatchNormalization" for other in readers)
 
 
 def ordered(site: Site, name: str, kept: Kept) -> torch.Tensor:
@@ -131,7 +114,7 @@ def in_order(sketch: Sketch, fits: Fits, order: Order) -> Kept:
     for node in layers_of(site, fits):
         group = site.own_group(site.network.axes(node.outputs[0])[1])
         if group is not None and group not in found:
-            found[group] = order(layer_of(sketch, node, {}))
+            found[group] = order(layer_of(sketch, node))
     return found
 
 

@@ -7,16 +7,9 @@ from math import prod, sqrt
 
 import torch
 
-from tailor_ir.alternatives.layers import ReplacedLayer, rounded, write_layers
-from tailor_ir.alternatives.least_squares.regression import (
-    TINY,
-    basis,
-    factor,
-    mapped,
-    over_channels,
-    regression,
-    through,
-)
+from tailor_ir.alternatives.layers import rounded, write_layers
+from tailor_ir.alternatives.least_squares.regression import basis, factor, mapped, regression, through
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -24,25 +17,23 @@ from tailor_ir.graph import Node
 
 LEAST_CHANNELS = 16
 ITERATIONS = 1
-LEAST_GAIN = 0.01
-"""Of the mean gain: a result that hardly counts still has a row."""
 
 
 def _write(sketch: Sketch, share: float) -> str:
     def fits(site: Site, node: Node, weight: torch.Tensor) -> bool:
         return min(weight.shape[:2]) >= LEAST_CHANNELS and _saves(site, node, weight, share)
 
-    def replace(sketch: Sketch, layer: ReplacedLayer, x: str) -> str:
-        node, weight, bias = layer.node, layer.weight, layer.bias
+    def replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> str:
+        node, weight = layer.node, layer.weight
         if node.op == "Linear":
-            down, up = svd(weight, _rank(weight, share), layer.metric, layer.gain)
+            down, up = svd(layer, _rank(weight, share))
             return sketch.linear(f"{node.name}/up", sketch.linear(f"{node.name}/down", x, down), up, bias)
         if prod(weight.shape[2:]) == 1:
-            down, up = svd(weight.flatten(1), _rank(weight.flatten(1), share), layer.metric, layer.gain)
+            down, up = svd(layer, _rank(weight.flatten(1), share))
             shape = (1,) * (weight.ndim - 2)
             first = sketch.convolution(f"{node.name}/down", x, down.reshape(*down.shape, *shape), node)
             return sketch.convolution(f"{node.name}/up", first, up.reshape(*up.shape, *shape), bias=bias)
-        down, core, up = tucker(weight, *_ranks(sketch.site, node, weight, share), layer.metric, layer.gain)
+        down, core, up = tucker(layer, *_ranks(sketch.site, node, weight, share))
         shape = (1,) * (weight.ndim - 2)
         first = sketch.convolution(f"{node.name}/down", x, down.reshape(*down.shape, *shape))
         second = sketch.convolution(f"{node.name}/core", first, core, node)
@@ -78,50 +69,30 @@ def _saves(site: Site, node: Node, weight: torch.Tensor, share: float) -> bool:
     return macs <= 1.25 * share * out * into * kernel * after
 
 
-def svd(
-    weight: torch.Tensor, rank: int, metric: torch.Tensor | None = None, gain: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def svd(layer: ReplacedLayer, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(rank, I) and (O, rank), whose product is the best approximation of (O, I) in the Frobenius norm.
 
-    With a metric Σ (I, I) of what is read and gains g (O,) of the results, the best in ‖diag(g) (W − W̃) Σ^½‖: of what is
-    made of the results.
+    With a metric Σ (I, I) of what is read and gains g (O,) of the results, the best in ‖diag(g) (W − W̃) Σ^½‖: of what
+    is made of the results.
     """
-    gains = gains_of(weight, gain)
-    w = weight.double() * gains
-    up = basis(w if metric is None else w @ factor(metric), rank)
-    down = up.T @ w
-    up = up / gains
+    up = layer.outputs(rank)
+    down = up.T @ (layer.gains * layer.matrix)
+    up = up / layer.gains
     root = down.norm(dim=1).clamp_min(1e-30).sqrt()  # both maps have a part in the singular values
-    return (down / root[:, None]).to(weight.dtype), (up * root).to(weight.dtype)
+    return (down / root[:, None]).to(layer.weight.dtype), (up * root).to(layer.weight.dtype)
 
 
-def gains_of(weight: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
-    """(O, 1) gains of the results of (O, …), none of them zero; without gains: ones."""
-    if gain is None:
-        return weight.new_ones(len(weight), 1, dtype=torch.float64)
-    return gain.double().clamp_min(LEAST_GAIN * float(gain.mean()) + TINY)[:, None]
-
-
-def tucker(
-    weight: torch.Tensor,
-    rank_in: int,
-    rank_out: int,
-    metric: torch.Tensor | None = None,
-    gain: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tucker(layer: ReplacedLayer, rank_in: int, rank_out: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tucker-2 of (O, I, *K): (rank_in, I), core (rank_out, rank_in, *K) and (O, rank_out), by alternating projections.
 
     With a metric of its patches (I · K, I · K): the channels that the results depend on most, and least squares behind them.
     """
-    if metric is not None:
-        gains = gains_of(weight, gain)
-        weighted = weight.double() * gains.reshape(-1, *(1,) * (weight.ndim - 1))
-        down, core, up = _tucker_of_data(weighted, rank_in, rank_out, metric)
-        up = up / gains
+    weight = layer.weight
+    if layer.metric is not None:
+        down, core, up = _tucker_of_data(layer, layer.metric, rank_in, rank_out)
         return down.to(weight.dtype), core.to(weight.dtype), up.to(weight.dtype)
     w = weight.double().flatten(2)
-    into = basis(w.permute(1, 0, 2).flatten(1), rank_in)
-    out = basis(w.flatten(1), rank_out)
+    out = layer.outputs(rank_out)
     for _ in range(ITERATIONS):
         into = basis(torch.einsum("oik,or->irk", w, out).flatten(1), rank_in)
         out = basis(torch.einsum("oik,ir->ork", w, into).flatten(1), rank_out)
@@ -130,22 +101,14 @@ def tucker(
 
 
 def _tucker_of_data(
-    weight: torch.Tensor, rank_in: int, rank_out: int, metric: torch.Tensor
+    layer: ReplacedLayer, metric: torch.Tensor, rank_in: int, rank_out: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    w = weight.double().flatten(2)
-    down = seen_channels(weight, rank_in, metric)
+    down = layer.seen_channels(rank_in)
     read = through(metric, down)
-    fitted = regression(mapped(w.flatten(1) @ metric, down), read)  # (O, rank_in · K)
+    fitted = layer.gains * regression(mapped(layer.cross, down), read)  # (O, rank_in · K)
     up = basis(fitted @ factor(read), rank_out)
-    core = (up.T @ fitted).reshape(rank_out, rank_in, *weight.shape[2:])
-    return down, core, up
-
-
-def seen_channels(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> torch.Tensor:
-    """(rank, I): the mixtures of channels, of variance one and uncorrelated, that the results of (O, I, *K) depend on most."""
-    root = factor(over_channels(metric, weight.shape[1]))
-    mixed = basis(root.T @ weight.double().flatten(2).permute(1, 0, 2).flatten(1), rank)
-    return torch.linalg.solve_triangular(root.T, mixed, upper=True).T
+    core = (up.T @ fitted).reshape(rank_out, rank_in, *layer.weight.shape[2:])
+    return down, core, up / layer.gains
 
 
 LOW_RANK = AlternativeKind(name="low_rank", choices={"low_rank_0.25": 0.25, "low_rank_0.5": 0.5}, write=_write)

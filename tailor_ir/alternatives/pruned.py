@@ -7,7 +7,7 @@ the layers that read a channel, and these layers make up for it by least squares
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.layers import dense_layers, is_normalised
+from tailor_ir.alternatives.layers import dense_layers, layer_of
 from tailor_ir.alternatives.least_squares.regression import regression
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
@@ -54,13 +54,12 @@ def _reads(site: Site, node: Node, group: int) -> bool:
 
 
 def _given_to(sketch: Sketch, node: Node) -> np.ndarray | None:
-    moments = sketch.moments.get(node.name)
-    if moments is None:
+    layer = layer_of(sketch, node)
+    if layer.metric is None:
         return None
-    metric = moments.metric(centred=is_normalised(sketch.site, node))
-    weight = sketch.network.tensors[node.inputs[1]].double()
+    weight = layer.weight.double()
     weight = weight.reshape(*weight.shape[:2], -1)  # (O, I, K)
-    energy = weight.square().sum(0) * metric.diagonal().reshape(weight.shape[1:])
+    energy = weight.square().sum(0) * layer.metric.diagonal().reshape(weight.shape[1:])
     return energy.sum(1).numpy()
 
 
@@ -68,13 +67,12 @@ def _make_up(sketch: Sketch, node: Node, kept: Kept) -> None:
     """The weight of a copied layer, fitted so that the channels that stay give what all gave."""
     site, name = sketch.site, node.inputs[1]
     rows, columns = (torch.from_numpy(surviving(axis, kept)) for axis in site.network.axes(name)[:2])
-    metric = sketch.moments[node.name].metric(centred=is_normalised(site, node))
-    weight = site.network.tensors[name].index_select(0, rows).double()
-    positions = len(metric) // weight.shape[1]
-    seen = (columns[:, None] * positions + torch.arange(positions)).flatten()
-    cross = weight.flatten(1) @ metric[:, seen]
+    layer = layer_of(sketch, node)
+    assert layer.metric is not None
+    seen = layer.numbers_of(columns)
+    cross = layer.cross[rows][:, seen]
     copied = sketch.parameters[sketch.name_of(name)]
-    fitted = regression(cross, metric[seen][:, seen]).reshape(copied.shape)
+    fitted = regression(cross, layer.metric[seen][:, seen]).reshape(copied.shape)
     sketch.parameters[sketch.name_of(name)] = fitted.to(copied.dtype)
 
 

@@ -4,8 +4,9 @@ from math import prod
 
 import torch
 
-from tailor_ir.alternatives.layers import ReplacedLayer, write_layers
+from tailor_ir.alternatives.layers import write_layers
 from tailor_ir.alternatives.least_squares.regression import factor, regression
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Sketch
@@ -23,18 +24,19 @@ def _fits(site: Site, node: Node, weight: torch.Tensor) -> bool:
     return node.op == "Conv" and prod(weight.shape[2:]) > 1 and weight.shape[1] > 1
 
 
-def _replace(sketch: Sketch, layer: ReplacedLayer, x: str) -> str:
-    depthwise, pointwise = separated(layer.weight, layer.metric)
+def _replace(sketch: Sketch, layer: ReplacedLayer, x: str, bias: str | None) -> str:
+    depthwise, pointwise = separated(layer)
     name, groups = layer.node.name, layer.weight.shape[1]
     first = sketch.convolution(f"{name}/depthwise", x, depthwise, layer.node, groups=groups)
-    return sketch.convolution(f"{name}/pointwise", first, pointwise, bias=layer.bias)
+    return sketch.convolution(f"{name}/pointwise", first, pointwise, bias=bias)
 
 
-def separated(weight: torch.Tensor, metric: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def separated(layer: ReplacedLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """(I, 1, *K) and (O, I, 1 …), whose composition is near to (O, I, *K), in the metric of its patches.
 
     Without a metric the nearest: of each input channel the first singular pair. With it that is where least squares begin.
     """
+    weight, metric = layer.weight, layer.metric
     w = weight.double().flatten(2).permute(1, 0, 2)  # (I, O, K)
     roots = None if metric is None else _roots(metric, len(w))
     seen = w if roots is None else w @ roots
@@ -43,7 +45,7 @@ def separated(weight: torch.Tensor, metric: torch.Tensor | None = None) -> tuple
         kernels = torch.linalg.solve_triangular(roots.mT, kernels[..., None], upper=True).squeeze(-1)
     points = torch.einsum("iok,ik->io", w, kernels)
     if metric is not None:
-        points, kernels = _fitted(weight, metric, kernels)
+        points, kernels = _fitted(layer.cross, metric, kernels)
     root = (
         (points.norm(dim=1, keepdim=True) / kernels.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_min(1e-30).sqrt()
     )
@@ -60,20 +62,18 @@ def _roots(metric: torch.Tensor, channels: int) -> torch.Tensor:
     return torch.stack([factor(block) for block in blocks])
 
 
-def _fitted(weight: torch.Tensor, metric: torch.Tensor, kernels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points (I, O) and kernels (I, K) by least squares in turn."""
+def _fitted(cross: torch.Tensor, metric: torch.Tensor, kernels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points (I, O) and kernels (I, K) by least squares in turn. cross: (O, I · K)."""
     channels, positions = kernels.shape
-    w = weight.double().flatten(1)
-    cross = w @ metric  # (O, I · K)
     by_channel = metric.reshape(channels, positions, channels, positions)
-    points = torch.zeros(channels, len(w), dtype=torch.float64)
+    points = torch.zeros(channels, len(cross), dtype=torch.float64)
     for turn in range(ROUNDS):
         if turn:
             both = torch.kron(points @ points.T, torch.ones(positions, positions, dtype=torch.float64))
-            wanted = torch.einsum("io,oik->ik", points, cross.reshape(len(w), channels, positions))
+            wanted = torch.einsum("io,oik->ik", points, cross.reshape(len(cross), channels, positions))
             kernels = regression(wanted.reshape(1, -1), both * metric).reshape(channels, positions)
         read = torch.einsum("ik,ikjl,jl->ij", kernels, by_channel, kernels)
-        seen = torch.einsum("oik,ik->oi", cross.reshape(len(w), channels, positions), kernels)
+        seen = torch.einsum("oik,ik->oi", cross.reshape(len(cross), channels, positions), kernels)
         points = regression(seen, read).T
     return points, kernels
 

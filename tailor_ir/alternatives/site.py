@@ -12,7 +12,7 @@ from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Block, groups_inside
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GivenNetwork:
     """The network as it was given: its graph, tensors and axes. carriers: as of `Regions`."""
 
@@ -28,6 +28,21 @@ class GivenNetwork:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value or tensor in the largest SubNet."""
         return self.graph.shapes[name]
+
+    @cached_property
+    def producers(self) -> dict[str, Node]:
+        """Value name -> the node that computes it."""
+        return self.graph.producers()
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Node]]:
+        """Value name -> the nodes that read it, in order."""
+        return self.graph.consumers()
+
+    @cached_property
+    def data(self) -> frozenset[str]:
+        """Values that depend on the network's input."""
+        return self.graph.data_values()
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Site:
 
     def with_weights_of(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """Nodes together with the nodes before them that depend on weights alone, in the graph's order."""
-        producers, data = self._producers, self._data
+        producers, data = self.network.producers, self.network.data
         found = {node.name for node in nodes}
         waiting = list(nodes)
         while waiting:
@@ -68,14 +83,6 @@ class Site:
                     found.add(before.name)
                     waiting.append(before)
         return tuple(node for node in self.network.graph.nodes if node.name in found)
-
-    @cached_property
-    def _producers(self) -> dict[str, Node]:
-        return self.network.graph.producers()
-
-    @cached_property
-    def _data(self) -> frozenset[str]:
-        return self.network.graph.data_values()
 
     @cached_property
     def boundary(self) -> frozenset[int]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tailor_ir.alternatives.least_squares.moments import PatchMoments
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.axes import Sizes, surviving
 from tailor_ir.graph import Attribute, Node
@@ -28,12 +29,14 @@ class Sketch:
     """New nodes between the entry and the exit of a site. Names begin with `prefix`.
 
     parameters, statistics, constants: new tensors by what they are; `shapes` has those of all new values and tensors.
-    moments: of what layers of the network read, by the layer's node; first weights are fitted to them.
+    moments: of what layers of the network read, by the layer's node; first weights are fitted to them. layers: those that were
+    asked for, by node; sketches of alternatives to the same block share them.
     """
 
     site: Site
     prefix: str
     moments: Mapping[str, PatchMoments] = field(default_factory=dict)
+    layers: dict[str, ReplacedLayer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)

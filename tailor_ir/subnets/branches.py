@@ -50,9 +50,9 @@ class Branches:
             if space.variables[column].kind == "block"
             for producer, choice in zip(selection.producers, space.variables[column].choices, strict=False)
         }
-        own = {node.name for node in graph.original().nodes}
+        own, data = {node.name for node in graph.original().nodes}, graph.data_values()
         self.branches: tuple[Branch, ...] = tuple(
-            self._branch(each, variables[each.producer][0], own)
+            self._branch(each, variables[each.producer][0], own, data)
             for each in graph.alternatives
             if each.producer in variables
         )
@@ -76,18 +76,16 @@ class Branches:
     @torch.no_grad()
     def watch(self, x_BCHW: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
         """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
-        was_training = self._elastic.training
-        self._elastic.eval()
         (source,) = self._elastic.structure.graph.inputs
         values = {source: x_BCHW}
         see(source, x_BCHW)
-        for instruction, released in zip(self._original, self._released, strict=True):
-            self._run((instruction,), values)
-            for name in instruction.outputs:
-                see(name, values[name])
-            for name in released:
-                del values[name]
-        self._elastic.train(was_training)
+        with self._elastic.evaluated():
+            for instruction, released in zip(self._original, self._released, strict=True):
+                self._run((instruction,), values)
+                for name in instruction.outputs:
+                    see(name, values[name])
+                for name in released:
+                    del values[name]
 
     def run(self, branch: Branch, features: Features) -> torch.Tensor:
         """The result of a branch on the features of its entry; gradients go to its own parameters."""
@@ -120,11 +118,10 @@ class Branches:
             result = module(*[values[name] for name in operands])
             values.update({outputs[0]: result} if len(outputs) == 1 else zip(outputs, result, strict=True))
 
-    def _branch(self, alternative: Alternative, variable: str, original: set[str]) -> Branch:
+    def _branch(self, alternative: Alternative, variable: str, original: set[str], data: frozenset[str]) -> Branch:
         graph = self._elastic.structure.graph
         nodes = _own_nodes(graph.nodes, alternative.producer, original)
         written = {name for node in nodes for name in node.outputs}
-        data = graph.data_values()
         read = {name for node in nodes for name in node.inputs if name in data} - written
         (entry,) = read
         config = {**self._elastic.structure.space.max_config, variable: alternative.choice}

@@ -1,7 +1,8 @@
 """The elastic network: all SubNets in one module, weights shared, one active at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from tailor_ir.subnets.plans import (
     remembered,
     run,
 )
+from tailor_ir.subnets.versions import version_of
 
 PLANS_KEPT = 128
 OUTLINES_KEPT = 128
@@ -113,6 +115,16 @@ class Elastic(nn.Module):
         self._fixed = None
         return super().train(mode)
 
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Eval mode inside the block, and after it the mode before."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
     def tensor(self, name: str) -> torch.Tensor:
         """A parameter, statistic or constant by its name in the network."""
         table, key = self._storage[name]
@@ -126,14 +138,8 @@ class Elastic(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """A mark of the weights that differs after every change; None where changes cannot be seen.
-
-        Steps of torch's fused optimisers leave it as it is: they do not count up the versions of parameters.
-        """
-        weights = [self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)]
-        if any(weight.is_inference() for weight in weights):
-            return None
-        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+        """A mark of the weights that differs after every change; None where changes cannot be seen."""
+        return version_of([self.tensor(name) for name in (*self._graph.parameters, *self._graph.constants)])
 
     def activate(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> None:
         """Choose the SubNet that the next calls run, and (optionally) its own BatchNorm statistics."""
@@ -242,8 +248,7 @@ class Elastic(nn.Module):
         if torch.is_grad_enabled() or not sources or not can_keep(sources):
             return self._compute_fixed(sources)
         if self._fixed is None or not self._fixed.holds(sources):
-            versions = [source._version for source in sources]
-            self._fixed = FixedValues(sources, versions, self._compute_fixed(sources))
+            self._fixed = FixedValues(sources, version_of(sources), self._compute_fixed(sources))
         return dict(self._fixed.values)
 
     def _compute_fixed(self, sources: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -274,15 +279,13 @@ class Elastic(nn.Module):
 
         What `runs` itself computes between the runs is not observed.
         """
-        was_training = self.training
-        self.eval()
         moments: dict[ElasticBatchNorm, Moments] = {}
-        try:
-            for run_once in runs:
-                self._observed.moments = moments
-                run_once()
+        with self.evaluated():
+            try:
+                for run_once in runs:
+                    self._observed.moments = moments
+                    run_once()
+                    self._observed.moments = None
+            finally:
                 self._observed.moments = None
-            return statistics_of(moments.items())
-        finally:
-            self._observed.moments = None
-            self.train(was_training)
+        return statistics_of(moments.items())

@@ -1,7 +1,7 @@
 """Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ from torch import nn
 from tailor_ir.axes import Axis, Sizes
 from tailor_ir.graph import Node
 from tailor_ir.subnets.cuts import Cut, make_cut
+from tailor_ir.subnets.versions import version_of
 
 CUTS_KEPT = 64  # of tensors with the same axes
 Key = TypeVar("Key")
@@ -95,16 +96,16 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class FixedValues:
-    """Values that follow from stored tensors alone, and the tensors' versions when they were computed."""
+    """Values that follow from stored tensors alone, and the tensors' version when they were computed."""
 
     sources: Sequence[torch.Tensor]
-    versions: Sequence[int]
+    version: Hashable
     values: dict[str, torch.Tensor]
 
     def holds(self, sources: Sequence[torch.Tensor]) -> bool:
         """Whether the tensors are still the same and unchanged."""
         same = all(a is b for a, b in zip(self.sources, sources, strict=True))
-        return same and all(t._version == v for t, v in zip(sources, self.versions, strict=True))
+        return same and version_of(sources) == self.version
 
 
 def can_keep(sources: Sequence[torch.Tensor]) -> bool:

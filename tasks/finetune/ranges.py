@@ -15,7 +15,6 @@ from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.prefixes import groups
 from tasks.artifacts import append_line
 from tasks.data import Dataset
-from tasks.evaluation.statistics import KnownStatistics
 from tasks.evaluation.subnets import EvaluationData, evaluate_together
 from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
@@ -114,7 +113,6 @@ class RangeWatch:
 
     def measure(self, step: int, *, writes: bool, move: Callable[[], None]) -> dict[str, float]:
         """Mean accuracy by range, for the history. All ranks call it. `writes`: a line of the file; `move`: for each batch."""
-        self._data.known = KnownStatistics()  # fused optimisers change weights without a new version
         own: dict[int, tuple[int, int]] = {}
         for piece in self._own:
             found = evaluate_together(self._net, [config for _, config in piece], self._data, move)

@@ -17,9 +17,11 @@ from tailor_ir.alternatives import ALTERNATIVES
 from tailor_ir.alternatives.fire import squeezed
 from tailor_ir.alternatives.ghost import ghosts, paired
 from tailor_ir.alternatives.grouped import diagonal
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.low_rank import svd, tucker
 from tailor_ir.alternatives.separable import separated
 from tailor_ir.errors import SpaceError
+from tailor_ir.graph import Node
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.invariants import check_largest, check_subnet, difference
 from tests.ir.networks import ResidualBlock, from_timm, perturb, small_net
@@ -146,17 +148,21 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
+def layer(weight: torch.Tensor) -> ReplacedLayer:
+    return ReplacedLayer(node=Node(name="conv", op="Conv", inputs=("x", "w"), outputs=("y",)), weight=weight)
+
+
 def test_low_rank_is_exact_at_full_rank() -> None:
-    down, up = svd(random(12, 20), 12)
+    down, up = svd(layer(random(12, 20)), 12)
     assert torch.allclose(up @ down, random(12, 20))
     weight = random(10, 8, 3, 3)
-    into, core, out = tucker(weight, 8, 10)
+    into, core, out = tucker(layer(weight), 8, 10)
     assert torch.allclose(torch.einsum("pi,qpkl,oq->oikl", into, core, out), weight)
 
 
 def test_tucker_is_no_worse_than_its_first_projection() -> None:
     weight = random(24, 16, 3, 3)
-    into, core, out = tucker(weight, 6, 9)
+    into, core, out = tucker(layer(weight), 6, 9)
     error = (torch.einsum("pi,qpkl,oq->oikl", into, core, out) - weight).norm()
     u = torch.linalg.svd(weight.permute(1, 0, 2, 3).flatten(1))[0][:, :6]
     w = torch.linalg.svd(weight.flatten(1))[0][:, :9]
@@ -167,13 +173,13 @@ def test_tucker_is_no_worse_than_its_first_projection() -> None:
 def test_a_separable_kernel_is_found() -> None:
     depthwise, pointwise = random(6, 1, 3, 3), random(10, 6, 1, 1)
     weight = pointwise * depthwise.transpose(0, 1)
-    first, second = separated(weight)
+    first, second = separated(layer(weight))
     assert torch.allclose(second * first.transpose(0, 1), weight)
 
 
 def test_groups_keep_what_they_read_themselves() -> None:
     weight = random(8, 4, 3, 3)
-    grouped = diagonal(weight, 2)
+    grouped = diagonal(layer(weight), 2)
     assert torch.equal(grouped[:4], weight[:4, :2])
     assert torch.equal(grouped[4:], weight[4:, 2:])
 
@@ -187,8 +193,8 @@ def test_fire_is_exact_without_its_relu_and_at_full_rank() -> None:
 def test_ghosts_of_multiples_are_exact() -> None:
     first = random(4, 3, 3, 3) * torch.tensor([4.0, 3, 2, 5]).reshape(-1, 1, 1, 1)
     weight = torch.cat([first, 0.1 * first[[2, 0, 3, 1]]])
-    ordered = weight[torch.from_numpy(paired(weight))]
-    primary, cheap = ghosts(ordered)
+    ordered = weight[torch.from_numpy(paired(layer(weight)))]
+    primary, cheap = ghosts(layer(ordered))
     assert torch.allclose(cheap[:, 0, 1, 1].reshape(-1, 1, 1, 1) * primary, ordered[4:])
 
 
@@ -198,7 +204,7 @@ def test_what_is_nearly_free_costs_nearly_nothing() -> None:
     model, _ = from_timm("resnet26")
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
-            depthwise, pointwise = separated(module.weight)
+            depthwise, pointwise = separated(layer(module.weight))
             module.weight.copy_(pointwise * depthwise.transpose(0, 1))
     sample = torch.randn(2, 3, 32, 32)
     net = tailor_ir.compile(model, sample[:1], {"alternatives": ["separable"]})

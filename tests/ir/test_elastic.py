@@ -83,7 +83,19 @@ def _in_place(net: tailor_ir.SuperNet) -> None:
 
 
 def _by_an_optimiser(net: tailor_ir.SuperNet) -> None:
-    optimiser = torch.optim.SGD(net.elastic.parameters(), lr=0.1)
+    _train_once(net, torch.optim.SGD(net.elastic.parameters(), lr=0.1))
+
+
+def _by_fused_sgd(net: tailor_ir.SuperNet) -> None:
+    """As in `_by_an_optimiser`, but torch does not count up the versions of the parameters."""
+    _train_once(net, torch.optim.SGD(net.elastic.parameters(), lr=0.1, fused=True))
+
+
+def _by_fused_adamw(net: tailor_ir.SuperNet) -> None:
+    _train_once(net, torch.optim.AdamW(net.elastic.parameters(), lr=0.1, fused=True))
+
+
+def _train_once(net: tailor_ir.SuperNet, optimiser: torch.optim.Optimizer) -> None:
     with torch.enable_grad():
         net.elastic(torch.ones(2, 3, 16, 16)).square().sum().backward()
     optimiser.step()
@@ -102,7 +114,10 @@ def _by_assigning(net: tailor_ir.SuperNet) -> None:
     net.elastic.load_state_dict(_scaled(net), assign=True)
 
 
-@pytest.mark.parametrize("change", [_in_place, _by_an_optimiser, _by_loading, _by_assigning])
+CHANGES = (_in_place, _by_an_optimiser, _by_fused_sgd, _by_fused_adamw, _by_loading, _by_assigning)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
 def test_changed_weights_are_seen_by_the_next_call(
     net: tailor_ir.SuperNet, change: Callable[[tailor_ir.SuperNet], None]
@@ -110,9 +125,11 @@ def test_changed_weights_are_seen_by_the_next_call(
     config = complete(net, {"resolution": 16, "stage.1.block.1.heads": 2})
     x = sample_input(net, config)
     net.elastic.activate(config)
-    before = net.elastic(x)
+    before, version = net.elastic(x), net.elastic.version
     assert torch.equal(net.elastic(x), before)
+    assert net.elastic.version == version
     change(net)
+    assert net.elastic.version != version
     after = net.elastic(x)
     assert difference(before, after) > 1e-3
     assert difference(net.build(config)(x), after) <= TOLERANCE

@@ -17,10 +17,10 @@ import tailor_ir
 from tailor_ir.alternatives.fire import at_centre, fired
 from tailor_ir.alternatives.ghost import ghosts, paired
 from tailor_ir.alternatives.grouped import diagonal
-from tailor_ir.alternatives.layers import ReplacedLayer
-from tailor_ir.alternatives.least_squares.last_layer import find_last_layer
+from tailor_ir.alternatives.least_squares.last_layer import find_last_layer, of_rank
 from tailor_ir.alternatives.least_squares.moments import PatchMoments, PatchSums, chosen, results, shrunk, windows
-from tailor_ir.alternatives.least_squares.regression import pivots
+from tailor_ir.alternatives.least_squares.regression import LeftVectors, basis, pivots
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.low_rank import svd, tucker
 from tailor_ir.alternatives.separable import separated
 from tailor_ir.graph import Node
@@ -44,32 +44,36 @@ def correlated(numbers: int, seed: int) -> torch.Tensor:
     return mixed @ torch.diag(torch.logspace(0, -3, numbers, dtype=torch.float64)) @ mixed.T
 
 
+def layer(weight: torch.Tensor, metric: torch.Tensor | None = None) -> ReplacedLayer:
+    return ReplacedLayer(node=CONV, weight=weight, metric=metric)
+
+
 def low_rank_1x1(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    down, up = svd(weight.flatten(1), 6, metric)
+    down, up = svd(layer(weight.flatten(1), metric), 6)
     return (up @ down).reshape(weight.shape)
 
 
 def low_rank_kxk(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    down, core, up = tucker(weight, 5, 6, metric)
+    down, core, up = tucker(layer(weight, metric), 5, 6)
     return torch.einsum("pi,qpkl,oq->oikl", down, core, up)
 
 
 def separable(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    depthwise, pointwise = separated(weight, metric)
+    depthwise, pointwise = separated(layer(weight, metric))
     return pointwise * depthwise.transpose(0, 1)
 
 
 def grouped(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
     found = torch.zeros_like(weight)
-    parts = diagonal(weight, 2, metric)
+    parts = diagonal(layer(weight, metric), 2)
     out, into = weight.shape[0] // 2, weight.shape[1] // 2
     found[:out, :into], found[out:, into:] = parts[:out], parts[out:]
     return found
 
 
 def ghost(weight: torch.Tensor, metric: torch.Tensor | None) -> torch.Tensor:
-    order = torch.from_numpy(paired(weight, metric))
-    primary, cheap = ghosts(weight[order], metric)
+    order = torch.from_numpy(paired(layer(weight, metric)))
+    primary, cheap = ghosts(layer(weight[order], metric))
     found = torch.empty_like(weight)
     found[order] = torch.cat([primary, cheap[:, 0, 1, 1].reshape(-1, 1, 1, 1) * primary])
     return found
@@ -105,17 +109,45 @@ def test_low_rank_from_data_is_the_best_of_its_rank() -> None:
     weight, metric = torch.randn(10, 14, dtype=torch.float64), correlated(14, 3)
     root = torch.linalg.cholesky(metric)
     singular = torch.linalg.svdvals(weight @ root)
-    down, up = svd(weight, 4, metric)
+    down, up = svd(layer(weight, metric), 4)
     best = float(singular[4:].square().sum() / singular.square().sum())
     assert lost(up @ down, weight, metric) == pytest.approx(best, rel=2e-2)
     assert lost(up @ down, weight, metric) >= best * (1 - 1e-9)
 
 
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_low_rank_counts_results_by_their_gains(seed: int) -> None:
+    """What a BatchNorm makes of the results differs less than without gains, however the gains are spread."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, metric = torch.randn(10, 14, generator=generator, dtype=torch.float64), correlated(14, seed)
+    gain = torch.logspace(0, -1.5, 10, dtype=torch.float64)[torch.randperm(10, generator=generator)]
+    plain = layer(weight, metric)
+    weighted = ReplacedLayer(node=plain.node, weight=weight, metric=metric, gain=gain)
+    with_gain, without = (
+        lost(gain[:, None] * (up @ down), gain[:, None] * weight, metric)
+        for down, up in (svd(weighted, 4), svd(plain, 4))
+    )
+    assert with_gain <= without * (1 + 1e-3)
+    order = np.array([3, 1, 7])
+    assert torch.equal(weighted.reordered(order, None).gains, weighted.gains[torch.from_numpy(order)])
+
+
+def test_two_maps_in_a_row_are_fitted_as_one_of_their_rank() -> None:
+    weight, metric = torch.randn(9, 12, dtype=torch.float64), correlated(12, 1)
+    down, up = of_rank(weight, 3, metric)
+    assert (down.shape, up.shape) == ((3, 12), (9, 3))
+    assert lost(up @ down, weight, metric) == pytest.approx(
+        lost(torch.mm(*svd(layer(weight, metric), 3)[::-1]), weight, metric)
+    )
+    assert lost(up @ down, weight, metric) < lost(torch.mm(*svd(layer(weight), 3)[::-1]), weight, metric)
+
+
 def test_maps_of_full_rank_lose_nothing_on_data_of_low_rank() -> None:
     seen = torch.randn(4, 14, dtype=torch.float64)
     weight, metric = torch.randn(10, 14, dtype=torch.float64), seen.T @ seen
-    down, up = svd(weight, 4, metric)
-    assert lost(up @ down, weight, metric) < 1e-3 < lost(torch.mm(*svd(weight, 4)[::-1]), weight, metric)
+    down, up = svd(layer(weight, metric), 4)
+    assert lost(up @ down, weight, metric) < 1e-3 < lost(torch.mm(*svd(layer(weight), 4)[::-1]), weight, metric)
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -124,8 +156,8 @@ def test_squeezed_channels_pass_the_relu_as_they_are(nonnegative: bool) -> None:
     x = torch.randn(4000, 6, dtype=torch.float64)
     x = x.abs() if nonnegative else x
     weight = torch.randn(8, 6, 1, 1, dtype=torch.float64)
-    layer = ReplacedLayer(node=CONV, weight=weight, metric=x.T @ x / len(x), nonnegative=nonnegative)
-    squeeze, point, kernel = fired(weight, 6 if nonnegative else 12, layer)
+    replaced = ReplacedLayer(node=CONV, weight=weight, metric=x.T @ x / len(x), nonnegative=nonnegative)
+    squeeze, point, kernel = fired(replaced, 6 if nonnegative else 12)
     small = functional.relu(x @ squeeze.flatten(1).T)
     found = torch.cat([small @ point.flatten(1).T, small @ kernel.flatten(1).T], 1)
     wanted = x @ weight.flatten(1).T
@@ -137,8 +169,8 @@ def test_the_middle_of_a_kernel_explains_what_data_repeat() -> None:
     channel = correlated(4, 0)
     metric = torch.kron(channel, torch.ones(9, 9, dtype=torch.float64))
     weight = torch.randn(5, 4, 3, 3, dtype=torch.float64)
-    assert torch.allclose(at_centre(weight, metric), torch.ones(5, dtype=torch.float64), atol=1e-2)
-    assert (at_centre(weight) < 0.5).any()
+    assert torch.allclose(at_centre(layer(weight, metric)), torch.ones(5, dtype=torch.float64), atol=1e-2)
+    assert (at_centre(layer(weight)) < 0.5).any()
 
 
 def test_pivots_leave_out_rows_that_others_explain() -> None:
@@ -174,7 +206,7 @@ def test_windows_are_what_a_convolution_reads(
     assert torch.allclose(read.at(places) @ weight.flatten(1).T, results(y, node, places), atol=1e-4)
 
 
-def test_moments_are_means_over_patches_and_follow_the_order_of_channels() -> None:
+def test_moments_are_means_over_patches() -> None:
     x = torch.rand(4, 3, 6, 6)
     node = Node(name="conv", op="Conv", inputs=("x", "w"), outputs=("y",))
     sums = PatchSums(node, (5, 3, 3, 3), len(x), np.random.default_rng(0))
@@ -185,12 +217,29 @@ def test_moments_are_means_over_patches_and_follow_the_order_of_channels() -> No
     assert torch.allclose(found.second, rows.T @ rows / len(rows), atol=1e-5)
     assert torch.allclose(found.mean, rows.mean(0), atol=1e-6)
     assert found.nonnegative
-    turned = found.of(np.array([2, 0]))
-    flipped = functional.unfold(x[:, [2, 0]], 3).movedim(1, 2).reshape(-1, 18)
-    assert torch.allclose(turned.second, flipped.T @ flipped / len(flipped), atol=1e-5)
-    assert turned.channels == 2
-    centred = torch.cov(flipped.T, correction=0).double()
-    assert torch.allclose(turned.metric(centred=True), shrunk(centred, len(flipped)), atol=1e-5)
+    centred = torch.cov(rows.T, correction=0).double()
+    assert torch.allclose(found.metric(centred=True), shrunk(centred, len(rows)), atol=1e-5)
+
+
+def test_a_layer_in_another_order_reads_its_patches_in_that_order() -> None:
+    weight, x = torch.randn(5, 3, 3, 3, dtype=torch.float64), torch.randn(100, 3, 3, 3, dtype=torch.float64)
+    given, turned = (each.flatten(1).T @ each.flatten(1) for each in (x, x[:, [2, 0]]))
+    found = layer(weight, given).reordered(np.array([4, 1]), np.array([2, 0]))
+    assert torch.equal(found.weight, weight[[4, 1]][:, [2, 0]])
+    assert found.metric is not None
+    assert torch.allclose(found.metric, turned)
+    assert torch.allclose(found.cross, found.matrix @ turned)
+    assert layer(weight, given).reordered(np.array([4, 1]), None).metric is not None
+
+
+def test_bases_of_several_ranks_are_parts_of_one() -> None:
+    for shape in ((20, 30), (30, 20)):
+        matrix = torch.randn(shape, dtype=torch.float64)
+        vectors = LeftVectors(matrix)
+        for rank in (3, 11):
+            assert torch.equal(vectors(rank), basis(matrix, rank))
+            expected = torch.linalg.svd(matrix)[0][:, :rank]
+            assert torch.allclose((vectors(rank).T @ expected).abs(), torch.eye(rank, dtype=torch.float64), atol=1e-9)
 
 
 def test_few_samples_are_believed_less() -> None:
@@ -244,6 +293,7 @@ def fitted(network: str, kinds: tuple[str, ...]) -> tuple[tailor_ir.SuperNet, di
     net = tailor_ir.compile(model, sample, {"alternatives": list(kinds)})
     seen, held_out = images(size, 64, 0), images(size, 32, 1)
     net.set_statistics(net.recalibrate(net.max_config, seen))
+    net.elastic.eval()
     branches = Branches(net.elastic)
     with torch.no_grad():
         for name, tensor in branches.observe(seen).items():
@@ -312,7 +362,8 @@ def test_a_fitted_network_is_saved_and_fits_the_same_again(tmp_path: Path) -> No
 def test_last_layers_are_found_behind_sums_activations_and_norms() -> None:
     net, _, _ = fitted("resnet26", NETWORKS["resnet26"])
     graph = net.structure.graph
-    found = {b.producer: find_last_layer(graph, b) for b in Branches(net.elastic).branches}
+    producers = graph.producers()
+    found = {b.producer: find_last_layer(b, producers, graph.shapes) for b in Branches(net.elastic).branches}
     assert all(found.values())
     for branch in Branches(net.elastic).branches:
         last = found[branch.producer]
@@ -320,3 +371,19 @@ def test_last_layers_are_found_behind_sums_activations_and_norms() -> None:
         assert last.norm is not None or branch.choice.startswith(("low_rank", "separable"))
         assert last.addend is not None
         assert graph.shapes[last.target] == graph.shapes[branch.exit]
+        assert (last.inner is not None) == branch.choice.startswith("low_rank"), branch.choice
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_network_stays(training: bool) -> None:
+    """And with it what alternatives lose: they are judged in eval mode."""
+    torch.manual_seed(0)
+    model = perturb(timm.create_model("test_resnet", num_classes=10))
+    net = tailor_ir.compile(model, torch.randn(1, 3, 64, 64), {"alternatives": ["pruned_0.5"]})
+    net.elastic.train(training)
+    told = net.fit_alternatives(images(64, 32, 0), images(64, 16, 1), np.random.default_rng(0))
+    assert net.elastic.training is training
+    assert all(part.training is training for part in net.elastic.modules())
+    net.elastic.eval()
+    found = errors_of(Branches(net.elastic), images(64, 16, 1))
+    assert {f"{each.variable}={each.choice}": each.error for each in told} == pytest.approx(found, rel=1e-3)

@@ -14,7 +14,7 @@ import torch
 
 from tailor_ir.alternatives.least_squares.moments import MOST_NUMBERS, PATCHES_FOR_EACH, chosen, results, windows
 from tailor_ir.alternatives.least_squares.regression import basis, factor, regression
-from tailor_ir.graph import Graph, Node
+from tailor_ir.graph import Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.subnets.branches import Branch, Features
 
@@ -39,10 +39,19 @@ class LastLayer:
     addend: str | None
     target: str
 
+    @property
+    def reader(self) -> Node:
+        """The node whose operand is mapped."""
+        return self.inner or self.layer
 
-def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
-    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it."""
-    producers = graph.producers()
+
+def find_last_layer(
+    branch: Branch, producers: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]
+) -> LastLayer | None:
+    """The last layer of a branch; None where something else than activation, sum and BatchNorm stands behind it.
+
+    producers, shapes: as of the graph.
+    """
     own = set(branch.parameters)
     value, target = branch.producer, branch.exit
     while (node := producers[value]).op in ACTIVATIONS:
@@ -58,12 +67,12 @@ def find_last_layer(graph: Graph, branch: Branch) -> LastLayer | None:
         found = _dense(value, producers, own)
         if found is None:
             return None
-        inner = _inner(graph, branch, found[0])
+        inner = _inner(found[0], branch, producers, shapes)
         return LastLayer(layer=found[0], norm=found[1], inner=inner, addend=None, target=target)
     for value, addend in (node.inputs, node.inputs[::-1]):
         found = _dense(value, producers, own)
-        if found is not None and graph.shapes[value] == graph.shapes[addend]:
-            inner = _inner(graph, branch, found[0])
+        if found is not None and shapes[value] == shapes[addend]:
+            inner = _inner(found[0], branch, producers, shapes)
             return LastLayer(layer=found[0], norm=found[1], inner=inner, addend=addend, target=target)
     return None
 
@@ -80,20 +89,18 @@ def _dense(value: str, producers: Mapping[str, Node], own: set[str]) -> tuple[No
     return node, norm
 
 
-def _inner(graph: Graph, branch: Branch, layer: Node) -> Node | None:
-    """The 1×1 map without a bias that a layer alone reads, if that is a 1×1 map, too."""
-    inner = graph.producers().get(layer.inputs[0])
+def _inner(
+    layer: Node, branch: Branch, producers: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]
+) -> Node | None:
+    """The 1×1 map without a bias that a layer reads and nothing else of the branch does, if the layer is a 1×1 map, too."""
+    inner = producers.get(layer.inputs[0])
     if inner is None or inner.op != layer.op or len(inner.inputs) > BIAS or inner.int("group", 1) != 1:
         return None
-    if inner.inputs[1] not in branch.parameters or not (_is_point(graph, inner) and _is_point(graph, layer)):
-        return None
-    readers = [node for node in graph.nodes if inner.outputs[0] in node.inputs]
-    return inner if len(readers) == 1 else None
-
-
-def _is_point(graph: Graph, layer: Node) -> bool:
-    """Whether a layer maps each position by itself, all of them."""
-    return prod(graph.shapes[layer.inputs[1]][2:]) == 1 and max(layer.ints("strides", (1,))) == 1
+    points = all(
+        prod(shapes[node.inputs[1]][2:]) == 1 and max(node.ints("strides", (1,))) == 1 for node in (inner, layer)
+    )
+    reads = sum(inner.outputs[0] in each.operands for each in branch.instructions)
+    return inner if points and reads == 1 and inner.inputs[1] in branch.parameters else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +142,6 @@ class LastLayerSums:
     batches: int = 0
 
     @property
-    def reader(self) -> Node:
-        """The node whose operand the patches are of."""
-        return self.last.inner or self.last.layer
-
-    @property
     def fits(self) -> bool:
         """Whether the moments fit into memory."""
         return prod(self.weight_shape[1:]) <= MOST_NUMBERS
@@ -150,8 +152,8 @@ class LastLayerSums:
         target = features[last.target]
         if last.addend is not None:
             target = target - (values[last.addend] if last.addend in values else features[last.addend])
-        x = values[self.reader.inputs[0]]
-        read = windows(x, self.reader, self.weight_shape[2:])
+        x = values[last.reader.inputs[0]]
+        read = windows(x, last.reader, self.weight_shape[2:])
         wanted = -(-PATCHES_FOR_EACH * prod(self.weight_shape[1:]) * len(x) // self.images)
         places = chosen(read.places, wanted, self.rng)
         found = _Fold.of(read.at(places).double().cpu(), results(target, node, places).double().cpu())
@@ -171,9 +173,8 @@ class LastLayerSums:
         has_bias = len(node.inputs) > BIAS and bool(node.inputs[BIAS])
         centred = has_bias or norm is not None
         weight = tensors[node.inputs[1]].cpu()
-        before = weight.double().flatten(1)
+        before, inner = weight.double().flatten(1), self.last.inner
         rank = before.shape[1]
-        inner = self.last.inner
         if inner is not None:
             before = before @ tensors[inner.inputs[1]].cpu().double().flatten(1)
         if norm is not None:
@@ -184,9 +185,8 @@ class LastLayerSums:
             return {}
         whole = sum(self.folds[1:], self.folds[0])
         second, cross = whole.moments(centred=centred)
-        after = before + _change(before, second, cross, ridge)
-        found: dict[str, torch.Tensor] = {}
-        outer = after
+        after = before + _change(cross - before @ second, second, ridge)
+        outer, found = after, {}
         if inner is not None:
             down, outer = of_rank(after, rank, second)
             after = outer @ down
@@ -203,24 +203,29 @@ class LastLayerSums:
         return {name: value.to(tensors[name]) for name, value in found.items()}
 
     def _ridge(self, before: torch.Tensor, rank: int, *, centred: bool) -> float | None:
-        """The ridge that helps the other fold most; None where none does."""
+        """The ridge that helps the other fold most, with weights of a rank; None where none does."""
         if len(self.folds) < FOLDS:
             return None
         moments = [fold.moments(centred=centred) for fold in self.folds]
+        missing = [cross - before @ second for second, cross in moments]
         losses: dict[float | None, float] = {None: sum(_lost(before, *each) for each in moments)}
         for ridge in RIDGES:
-            changed = [before + _change(before, *each, ridge) for each in moments]
+            changed = [before + _change(own, second, ridge) for own, (second, _) in zip(missing, moments, strict=True)]
             if rank < min(before.shape):
-                changed = [torch.mm(*of_rank(w, rank, m[0])[::-1]) for w, m in zip(changed, moments, strict=True)]
+                cut = [of_rank(w, rank, second) for w, (second, _) in zip(changed, moments, strict=True)]
+                changed = [up @ down for down, up in cut]
             losses[ridge] = sum(_lost(w, *each) for w, each in zip(changed, reversed(moments), strict=True))
         return min(losses, key=lambda ridge: losses[ridge])
 
 
-def _change(before: torch.Tensor, second: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
-    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal."""
+def _change(missing: torch.Tensor, second: torch.Tensor, ridge: float) -> torch.Tensor:
+    """(O, n) the change of a weight that least squares ask for, with a ridge relative to the mean of the diagonal.
+
+    missing: E[y xᵀ] (O, n) of what the weight does not give yet.
+    """
     heavy = second.clone()
     heavy.diagonal().add_(ridge * second.diagonal().mean())
-    return regression(cross - before @ second, heavy)
+    return regression(missing, heavy)
 
 
 def of_rank(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,28 +23,14 @@ MOST_NUMBERS = 8192
 class PatchMoments:
     """Means over the patches that a layer reads, over images and positions.
 
-    second: E[x xᵀ] (I · K, I · K); mean: E[x] (I · K,). patches: how many they are of. channels: I. nonnegative: no number in
-    a patch is below zero.
+    second: E[x xᵀ] (I · K, I · K); mean: E[x] (I · K,). patches: how many they are of. nonnegative: no number in a patch is
+    below zero.
     """
 
     second: torch.Tensor
     mean: torch.Tensor
     patches: int
-    channels: int
     nonnegative: bool
-
-    def of(self, channels: np.ndarray) -> "PatchMoments":
-        """The moments of some channels, in the order given."""
-        positions = len(self.mean) // self.channels
-        rows = torch.from_numpy(channels)[:, None] * positions + torch.arange(positions)
-        rows = rows.flatten()
-        return PatchMoments(
-            second=self.second[rows][:, rows],
-            mean=self.mean[rows],
-            patches=self.patches,
-            channels=len(channels),
-            nonnegative=self.nonnegative,
-        )
 
     def metric(self, *, centred: bool) -> torch.Tensor:
         """E[x xᵀ] in float64, shrunk; centred: the covariance, where the mean of the layer's result does not matter."""
@@ -101,7 +87,6 @@ class PatchSums:
             second=self.second / self.count,
             mean=(self.first / self.count).float(),
             patches=self.count,
-            channels=self.weight_shape[1],
             nonnegative=self.least >= 0,
         )
 

@@ -14,7 +14,9 @@ def factor(metric: torch.Tensor) -> torch.Tensor:
     """
     ridge = RIDGE * metric.diagonal().mean() + TINY
     while True:
-        root, failed = torch.linalg.cholesky_ex(metric + ridge * torch.eye(len(metric), dtype=metric.dtype))
+        heavy = metric.clone()
+        heavy.diagonal().add_(ridge)
+        root, failed = torch.linalg.cholesky_ex(heavy)
         if not failed:
             return root
         assert metric.isfinite().all()
@@ -26,12 +28,25 @@ def regression(cross: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_solve(cross.T, factor(metric)).T
 
 
+class LeftVectors:
+    """The first left singular vectors of (n, m), in float64, as many as are asked for.
+
+    They come from the eigenvectors of the smaller Gram matrix, which are computed once.
+    """
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self._tall = matrix if matrix.shape[0] > matrix.shape[1] else None
+        self._vectors = torch.linalg.eigh(matrix @ matrix.T if self._tall is None else matrix.T @ matrix)[1]
+
+    def __call__(self, rank: int) -> torch.Tensor:
+        """(n, rank)."""
+        found = self._vectors[:, -rank:].flip(1)
+        return found if self._tall is None else torch.linalg.qr(self._tall @ found)[0]
+
+
 def basis(matrix: torch.Tensor, rank: int) -> torch.Tensor:
-    """(n, rank) the first left singular vectors of (n, m), in float64, from the eigenvectors of the smaller Gram matrix."""
-    if matrix.shape[0] <= matrix.shape[1]:
-        return torch.linalg.eigh(matrix @ matrix.T)[1][:, -rank:].flip(1)
-    right = torch.linalg.eigh(matrix.T @ matrix)[1][:, -rank:].flip(1)
-    return torch.linalg.qr(matrix @ right)[0]
+    """(n, rank) the first left singular vectors of (n, m), in float64."""
+    return LeftVectors(matrix)(rank)
 
 
 def over_channels(metric: torch.Tensor, channels: int) -> torch.Tensor:

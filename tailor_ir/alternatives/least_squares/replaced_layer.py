@@ -1,0 +1,84 @@
+"""A layer that alternatives replace, with what is known of its data; what several of them need is computed once.
+
+Legend: O output channels, I input channels, K positions of a kernel.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tailor_ir.alternatives.least_squares.regression import TINY, LeftVectors, factor, over_channels
+from tailor_ir.graph import Node
+
+LEAST_GAIN = 0.01
+"""Of the mean gain: a result that hardly counts still has a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedLayer:
+    """Its node and weight (O, I, *K).
+
+    metric: of the patches (I · K, I · K) that it reads, in which first weights are to be near to it; None: no data are given.
+    gain: (O,) what the results are multiplied by next, by a BatchNorm; None: by nothing, or no data are given.
+    nonnegative: no number in a patch is below zero.
+    """
+
+    node: Node
+    weight: torch.Tensor
+    metric: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+    nonnegative: bool = False
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """(O, I · K) the weight in float64."""
+        return self.weight.double().flatten(1)
+
+    @cached_property
+    def gains(self) -> torch.Tensor:
+        """(O, 1) the gain of each result, none of them zero; ones where none is given."""
+        if self.gain is None:
+            return torch.ones(len(self.weight), 1, dtype=torch.float64)
+        return self.gain.double().clamp_min(LEAST_GAIN * float(self.gain.mean()) + TINY)[:, None]
+
+    @cached_property
+    def cross(self) -> torch.Tensor:
+        """(O, I · K) E[y xᵀ] of its results and patches; the weight itself without data."""
+        return self.matrix if self.metric is None else self.matrix @ self.metric
+
+    @cached_property
+    def outputs(self) -> LeftVectors:
+        """The mixtures of its results, times their gains, with most of their variance; of its weight's rows without data."""
+        weighted = self.gains * self.matrix
+        return LeftVectors(weighted if self.metric is None else weighted @ factor(self.metric))
+
+    @cached_property
+    def _inputs(self) -> tuple[torch.Tensor, LeftVectors]:
+        assert self.metric is not None
+        root = factor(over_channels(self.metric, self.weight.shape[1]))
+        by_channel = (self.gains[:, None] * self.weight.double().flatten(2)).permute(1, 0, 2).flatten(1)
+        return root, LeftVectors(root.T @ by_channel)
+
+    def seen_channels(self, rank: int) -> torch.Tensor:
+        """(rank, I): the mixtures of channels, of variance one and uncorrelated, that the results depend on most. With data."""
+        root, vectors = self._inputs
+        return torch.linalg.solve_triangular(root.T, vectors(rank), upper=True).T
+
+    def reordered(self, outputs: np.ndarray | None, inputs: np.ndarray | None) -> "ReplacedLayer":
+        """The layer with some of its channels, in the order given; None: as they are."""
+        weight, metric, gain = self.weight, self.metric, self.gain
+        if outputs is not None:
+            weight = weight.index_select(0, torch.from_numpy(outputs))
+            gain = None if gain is None else gain[torch.from_numpy(outputs)]
+        if inputs is not None:
+            weight = weight.index_select(1, torch.from_numpy(inputs))
+            rows = self.numbers_of(torch.from_numpy(inputs))
+            metric = None if metric is None else metric[rows][:, rows]
+        return ReplacedLayer(node=self.node, weight=weight, metric=metric, gain=gain, nonnegative=self.nonnegative)
+
+    def numbers_of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The numbers of a patch that are some input channels'."""
+        positions = self.weight[0, 0].numel()
+        return (inputs[:, None] * positions + torch.arange(positions)).flatten()
