@@ -9,6 +9,7 @@ from benchmarks.space_fronts import fronts_of, ratio_to_better
 from flows.compose import compose_config
 from flows.config import RunConfig
 from flows.validate import validate
+from tailor_ir import Config
 from tasks.baselines.compare import Point
 
 FIRST, SECOND = "stage.1.block.1.block", "stage.2.block.2.block"
@@ -79,6 +80,6 @@ def test_a_kind_beats_another_if_it_is_faster_at_no_more_loss() -> None:
 
 def test_blocks_of_winners_are_counted_by_kind_and_stage() -> None:
     defaults = {FIRST: "original", SECOND: "original"}
-    configs = [{FIRST: "low_rank_0.5", SECOND: "original", "resolution": 32}, {FIRST: "merged_2"}]
+    configs: list[Config] = [{FIRST: "low_rank_0.5", SECOND: "original", "resolution": 32}, {FIRST: "merged_2"}]
     assert occurrences(configs, defaults) == {"stage.1": {"low_rank": 0.5, "merged": 0.5}, "stage.2": {}}
     assert (kind_of("low_rank_0.25"), stage_of(SECOND)) == ("low_rank", "stage.2")
