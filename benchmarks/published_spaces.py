@@ -242,8 +242,16 @@ def summary(preset: str, report: Mapping[str, Any], device: Mapping[str, Any]) -
         "within": {str(points): fastest_within(points, original, front) for points in POINTS},
         "at": {str(share): best_within(share, original, front) for share in SHARES},
         "ranges": [] if ranges is None else ranges["by_latency"][device["name"]],
-        "stages_s": {row["stage"]: row["seconds"] for row in report["stages"]},
+        "stages_s": stage_seconds(report["stages"]),
     }
+
+
+def stage_seconds(stages: Sequence[Row]) -> dict[str, float]:
+    """Seconds of each stage, on all devices."""
+    found: Counter[str] = Counter()
+    for row in stages:
+        found[row["stage"].partition("/")[0]] += row["seconds"]
+    return dict(found)
 
 
 def _known(work: Path, name: str, presets: Iterable[str]) -> dict[str, Row]:

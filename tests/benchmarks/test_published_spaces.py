@@ -6,7 +6,17 @@ import pytest
 import torch
 
 import tailor_ir
-from benchmarks.published_spaces import STAGES, TRAINED, best_within, fastest_within, least, most, phases, words
+from benchmarks.published_spaces import (
+    STAGES,
+    TRAINED,
+    best_within,
+    fastest_within,
+    least,
+    most,
+    phases,
+    stage_seconds,
+    words,
+)
 from benchmarks.published_tables import SUBNETS, from_scratch_s, published_rows
 from flows.compose import compose_config
 from flows.config import RunConfig
@@ -61,6 +71,11 @@ def test_a_phase_costs_its_steps_times_the_median_step() -> None:
 
 def test_subnets_from_scratch_cost_their_share_of_the_original() -> None:
     assert from_scratch_s({"base": {"seconds": 60.0}, "macs": 100}, FRONT) == 90.0
+
+
+def test_stages_are_added_up_over_devices() -> None:
+    rows = [{"stage": stage, "seconds": 2.0} for stage in ("base", "search/ncnn", "search/onnxruntime")]
+    assert stage_seconds(rows) == {"base": 2.0, "search": 4.0}
 
 
 @pytest.mark.parametrize("preset", TRAINED)
