@@ -2,8 +2,8 @@
 
     python -m benchmarks.exit_decisions [--classes 10 100 1000] [--json FILE]
 
-Medians of 300 rounds of 100 decisions each, on one thread, by logits in fp32. *One sample*: `SampleDecision.leaves`, from the second
-exit on, with everything that it remembers. *Of 32*: `BatchDecision.leave`, per batch, while half of the samples leave.
+Medians of 300 rounds of 100 decisions each, on one thread, by logits in fp32. *One sample*: `SampleDecision.leaves`, with
+everything that it remembers. *A batch of 32*: `BatchDecision.leave` where half of the samples leave, per batch.
 
 Bar: at most 20 microseconds an exit for one sample.
 """

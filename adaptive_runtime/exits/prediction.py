@@ -27,7 +27,7 @@ class ExitPrediction:
 
 
 def exits_taken(confidences_NE: Values, bars: Sequence[float]) -> NDArray[np.int64]:
-    """The exit at which each sample leaves (N,): the first where its confidence reaches the bar, else the one behind all bars."""
+    """Where each sample leaves (N,): the first exit where its confidence reaches the bar, else the one behind all bars."""
     leaves = confidences_NE[:, : len(bars)] >= np.asarray(bars, np.float64)
     whole = np.ones((len(leaves), 1), bool)
     return np.concatenate([leaves, whole], 1).argmax(1)
