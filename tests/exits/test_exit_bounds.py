@@ -8,9 +8,8 @@ from tasks.exits.bounds import NUISANCE_SHARE, images_needed, p_value
 
 
 def probability(lost: int, gained: int, images: int, p_lost: float, p_gained: float) -> float:
-    return float(
-        stats.multinomial.pmf((lost, gained, images - lost - gained), images, (p_lost, p_gained, 1 - p_lost - p_gained))
-    )
+    shares = (p_lost, p_gained, 1 - p_lost - p_gained)
+    return float(stats.multinomial.pmf((lost, gained, images - lost - gained), images, shares))
 
 
 def at_most(difference: int, images: int, p_lost: float, p_gained: float) -> float:
@@ -22,7 +21,7 @@ def at_most(difference: int, images: int, p_lost: float, p_gained: float) -> flo
 
 
 @pytest.mark.parametrize("level", [0.05, 0.2])
-@pytest.mark.parametrize("images", [30, 60])
+@pytest.mark.parametrize("images", [60, 100])
 def test_a_promise_is_broken_no_more_often_than_its_level_by_exact_enumeration(images: int, level: float) -> None:
     epsilon = 0.1
     outcomes = [(lost, gained) for lost in range(images + 1) for gained in range(images + 1 - lost)]
@@ -35,7 +34,7 @@ def test_a_promise_is_broken_no_more_often_than_its_level_by_exact_enumeration(i
             broken = sum(probability(*each, images, p_lost, p_gained) for each in believed)
             assert broken <= level + 1e-12
             worst = max(worst, broken)
-    assert worst > 0.3 * level  # and it is not far from the level: the test has power
+    assert worst > 0.25 * level  # and it is not far from the level: the test has power
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,16 +10,18 @@ from adaptive_runtime.exits import MEASURES, Decider, Thresholds
 from tasks.errors import UserError
 from tasks.exits import HeldOut, PromiseSettings, calibrate, check_same_data
 from tasks.exits.path import find_path
+from tests.docs.documents import ROOT
 from tests.exits.exit_answers import LATENCY_MS, STRENGTHS, agreeing, drawn_held_out
 
 FAST = PromiseSettings(epsilon=0.03, measures=("top_probability",))
-RUNS = 200
+RUNS = 150
+PAGE = ROOT / "docs" / "exit_policies.md"
 
 
 @pytest.fixture(scope="module")
 def population() -> HeldOut:
     """So many images that what is lost is known to a tenth of a point."""
-    return drawn_held_out(10**6, 60_000)
+    return drawn_held_out(10**6, 40_000)
 
 
 def lost_of(thresholds: Thresholds, images: HeldOut) -> float:
@@ -46,6 +49,15 @@ def by_average(held_out: HeldOut) -> Thresholds:
     answers = held_out.answers(MEASURES["top_probability"], 2)
     bars = next(bars for bars in find_path(answers, LATENCY_MS)[::-1] if answers.leave(bars)[1].mean() <= FAST.epsilon)
     return Thresholds(measure="top_probability", thresholds=tuple(None if np.isinf(bar) else bar for bar in bars))
+
+
+def test_the_documents_say_how_many_images_are_needed() -> None:
+    shown = re.findall(r"^\| ([\d.]+) points? \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) == 4
+    for points, cells in shown:
+        for cell, confidence in zip(cells.split(" | "), (0.8, 0.95, 0.99), strict=True):
+            promise = PromiseSettings(epsilon=float(points) / 100, confidence=confidence)
+            assert promise.images_needed() == int(cell.replace(",", ""))
 
 
 @settings(deadline=None, max_examples=10)
