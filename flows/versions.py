@@ -15,7 +15,7 @@ from pathlib import Path
 from tasks.artifacts import digest_of
 from tasks.models.own_code import INSTALLED, UserModule, file_of
 
-ROOMS = ("tasks", "tailor_ir", "profiling_agents", "solvers")
+ROOMS = ("tasks", "tailor_ir", "adaptive_runtime", "profiling_agents", "solvers")
 LIBRARIES = (
     "torch",
     "timm",

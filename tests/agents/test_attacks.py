@@ -38,7 +38,7 @@ FLOORS = {
     "starlette": "0.49.1",
 }
 MIB = 1 << 20
-PRODUCT = ("tailor_ir", "profiling_agents", "tasks", "flows")
+PRODUCT = ("tailor_ir", "adaptive_runtime", "profiling_agents", "tasks", "flows")
 NEVER_CALLED = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load", "torch.save", "joblib.load", "marshal.loads"),
     *("yaml.load", "yaml.unsafe_load", "hydra.utils.instantiate", "eval", "exec"),

@@ -11,7 +11,7 @@ from flows.stages.table import PIPELINE
 from tests.docs.documents import FENCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
-ROOMS = ("conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks", "tests")
+ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "solvers", "tailor_ir", "tasks", "tests")
 FOLDERS = (*ROOMS, "benchmarks", "docs", "notebooks")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*")
 DOTTED = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+")

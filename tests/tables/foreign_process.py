@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-PROJECT = {"tailor_ir", "tasks", "flows", "profiling_agents", "conf"}
+PROJECT = {"adaptive_runtime", "tailor_ir", "tasks", "flows", "profiling_agents", "conf"}
 
 
 class Refusal:

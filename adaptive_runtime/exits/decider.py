@@ -1,0 +1,101 @@
+"""Whether a sample leaves at an exit: one sample at a time, or a batch that leaves sample by sample.
+
+The host runs a segment of the network, asks, and goes on or stops:
+
+    decision = decider.sample()
+    for segment in segments:
+        features, logits = segment(features)
+        if decision.leaves(logits):
+            break
+    decision.answer, decision.exit, decision.confidence
+
+Legend: N samples of a batch, B of them that are left, K classes.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits.measures import MEASURES, ConfidenceMeasure, MeasureState
+from adaptive_runtime.exits.thresholds import Thresholds
+
+NOT_YET = -1
+
+
+class Decider:
+    """Thresholds made ready. Has no state: that of samples is in the decisions that it starts."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._measure = MEASURES[thresholds.measure]
+        self._bars = thresholds.bars
+
+    def sample(self) -> "SampleDecision":
+        """For a sample that starts."""
+        return SampleDecision(self._measure, self._bars)
+
+    def batch(self, samples: int) -> "BatchDecision":
+        """For a batch that starts."""
+        return BatchDecision(self._measure, self._bars, samples)
+
+
+class SampleDecision:
+    """One sample on its way. `answer`, `confidence`: of the latest exit, whose index is `exit`."""
+
+    __slots__ = ("_bars", "_measure", "_state", "answer", "confidence", "exit", "left")
+
+    def __init__(self, measure: ConfidenceMeasure, bars: tuple[float, ...]) -> None:
+        self._measure, self._bars = measure, bars
+        self._state: MeasureState = ()
+        self.answer, self.exit, self.confidence, self.left = NOT_YET, NOT_YET, 0.0, False
+
+    def leaves(self, logits: NDArray[Any]) -> bool:
+        """Whether the sample leaves at the next exit, of logits (K,) or (1, K). AdaptiveError: it has left."""
+        if self.left:
+            raise AdaptiveError(f"exit {self.exit + 1}", f"the sample left at exit {self.exit}")
+        self.exit += 1
+        logits_K = logits.reshape(-1)
+        answer, confidence, self._state = self._measure.step(logits_K, self._state)
+        self.confidence = float(confidence)
+        if self.exit < len(self._bars):
+            self.answer = int(answer)
+            self.left = self.confidence >= self._bars[self.exit]
+        else:
+            self.answer = int(logits_K.argmax())
+            self.left = True
+        return self.left
+
+
+class BatchDecision:
+    """A batch on its way. `rows` (B,): the samples that are left.
+
+    answers, confidences, exits (N,): of samples that have left; `NOT_YET` where a sample has not.
+    """
+
+    def __init__(self, measure: ConfidenceMeasure, bars: tuple[float, ...], samples: int) -> None:
+        self._measure, self._bars = measure, bars
+        self._state: MeasureState = ()
+        self._next = 0
+        self.rows = np.arange(samples)
+        self.answers = np.full(samples, NOT_YET, np.int64)
+        self.exits = np.full(samples, NOT_YET, np.int64)
+        self.confidences = np.zeros(samples)
+
+    def leave(self, logits_BK: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of the samples that are left leave at the next exit (B,); the host goes on with the others."""
+        if len(logits_BK) != len(self.rows):
+            where, got = f"exit {self._next}", f"logits of {len(logits_BK)} samples"
+            raise AdaptiveError(where, got, allowed=f"{len(self.rows)}, of the samples that are left")
+        answers_B, confidences_B, state = self._measure.step(logits_BK, self._state)
+        if self._next < len(self._bars):
+            leaving_B: NDArray[np.bool_] = confidences_B >= self._bars[self._next]
+        else:
+            answers_B, leaving_B = logits_BK.argmax(-1), np.ones(len(self.rows), bool)
+        gone = self.rows[leaving_B]
+        self.answers[gone], self.confidences[gone] = answers_B[leaving_B], confidences_B[leaving_B]
+        self.exits[gone] = self._next
+        self._state = tuple(part[~leaving_B] for part in state)
+        self.rows = self.rows[~leaving_B]
+        self._next += 1
+        return leaving_B

@@ -1,0 +1,103 @@
+"""How sure an exit is of its answer: measures behind one protocol.
+
+A measure sees the logits of one exit after the other, of one sample (K,) or of several (B, K), by the same arithmetic in
+double precision, so that a batch is decided as its samples are. Higher is surer.
+
+Legend: N samples, B of them at once, E exits, K classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MeasureName = Literal["top_probability", "margin", "entropy", "patience", "ensemble"]
+MeasureState = tuple[Any, ...]
+"""What a measure remembers of samples: arrays (B, …), or scalars and vectors of one sample; empty before the first exit."""
+FADING = 0.5
+Step = tuple[Any, Any, MeasureState]
+"""Answers, confidences and the state after an exit."""
+
+
+class ConfidenceMeasure(Protocol):
+    """One way to judge the answer of an exit. `step`: for logits (…, K) of the next exit, its answers and confidences (…)."""
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step: ...
+
+
+class TopProbability:
+    """The largest probability of the softmax."""
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
+        weights = np.exp(_below_top(logits))
+        return logits.argmax(-1), 1.0 / np.add.reduce(weights, -1), state
+
+
+class Margin:
+    """The largest probability less the second largest."""
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
+        weights = np.exp(_below_top(logits))
+        second = np.partition(weights, -2, -1)[..., -2]
+        return logits.argmax(-1), (1.0 - second) / np.add.reduce(weights, -1), state
+
+
+class Entropy:
+    """One less the entropy of the softmax, as a share of the largest possible one."""
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
+        below = _below_top(logits)
+        weights = np.exp(below)
+        total = np.add.reduce(weights, -1)
+        nats = np.log(total) - np.add.reduce(weights * below, -1) / total
+        return logits.argmax(-1), 1.0 - nats / np.log(logits.shape[-1]), state
+
+
+class Patience:
+    """How many exits in a row have given this answer, this one counted. Source: PABEE (NeurIPS 2020)."""
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
+        answers = logits.argmax(-1)
+        agreeing = np.ones(answers.shape) if not state else np.where(answers == state[0], state[1] + 1.0, 1.0)
+        return answers, agreeing, (answers, agreeing)
+
+
+class Ensemble:
+    """The largest probability of the geometric ensemble of all heads so far, whose answer it is.
+
+    A head has `FADING` times the weight of the next one. Source: Zero Time Waste (NeurIPS 2021), where weights are learned.
+    """
+
+    def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
+        below = _below_top(logits)
+        logs = below - np.log(np.add.reduce(np.exp(below), -1, keepdims=True))
+        logs = logs + FADING * state[0] if state else logs
+        weights = np.exp(_below_top(logs))
+        return logs.argmax(-1), 1.0 / np.add.reduce(weights, -1), (logs,)
+
+
+MEASURES: Mapping[MeasureName, ConfidenceMeasure] = {
+    "top_probability": TopProbability(),
+    "margin": Margin(),
+    "entropy": Entropy(),
+    "patience": Patience(),
+    "ensemble": Ensemble(),
+}
+
+
+def trace(measure: ConfidenceMeasure, logits_NEK: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Answers and confidences (N, E) of samples at all exits."""
+    state: MeasureState = ()
+    answers, confidences = [], []
+    for place in range(logits_NEK.shape[1]):
+        answer_N, confidence_N, state = measure.step(logits_NEK[:, place], state)
+        answers.append(answer_N)
+        confidences.append(confidence_N)
+    return np.stack(answers, 1), np.stack(confidences, 1)
+
+
+def _below_top(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Logits less the largest of them, in double precision: at most 0."""
+    top = np.maximum.reduce(logits, -1, keepdims=True)
+    return np.subtract(logits, top, dtype=np.float64)

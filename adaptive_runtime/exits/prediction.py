@@ -1,0 +1,71 @@
+"""What leaving early costs on average and at worst: exit rates, and the latency and energy that follow from them.
+
+Means are sums over segments: a segment costs its own latency times the share of samples that reach it, so the search can add
+them up like operators. Legend: N samples, E exits up to the full answer, R runs that were timed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitPrediction:
+    """rates: share of samples that leave at each exit. Latencies [ms] of one sample; expected_mj: energy, if it is known."""
+
+    rates: tuple[float, ...]
+    expected_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    expected_mj: float | None = None
+
+
+def exits_taken(confidences_NE: Values, bars: Sequence[float]) -> NDArray[np.int64]:
+    """Where each sample leaves (N,): the first exit where its confidence reaches the bar, else the one behind all bars."""
+    leaves = confidences_NE[:, : len(bars)] >= np.asarray(bars, np.float64)
+    whole = np.ones((len(leaves), 1), bool)
+    return np.concatenate([leaves, whole], 1).argmax(1)
+
+
+def exit_rates(exits_N: NDArray[np.int64], exits: int) -> Values:
+    """Share of samples at each exit (E,)."""
+    return np.bincount(exits_N, minlength=exits) / len(exits_N)
+
+
+def reach(rates_E: Values) -> Values:
+    """Share of samples that run each segment (E,): those that leave at its end or later."""
+    return np.cumsum(rates_E[::-1])[::-1]
+
+
+def predict(rates_E: Values, runs_ms: Values, segments_mj_E: Values | None = None) -> ExitPrediction:
+    """Latency and energy of samples that leave at these rates.
+
+    runs_ms: cumulative latency of leaving at each exit, once (E,) or by run (E, R) [ms]. segments_mj_E: energy of each segment
+    with its head [mJ].
+    """
+    runs_ms_ER = runs_ms.reshape(len(rates_E), -1)
+    runs = runs_ms_ER.shape[1]
+    values, weights = runs_ms_ER.ravel(), np.repeat(rates_E / runs, runs)
+    p50, p90, p99 = (weighted_quantile(values, weights, share) for share in (0.5, 0.9, 0.99))
+    return ExitPrediction(
+        rates=tuple(map(float, rates_E)),
+        expected_ms=float(rates_E @ runs_ms_ER.mean(1)),
+        p50_ms=p50,
+        p90_ms=p90,
+        p99_ms=p99,
+        expected_mj=None if segments_mj_E is None else float(reach(rates_E) @ segments_mj_E),
+    )
+
+
+def weighted_quantile(values: Values, weights: Values, share: float) -> float:
+    """The smallest value at or below which there is at least this share of the weight."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    place = int(np.searchsorted(below, share * below[-1] - ROUNDING))
+    return float(values[order[min(place, len(order) - 1)]])

@@ -1,0 +1,68 @@
+"""Thresholds as a file: what a device needs to leave early, and the promise that stands behind it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits.measures import MeasureName
+from profiling_agents.messages import Message, one_line
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Promise(Message):
+    """Of images like those that were tested, at most a share `epsilon` less is answered rightly than by the full answer.
+
+    confidence: the least probability, over the draw of the tested images, that this holds. lost, gained: tested images that
+    the full answer has right and leaving early has not, and the other way around. p_value: of "more than epsilon is lost".
+    """
+
+    epsilon: Share
+    confidence: Share
+    images: int = Field(ge=1)
+    lost: int = Field(ge=0)
+    gained: int = Field(ge=0)
+    p_value: float = Field(ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> Self:
+        if self.lost + self.gained > self.images:
+            raise ValueError(f"{self.lost} lost and {self.gained} gained of {self.images} images")
+        if self.p_value > 1 - self.confidence + 1e-12:
+            raise ValueError(f"p_value {self.p_value:g} does not bear confidence {self.confidence:g}")
+        return self
+
+
+class Thresholds(Message):
+    """When a sample leaves: at the first exit where its confidence is at least the threshold.
+
+    thresholds: one for each exit before the full answer; null: nobody leaves there. The exit behind them answers what is left.
+    """
+
+    version: Literal[1] = 1
+    measure: MeasureName
+    thresholds: tuple[float | None, ...]
+    promise: Promise | None = None
+
+    @property
+    def full_exit(self) -> int:
+        """The exit that gives the full answer."""
+        return len(self.thresholds)
+
+    @property
+    def bars(self) -> tuple[float, ...]:
+        """Thresholds as numbers: infinity where nobody leaves."""
+        return tuple(float("inf") if bar is None else bar for bar in self.thresholds)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "thresholds") -> Self:
+        """From a file's text. AdaptiveError in one line: another version, or no thresholds."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step="make the thresholds again") from error

@@ -1,0 +1,168 @@
+"""Thresholds that make the expected measured latency small, with a promise about the accuracy that is lost.
+
+Held-out images are divided. One part chooses: the exit that gives the full answer (the most accurate one), the confidence
+measure, and a path of thresholds for it. The other part tests the path's steps in order, each by an exact p-value, and the
+last step before the first failure is taken: *Learn then Test* with fixed-sequence testing (Angelopoulos et al., 2021). So the
+promise holds with the stated confidence for any network, any data and any number of images, as long as images are independent
+draws of what will come.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.exits import (
+    MEASURES,
+    ExitPrediction,
+    MeasureName,
+    Promise,
+    Thresholds,
+    exit_rates,
+    predict,
+)
+from tasks.errors import UserError
+from tasks.exits.bounds import images_needed, p_value
+from tasks.exits.held_out import HeldOut, check_exits
+from tasks.exits.path import ExitAnswers, Values, find_path
+
+FEWEST_CHOOSING = 20
+"""Images that a path is found on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseSettings:
+    """epsilon: accuracy lost at most (0.01: one point). confidence: that it holds. choosing_share: of the held-out images."""
+
+    epsilon: float = 0.01
+    confidence: float = 0.95
+    choosing_share: float = 0.4
+    measures: Sequence[MeasureName] = tuple(MEASURES)
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("confidence", self.confidence)):
+            if not 0 < value < 1:
+                raise UserError(f"exits.{name}", f"{value:g}", allowed="between 0 and 1, as 0.01")
+
+    @property
+    def level(self) -> float:
+        """Most probability of a broken promise."""
+        return 1 - self.confidence
+
+    def choosing(self, images: int) -> int:
+        """How many of the held-out images choose."""
+        return int(images * self.choosing_share)
+
+    def images_needed(self) -> int:
+        """Fewest held-out images with which the promise can be given."""
+        tested = images_needed(self.epsilon, self.level)
+        images = tested
+        while images - self.choosing(images) < tested or self.choosing(images) < FEWEST_CHOOSING:
+            images += 1
+        return images
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedExits:
+    """Thresholds, and what they lead to on the images that tested them.
+
+    accuracy, full_accuracy: leaving early and never, on those images. by_measure: expected latency [ms] that each measure
+    came to on the images that chose.
+    """
+
+    thresholds: Thresholds
+    prediction: ExitPrediction
+    accuracy: float
+    full_accuracy: float
+    full_ms: float
+    by_measure: dict[MeasureName, float]
+
+    @property
+    def saved(self) -> float:
+        """Share of the full answer's latency."""
+        return 1 - self.prediction.expected_ms / self.full_ms
+
+
+def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Generator) -> CalibratedExits:
+    """Thresholds with a promise. UserError: too few images for it, or an exit that always answers the same."""
+    check_exits(held_out)
+    needed = settings.images_needed()
+    if len(held_out) < needed:
+        promised = f"at most {settings.epsilon:.2%} of accuracy lost, with {settings.confidence:.1%} confidence"
+        raise UserError(
+            "exits",
+            f"{len(held_out)} held-out images are too few to promise {promised}",
+            allowed=f"{needed} or more",
+            next_step="hold out more images, or take a larger epsilon or a smaller confidence",
+        )
+    order = rng.permutation(len(held_out))
+    count = settings.choosing(len(held_out))
+    choosing, testing = held_out.rows(order[:count]), held_out.rows(order[count:])
+    full_exit = int(choosing.right_NE.mean(0).argmax())
+    latency_ms_E = held_out.latency_ms_E[: full_exit + 1]
+    traced = {name: choosing.answers(MEASURES[name], full_exit) for name in settings.measures}
+    halves = np.array_split(rng.permutation(count), 2)
+    by_measure = {
+        name: _expected_ms(answers, latency_ms_E, settings, len(testing), halves) for name, answers in traced.items()
+    }
+    measure = min(by_measure, key=by_measure.__getitem__)
+    path_SF = find_path(traced[measure], latency_ms_E)
+    tested = testing.answers(MEASURES[measure], full_exit)
+    bars_F = path_SF[furthest(path_SF, tested, settings, len(testing))]
+    return _result(measure, bars_F, tested, testing, settings, by_measure)
+
+
+def furthest(path_SF: Values, answers: ExitAnswers, settings: PromiseSettings, images: int) -> int:
+    """The last step of a path before the first that fails its test, with losses as in `images` images of the same kind."""
+    for step, bars_F in enumerate(path_SF):
+        _, losses_N = answers.leave(bars_F)
+        lost, gained = (round((losses_N == sign).sum() * images / len(answers)) for sign in (1, -1))
+        if p_value(lost, gained, images, settings.epsilon, settings.level) > settings.level:
+            return max(0, step - 1)
+    return len(path_SF) - 1
+
+
+def _expected_ms(
+    answers: ExitAnswers, latency_ms_E: Values, settings: PromiseSettings, images: int, halves: list[NDArray[np.int64]]
+) -> float:
+    """What a measure comes to: a path from one half, tested on the other as if that were all images that test; and back."""
+    found = []
+    for finding, judging in (halves, halves[::-1]):
+        path_SF = find_path(answers.rows(finding), latency_ms_E)
+        judged = answers.rows(judging)
+        taken_N, _ = judged.leave(path_SF[furthest(path_SF, judged, settings, images)])
+        found.append(latency_ms_E[taken_N].mean())
+    return float(np.mean(found))
+
+
+def _result(
+    measure: MeasureName,
+    bars_F: Values,
+    tested: ExitAnswers,
+    testing: HeldOut,
+    settings: PromiseSettings,
+    by_measure: dict[MeasureName, float],
+) -> CalibratedExits:
+    full_exit = len(bars_F)
+    taken_N, losses_N = tested.leave(bars_F)
+    lost, gained = int((losses_N == 1).sum()), int((losses_N == -1).sum())
+    promise = Promise(
+        epsilon=settings.epsilon,
+        confidence=settings.confidence,
+        images=len(tested),
+        lost=lost,
+        gained=gained,
+        p_value=p_value(lost, gained, len(tested), settings.epsilon, settings.level),
+    )
+    bars = tuple(float(bar) if np.isfinite(bar) else None for bar in bars_F)
+    latency_ms_E = testing.latency_ms_E[: full_exit + 1]
+    full_accuracy = float(testing.right_NE[:, full_exit].mean())
+    return CalibratedExits(
+        thresholds=Thresholds(measure=measure, thresholds=bars, promise=promise),
+        prediction=predict(exit_rates(taken_N, full_exit + 1), latency_ms_E),
+        accuracy=full_accuracy - float(losses_N.mean()),
+        full_accuracy=full_accuracy,
+        full_ms=float(latency_ms_E[-1]),
+        by_measure=by_measure,
+    )

@@ -1,0 +1,100 @@
+"""What thresholds are made from: logits of all exits on images that were not trained on, and the latency of each exit."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.exits import ConfidenceMeasure, trace
+from tasks.errors import UserError
+from tasks.exits.path import ExitAnswers
+
+SHIFT = 0.05
+"""Accuracies of the full answer, after training and on held-out images, that lie further apart are of different data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HeldOut:
+    """N images, E exits, K classes. latency_ms_E: measured from the input to each exit's answer. UserError: they do not fit."""
+
+    logits_NEK: NDArray[Any]
+    labels_N: NDArray[np.int64]
+    latency_ms_E: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        _check_shapes(self)
+        _check_values(self)
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def rows(self, chosen: NDArray[np.int64]) -> "HeldOut":
+        """Of some images."""
+        return HeldOut(
+            logits_NEK=self.logits_NEK[chosen], labels_N=self.labels_N[chosen], latency_ms_E=self.latency_ms_E
+        )
+
+    @property
+    def right_NE(self) -> NDArray[np.int64]:
+        """1 where an exit's own answer is the label."""
+        return (self.logits_NEK.argmax(2) == self.labels_N[:, None]).astype(np.int64)
+
+    def answers(self, measure: ConfidenceMeasure, full_exit: int) -> ExitAnswers:
+        """By a measure, up to the exit that gives the full answer, and against that answer."""
+        upto = full_exit + 1
+        answers_NE, confidences_NE = trace(measure, self.logits_NEK[:, :upto])
+        answers_NE[:, full_exit] = self.logits_NEK[:, full_exit].argmax(1)
+        right_NE = (answers_NE == self.labels_N[:, None]).astype(np.int64)
+        return ExitAnswers(confidences_NE, right_NE[:, full_exit:] - right_NE)
+
+
+def check_same_data(held_out: HeldOut, trained_accuracy: float) -> None:
+    """UserError: the last exit is not as accurate on held-out images as it was after training, so they are of other data."""
+    accuracy = float(held_out.right_NE[:, -1].mean())
+    noise = 4 * np.sqrt(trained_accuracy * (1 - trained_accuracy) / len(held_out))
+    if abs(accuracy - trained_accuracy) > SHIFT + noise:
+        raise UserError(
+            "exits",
+            f"the network has {accuracy:.1%} of the held-out images right, after training it had {trained_accuracy:.1%}",
+            next_step="take held-out images of the data that the network was trained for",
+        )
+
+
+def check_exits(held_out: HeldOut) -> None:
+    """UserError: an exit gives one answer to all images."""
+    answers_NE = held_out.logits_NEK.argmax(2)
+    if len(np.unique(held_out.labels_N)) > 1:
+        for place, same in enumerate((answers_NE == answers_NE[0]).all(0)):
+            if same:
+                raise UserError(
+                    f"exit {place}",
+                    f"answers class {answers_NE[0, place]} to all {len(held_out)} images",
+                    next_step="train it longer, or leave it out",
+                )
+
+
+def _check_shapes(held_out: HeldOut) -> None:
+    shape = held_out.logits_NEK.shape
+    if len(shape) != 3 or not shape[0] or not shape[1]:
+        raise UserError("exits", f"logits of shape {shape}", allowed="(images, exits, classes)")
+    if shape[2] < 2:
+        raise UserError("exits", f"{shape[2]} class of answers", allowed="classifiers with two or more")
+    for name, got, expected in (
+        ("labels", held_out.labels_N.shape, shape[:1]),
+        ("latency_ms", held_out.latency_ms_E.shape, shape[1:2]),
+    ):
+        if got != expected:
+            raise UserError("exits", f"{name} of shape {got}", allowed=f"{expected}, as the logits of shape {shape}")
+
+
+def _check_values(held_out: HeldOut) -> None:
+    classes, labels_N, latency_ms_E = held_out.logits_NEK.shape[2], held_out.labels_N, held_out.latency_ms_E
+    if labels_N.min() < 0 or labels_N.max() >= classes:
+        got = f"labels from {labels_N.min()} to {labels_N.max()}"
+        next_step = "take held-out images of the data that the network was trained for"
+        raise UserError("exits", got, allowed=f"0 to {classes - 1}, the network's classes", next_step=next_step)
+    if not np.isfinite(held_out.logits_NEK).all():
+        raise UserError("exits", "logits that are no numbers", next_step="train the exits again")
+    if not (np.isfinite(latency_ms_E) & (latency_ms_E > 0)).all():
+        raise UserError("exits", f"latencies {latency_ms_E.tolist()}", allowed="positive numbers [ms]")

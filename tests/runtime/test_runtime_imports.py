@@ -1,0 +1,27 @@
+"""Deciding at exits needs numpy and the messages' pydantic, and nothing that a device does not have."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adaptive_runtime
+
+ROOM = Path(adaptive_runtime.__path__[0])
+MODULES = [module.name for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")]
+NEEDED = {"numpy", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+LISTED = "import sys; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before))"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_of_the_runtime_brings_few_libraries(module: str) -> None:
+    command = [sys.executable, "-c", LISTED.format(module=module)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    first = {name.partition(".")[0] for name in loaded if not name.startswith("_sysconfigdata")}
+    first -= set(sys.stdlib_module_names)
+    assert "adaptive_runtime" in first
+    assert first <= NEEDED | {"adaptive_runtime", "profiling_agents"}
+    agents = {name.split(".")[1] for name in loaded if name.startswith("profiling_agents.")}
+    assert agents <= {"messages"}
