@@ -1,6 +1,6 @@
 """Every network of a list as a SuperNet: what is elastic, whether SubNets are equal everywhere, time and memory.
 
-    python -m benchmarks.zoo [--subnets 10] [--alternatives] [--json FILE] [--markdown] [NETWORK …]
+    python -m benchmarks.zoo [--subnets 10] [--alternatives | --exits] [--json FILE] [--markdown] [NETWORK …]
 
 Without names, the 60 networks of `benchmarks/zoo.txt`. Networks come from timm with random weights and BatchNorm statistics
 that are all different, at their own input size; each is read in a process of its own. Differences are the largest absolute
@@ -8,6 +8,8 @@ one over all outputs, relative to the largest output. FILE grows network by netw
 
 --alternatives: all kinds of alternatives at every block, beside the proposed sizes. Then weights of the network must be
 bit-equal in the SuperNet, and the operators of random SubNets among the listed ones.
+
+--exits: a few exits beside the proposed sizes, and the same conditions.
 """
 
 import argparse
@@ -28,13 +30,17 @@ from rich.table import Table
 
 NETWORKS = Path(__file__).with_name("zoo.txt")
 ALTERNATIVES = ("merged", "pruned", "low_rank", "grouped", "separable", "fire", "ghost")
-EVERYTHING = {"*": "auto", "alternatives": "auto"}
+SPACES = {
+    "sizes": None,
+    "alternatives": {"*": "auto", "alternatives": "auto"},
+    "exits": {"*": "auto", "exits": "auto"},
+}
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
 TOLERANCE = 1e-4
 
 
-def measure(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
+def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
     """What one network became; the caller's process is used up by it."""
     import timm
     import torch
@@ -51,7 +57,7 @@ def measure(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
     sample = torch.randn(1, *known["input_size"])
     before_mib = _peak_mib()
     start = time.perf_counter()
-    net = tailor_ir.compile(model, sample, EVERYTHING if alternatives else None)
+    net = tailor_ir.compile(model, sample, SPACES[space])
     compile_s = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         net.export(net.max_config, Path(folder) / "largest.onnx")
@@ -74,18 +80,36 @@ def measure(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
             net.elastic.eval()
             row["largest"] = difference(model(sample), net.elastic(sample))
             row |= _compare(net, subnets, Path(folder))
-    return row | (_alternatives(net, model, subnets) if alternatives else {})
+    if space == "sizes":
+        return row
+    return row | (_alternatives(net) if space == "alternatives" else _exits(net)) | _listed(net, model, subnets)
 
 
-def _alternatives(net: Any, model: Any, subnets: int) -> dict[str, Any]:
-    """Blocks that have alternatives of each kind, weights that are the network's, and operators that were not listed."""
-    import numpy as np
-    import torch
-
+def _alternatives(net: Any) -> dict[str, Any]:
+    """Blocks that have alternatives of each kind."""
     from tailor_ir.alternatives import ALTERNATIVES as RECORDS
 
     choices = [set(v.choices) for v in net.space.variables if v.kind == "block"]
     blocks = {name: sum(not own.isdisjoint(RECORDS[name].choices) for own in choices) for name in ALTERNATIVES}
+    return {"blocks": len(choices), "alternatives": blocks}
+
+
+def _exits(net: Any) -> dict[str, Any]:
+    """Places of exits with their shares of the whole network's multiply-accumulates, and the share of parameters of heads."""
+    places = next(v.choices for v in net.space.variables if v.kind == "exit")
+    graph, whole = net.structure.graph, net.macs(net.max_config)
+    heads = sum(net.elastic.tensor(name).numel() for name in graph.parameters if name.startswith("exit/"))
+    return {
+        "exits": {place: net.macs({"exit": place}) / whole for place in places[:-1]},
+        "head_parameters": heads / net.parameters(net.max_config),
+    }
+
+
+def _listed(net: Any, model: Any, subnets: int) -> dict[str, Any]:
+    """Weights that are the network's, and operators that were not listed."""
+    import numpy as np
+    import torch
+
     own = net.elastic.tensor
     same = [
         torch.equal(own(name), tensor) or (tensor.ndim == 2 and torch.equal(own(name).T, tensor))  # of a product
@@ -102,8 +126,6 @@ def _alternatives(net: Any, model: Any, subnets: int) -> dict[str, Any]:
         for f in net.operators(config)
     }
     return {
-        "blocks": len(choices),
-        "alternatives": blocks,
         "tensors": len(same),
         "changed_tensors": len(same) - sum(same),
         "unique_operators": len(unique),
@@ -140,9 +162,9 @@ def _compare(net: Any, subnets: int, folder: Path) -> dict[str, float]:
     return {"built": built, "exported": exported}
 
 
-def _in_own_process(name: str, subnets: int, alternatives: bool) -> dict[str, Any]:
+def _in_own_process(name: str, subnets: int, space: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.zoo", "--one", name, "--subnets", str(subnets)]
-    command += ["--alternatives"] if alternatives else []
+    command += [] if space == "sizes" else [f"--{space}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -179,8 +201,8 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     ]
 
 
-def bars_of_alternatives(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Bar, limit, measured, where alternatives were asked for."""
+def bars_beside_sizes(rows: list[dict[str, Any]], space: str) -> list[tuple[str, str, str]]:
+    """Bar, limit, measured, where alternatives or exits were asked for."""
     good = [row for row in rows if "error" not in row]
 
     def count(holds: Any) -> str:
@@ -188,8 +210,21 @@ def bars_of_alternatives(rows: list[dict[str, Any]]) -> list[tuple[str, str, str
 
     equal = count(lambda r: all(r[key] <= TOLERANCE for key in ("largest", "built", "exported")))
     slowest = max((row["enumerate_s"] for row in good), default=0.0)
+    if space == "alternatives":
+        wished = "all kinds"
+        found = [
+            ("alternatives found", ">= 50", count(lambda r: r["blocks"])),
+            ("three kinds and more", ">= 45", count(lambda r: sum(n > 0 for n in r["alternatives"].values()) >= 3)),
+        ]
+    else:
+        wished = "exits"
+        found = [("three exits", "–", count(lambda r: len(r["exits"]) == 3))]
     return [
-        ("compile with all kinds and the proposed sizes", ">= 55", count(lambda row: True)),
+        (
+            f"compile with {wished} and the proposed sizes",
+            ">= 55",
+            count(lambda row: True),
+        ),
         ("largest = original, elastic = built = exported (1e-4)", "all that compile", equal),
         (
             "weights of the network bit-equal in the SuperNet",
@@ -197,16 +232,20 @@ def bars_of_alternatives(rows: list[dict[str, Any]]) -> list[tuple[str, str, str
             count(lambda r: not r["changed_tensors"]),
         ),
         ("operators of random SubNets among the listed ones", "all that compile", count(lambda r: not r["outside"])),
-        ("alternatives found", ">= 50", count(lambda r: r["blocks"])),
-        ("three kinds and more", ">= 45", count(lambda r: sum(n > 0 for n in r["alternatives"].values()) >= 3)),
+        *found,
         ("unique operators listed, slowest network", "–", f"{slowest:.1f} s"),
     ]
 
 
-def _show(rows: list[dict[str, Any]], alternatives: bool) -> None:
-    kinds = () if alternatives else KINDS
+def _bars(rows: list[dict[str, Any]], space: str) -> list[tuple[str, str, str]]:
+    return bars(rows) if space == "sizes" else bars_beside_sizes(rows, space)
+
+
+def _show(rows: list[dict[str, Any]], space: str) -> None:
+    kinds = KINDS if space == "sizes" else ()
     columns = ("network", *kinds, "largest", "built", "exported", "smallest_macs", "compile_and_export_s", "peak_mib")
-    columns += ("blocks", "alternatives", "changed_tensors", "outside") if alternatives else ()
+    columns += {"sizes": (), "alternatives": ("blocks", "alternatives"), "exits": ("exits", "head_parameters")}[space]
+    columns += () if space == "sizes" else ("changed_tensors", "outside")
     table = Table(*(c.replace("_", " ") for c in columns))
     for row in rows:
         if "error" in row:
@@ -214,7 +253,7 @@ def _show(rows: list[dict[str, Any]], alternatives: bool) -> None:
         else:
             table.add_row(*(f"{row[c]:.2g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
     summary = Table("bar", "limit", "measured")
-    for bar in (bars_of_alternatives if alternatives else bars)(rows):
+    for bar in _bars(rows, space):
         summary.add_row(*bar)
     console = Console(width=170)
     console.print(table)
@@ -249,7 +288,7 @@ def _markdown(rows: list[dict[str, Any]]) -> None:
 def _markdown_of_alternatives(rows: list[dict[str, Any]]) -> None:
     """The tables of benchmarks/README.md where alternatives were asked for."""
     print("| bar | limit | measured |\n|---|---|---|")
-    for bar in bars_of_alternatives(rows):
+    for bar in bars_beside_sizes(rows, "alternatives"):
         print(f"| {' | '.join(bar)} |")
     heads = ("network", "blocks", *ALTERNATIVES, "largest difference", "operators", "compile and export, s")
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
@@ -263,6 +302,28 @@ def _markdown_of_alternatives(rows: list[dict[str, Any]]) -> None:
         print(f"| {' | '.join(map(str, (row['network'], row['blocks'] or '–', *blocks, *measured)))} |")
 
 
+def _markdown_of_exits(rows: list[dict[str, Any]]) -> None:
+    """The tables of benchmarks/README.md where exits were asked for."""
+    print("| bar | limit | measured |\n|---|---|---|")
+    for bar in bars_beside_sizes(rows, "exits"):
+        print(f"| {' | '.join(bar)} |")
+    heads = ("network", "exits, with shares of the MACs", "parameters of heads", "largest difference", "operators")
+    print(f"\n| {' | '.join(heads)} | compile and export, s |\n|---{'|---' * len(heads)}|")
+    for row in rows:
+        if "error" in row:
+            print(f"| {row['network']} | {row['error']} |" + " |" * (len(heads) - 1))
+            continue
+        worst = max(row[key] for key in ("largest", "built", "exported"))
+        places = ", ".join(f"{place} {share:.0%}" for place, share in row["exits"].items())
+        measured = (
+            f"{row['head_parameters']:.1%}",
+            f"{worst:.1e}",
+            row["unique_operators"],
+            f"{row['compile_and_export_s']:.1f}",
+        )
+        print(f"| {' | '.join(map(str, (row['network'], places, *measured)))} |")
+
+
 def _missing(row: dict[str, Any]) -> list[str]:
     """Why a network has no depth or no resolution."""
     reasons = [] if row["depth"] else ["depth: no block keeps its axes"]
@@ -273,26 +334,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK")
     parser.add_argument("--subnets", type=int, default=10)
-    parser.add_argument("--alternatives", action="store_true")
+    for space in ("alternatives", "exits"):
+        parser.add_argument(f"--{space}", action="store_const", const=space, dest="space", default="sizes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true", help="print the tables of the README")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.subnets, arguments.alternatives)))
+        print(json.dumps(measure(arguments.one, arguments.subnets, arguments.space)))
         return
     file = arguments.json
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
     names = arguments.networks or NETWORKS.read_text().split()
     for name in track([n for n in names if n not in [row["network"] for row in rows]], "networks"):
-        rows.append(_in_own_process(name, arguments.subnets, arguments.alternatives))
+        rows.append(_in_own_process(name, arguments.subnets, arguments.space))
         if file:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
     if arguments.markdown:
-        (_markdown_of_alternatives if arguments.alternatives else _markdown)(rows)
+        writers = {"sizes": _markdown, "alternatives": _markdown_of_alternatives, "exits": _markdown_of_exits}
+        writers[arguments.space](rows)
     else:
-        _show(rows, arguments.alternatives)
+        _show(rows, arguments.space)
 
 
 if __name__ == "__main__":

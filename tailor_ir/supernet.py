@@ -13,6 +13,7 @@ from tailor_ir import storage
 from tailor_ir.alternatives import FirstWeights, Refused, add_alternatives, fit_alternatives
 from tailor_ir.dims import Windows
 from tailor_ir.errors import ImportFailed
+from tailor_ir.exits import add_exits
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.memory.activations import ActivationMemory
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
@@ -55,7 +56,7 @@ class SuperNet:
         self.remarks: tuple[str, ...] = ()
         """Lines for the user about what `compile` noticed; logged, and not saved."""
         self.refused: tuple[Refused, ...] = ()
-        """Alternatives that `compile` did not take, and why; not saved."""
+        """Alternatives and exits that `compile` did not take, and why; not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
         structure = propose(graph, *_read(graph, tensors), spec)
         self._spec = spec
@@ -302,12 +303,16 @@ def compile(
         proto = load_onnx(Path(model))
         graph, tensors = import_onnx(proto, example_shape=shape)
     graph, tensors = repeat_for_samples(*simplify(graph, tensors))
-    graph, tensors, refused = add_alternatives(graph, tensors, space, lambda g, t: propose(g, *_read(g, t), space))
+
+    def read(graph: Graph, tensors: Tensors) -> Structure:
+        return propose(graph, *_read(graph, tensors), space)
+
+    graph, tensors, refused = add_alternatives(graph, tensors, space, read)
+    graph, tensors, no_exits = add_exits(graph, tensors, space, read)
     if kernel_transform:
-        structure = propose(graph, *_read(graph, tensors), space)
-        graph, tensors = transform_kernels(graph, tensors, structure)
+        graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
     net = SuperNet(graph, tensors, space)
-    net.refused = refused
+    net.refused = (*refused, *no_exits)
     if isinstance(model, nn.Module) and example_input is not None:
         net.remarks = compare(model, net.elastic, example_input)
     else:

@@ -5,7 +5,7 @@ can be laid side by side.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -130,14 +130,15 @@ class Layers:
         self._known: dict[OperatorFeature, SubNetLayer] = {}
 
     def _all_placed(self) -> list[tuple[PlacedOperator, Place]]:
-        """The operators of the largest SubNet, and before those of each block the ones of its alternatives."""
+        """The operators of the largest SubNet, behind an exit's place its head's, before each block its alternatives'."""
         net = self._net
         largest = [(one, self._place(one.names)) for one in net.placed_operators(net.max_config).operators]
         known = {one.outputs for one, _ in largest}
         starts: dict[Place, int] = {}
         for number, (_, place) in enumerate(largest):
             starts.setdefault(place, number)
-        others: dict[int, list[tuple[PlacedOperator, Place]]] = {}
+        others = self._heads([one for one, _ in largest])
+        known.update(one.outputs for own in others.values() for one, _ in own)
         for variable, place in self._block_variables():
             for choice in variable.choices[:-1]:
                 found = net.placed_operators({variable.name: choice}).operators
@@ -145,6 +146,19 @@ class Layers:
                 known.update(one.outputs for one, _ in own)
                 others.setdefault(starts[place], []).extend(own)
         return [pair for number, one in enumerate(largest) for pair in (*others.get(number, ()), one)]
+
+    def _heads(self, largest: Sequence[PlacedOperator]) -> dict[int, list[tuple[PlacedOperator, Place]]]:
+        """The operators of exits by the number of the largest SubNet's operator that they stand before."""
+        numbers = {one.outputs: number for number, one in enumerate(largest)}
+        heads: dict[int, list[tuple[PlacedOperator, Place]]] = {}
+        for variable in self._net.space.variables:
+            for choice in variable.choices[:-1] if variable.kind == "exit" else ():
+                found = self._net.placed_operators({variable.name: choice}).operators
+                before = max(numbers[one.outputs] for one in found if one.outputs in numbers)
+                place = Place(f"{variable.name} {choice}", False, "")
+                own = [(one, place) for one in found if one.outputs not in numbers]
+                heads.setdefault(before + 1, []).extend(own)
+        return heads
 
     def _block_variables(self) -> Iterator[tuple[Variable, Place]]:
         """The variables that choose alternatives, each with the place of its block."""

@@ -55,5 +55,7 @@ def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
 
 
 SpaceSelectors = Annotated[
-    dict[str, tuple[int | float | str, ...] | Literal["auto", "frozen"]], BeforeValidator(_selectors)
+    dict[str, tuple[int | float | str, ...] | Literal["auto", "frozen", "convolution", "light"]],
+    BeforeValidator(_selectors),
 ]
+"""The last two words are kinds of the heads of exits (`exits.head`)."""

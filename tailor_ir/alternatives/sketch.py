@@ -92,17 +92,18 @@ class Sketch:
         *,
         bias: str | None = None,
         groups: int = 1,
+        stride: int = 1,
     ) -> str:
         """A convolution of x with a weight (O, I / groups, *K).
 
-        like: the convolution whose positions it has; its kernel may be larger. Without: stride 1, and as many positions as x.
+        like: the convolution whose positions it has; its kernel may be larger. Without: every `stride`-th position of x.
         bias: name of a tensor of the sketch.
         """
         rank = weight.ndim - 2
         kernel = tuple(weight.shape[2:])
         attributes: dict[str, Attribute] = {"kernel_shape": kernel, "group": groups}
         if like is None:
-            attributes |= {"pads": tuple(size // 2 for size in kernel) * 2}
+            attributes |= {"pads": tuple(size // 2 for size in kernel) * 2, "strides": (stride,) * rank}
         else:
             attributes |= {key: value for key, value in like.attributes if key in ("strides", "dilations")}
             attributes |= {"pads": self._pads(like, kernel)}
@@ -121,6 +122,21 @@ class Sketch:
         weight_name = self.parameter(f"{name}.weight", weight)
         inputs = (x, weight_name) if bias is None else (x, weight_name, bias)
         return self.node(name, "Linear", inputs, (*self.shape(x)[:-1], weight.shape[0]))
+
+    def batch_norm(self, name: str, x: str) -> str:
+        """A BatchNorm of x (B, C, *S) that begins as the identity."""
+        channels = self.shape(x)[1]
+        scale = self.parameter(f"{name}.weight", torch.ones(channels))
+        bias = self.parameter(f"{name}.bias", torch.zeros(channels))
+        mean = self._statistic(f"{name}.running_mean", torch.zeros(channels))
+        variance = self._statistic(f"{name}.running_var", torch.ones(channels))
+        return self.node(name, "BatchNormalization", (x, scale, bias, mean, variance), self.shape(x), {"epsilon": 1e-5})
+
+    def _statistic(self, name: str, tensor: torch.Tensor) -> str:
+        name = self._free(name)
+        self.statistics[name] = tensor
+        self.shapes[name] = tuple(tensor.shape)
+        return name
 
     def _pads(self, like: Node, kernel: tuple[int, ...]) -> tuple[int, ...]:
         """The padding with which a kernel has the positions of another convolution's."""

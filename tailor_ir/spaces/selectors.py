@@ -10,6 +10,8 @@ from tailor_ir.spaces.variables import Choice, NumberChoice
 AUTO, FROZEN = "auto", "frozen"
 ALTERNATIVES, EVERY_BLOCK = "alternatives", "stage.*.block.*.block"
 """A short name for the selector of the alternatives of all blocks."""
+EXIT, EXIT_HEAD = "exit", "exit.head"
+"""The selectors of the places of exits, and of the kind of their heads."""
 
 SpaceSpec = Mapping[str, Sequence[Choice] | str]
 """Selector -> choices, "auto" (the proposed ones) or "frozen" (as the network is). Later selectors override earlier ones.
@@ -17,11 +19,12 @@ SpaceSpec = Mapping[str, Sequence[Choice] | str]
 Selectors are patterns of variable names (`stage.*.depth`); the beginning of names (`stage.1`) stands for all of them.
 `block[FFN].expand_ratio` matches by template, and `block[/layer1/*].expand_ratio` by the names of the block's nodes; both may
 follow a stage (`stage.2.block[MBConv].…`). Alternatives to blocks are only taken where a selector asks for them by
-`….block`; its choices are names of kinds or of single alternatives. `alternatives` asks for them at every block.
+`….block`; its choices are names of kinds or of single alternatives. `alternatives` asks for them at every block. Exits are
+only taken where `exits` (or `exit`) asks for them; its choices are places, by name or pattern. `exits.head`: the kind of heads.
 """
 
 _ALTERNATIVES = re.compile(r"(^\*|block\.[^.]+|block\[[^\]]+\])\.block$")
-_SHORT = {ALTERNATIVES: EVERY_BLOCK}
+_SHORT = {ALTERNATIVES: EVERY_BLOCK, "exits": EXIT, "exits.places": EXIT, "exits.head": EXIT_HEAD}
 _BRACKETS = re.compile(r"(?P<before>.*?)block\[(?P<what>[^\]]+)\]\.(?P<attribute>\w+)$")
 _NAME = re.compile(r"(?P<before>.*?)block\.\d+\.(?P<attribute>\w+)$")
 
@@ -44,7 +47,7 @@ class Selectors:
         self.names.append(name)
         if self.spec is None:
             return ()
-        others = (selector for selector in self.spec if not _of_blocks(selector))
+        others = (selector for selector in self.spec if not _of_blocks(selector) and selector not in (EXIT, EXIT_HEAD))
         selectors = [selector for selector in others if _matches(selector, name, block_kinds, nodes)]
         self._matched.update(selectors)
         if not selectors:
@@ -89,6 +92,22 @@ class Selectors:
         choices = self._listed(selectors[-1]) if selectors else None
         return None if choices is None else tuple(map(str, choices))
 
+    def exits(self) -> Sequence[str] | None:
+        """Names or patterns of places of exits: () for a few good ones, None for no exits."""
+        spec = self.spec or {}
+        own = {EXIT, EXIT_HEAD} & spec.keys()
+        if not own:
+            return None
+        self.names.append(EXIT)
+        self._matched.update(own)
+        places = self._listed(EXIT) if EXIT in own else ()
+        return None if places is None else tuple(map(str, places))
+
+    def exit_head(self) -> str | None:
+        """The kind of the heads of exits; None where it is left open."""
+        head = (self.spec or {}).get(EXIT_HEAD)
+        return head if head is None or isinstance(head, str) else ", ".join(map(str, head))
+
     def is_named(self, name: str) -> bool:
         """Whether a selector names the variable itself, not as one of several."""
         return name in (self.spec or {})
@@ -108,6 +127,11 @@ class Selectors:
 def _of_blocks(selector: str) -> bool:
     """Whether a selector is of variables that choose alternatives."""
     return _ALTERNATIVES.search(selector) is not None
+
+
+def matches_block(selector: str, name: str, block: str, nodes: Collection[str]) -> bool:
+    """Whether a selector without a kind of variables (`stage.2.block[MBConv]`) means a block: its name, kind and nodes."""
+    return _matches(f"{selector}.{EXIT}", f"{name}.{EXIT}", {block}, nodes)
 
 
 def _matches(selector: str, name: str, block_kinds: Collection[str], nodes: Collection[str]) -> bool:

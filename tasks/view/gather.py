@@ -118,19 +118,29 @@ class _Gatherer:
 
     @cached_property
     def _helpers(self) -> list[list[Node]]:
-        """For each block, the nodes outside of all blocks that it is the first to need, in order.
+        """For each block, the nodes outside of all blocks that it is the first to need, or that only it gives something to.
 
-        These compute on weights alone, such as the look-up of a relative position bias.
+        The first compute on weights alone, such as the look-up of a relative position bias; the others are alternatives to the
+        block, or the head of an exit behind it. In order.
         """
         graph, blocks = self.net.structure.graph, self.net.structure.regions.blocks
         home = {node.name: index for index, block in enumerate(blocks) for node in block.nodes}
-        consumers = graph.consumers()
+        consumers, producers = graph.consumers(), graph.producers()
+        for one in graph.alternatives:
+            if one.kind == "block":
+                consumers.setdefault(one.producer, []).append(producers[one.value])
         found: list[list[Node]] = [[] for _ in blocks]
         for node in reversed(graph.nodes):
             if node.name not in home:
                 users = [home[u.name] for output in node.outputs for u in consumers.get(output, []) if u.name in home]
-                home[node.name] = min(users, default=len(blocks) - 1)
-                found[home[node.name]].insert(0, node)
+                if users or not self._data.issuperset(node.outputs):
+                    home[node.name] = min(users, default=len(blocks) - 1)
+                    found[home[node.name]].insert(0, node)
+        for node in graph.nodes:
+            if node.name not in home:
+                before = [home[producers[name].name] for name in node.inputs if name in producers]
+                home[node.name] = max(before, default=0)
+                found[home[node.name]].append(node)
         return found
 
     @cached_property
@@ -154,7 +164,7 @@ class _Gatherer:
 
     def _operator(self, node: Node) -> OperatorView:
         stored = self.net.structure.graph.initializers
-        shapes, cost = self.largest.shapes, self.largest.nodes[node.name]
+        shapes, cost = self.largest.shapes, self._costs[node.name]
         return OperatorView(
             name=node.name,
             op=node.op,
@@ -165,6 +175,19 @@ class _Gatherer:
             parameters=cost.parameters,
             macs=cost.macs,
         )
+
+    @cached_property
+    def _costs(self) -> dict[str, NodeCost]:
+        """Node -> its cost in the largest SubNet; of a node that this has not, in one that differs from it in one choice."""
+        space, found = self.net.space, dict(self.largest.nodes)
+        for column in space.selecting:
+            for choice in range(len(space.variables[column].choices) - 1):
+                if len(found) == len(self.net.structure.graph.nodes):
+                    return found
+                codes = space.cardinalities - 1
+                codes[column] = choice
+                found = self.describer.summary(codes).nodes | found
+        return found
 
     # -- axes and what is frozen -------------------------------------------------------------------------------------
 

@@ -291,3 +291,21 @@ def test_texts() -> None:
     assert choices(range(128, 225, 4)) == "128, 132, 136, … 224 (25)"
     assert some([f"C{i}" for i in range(9)]) == "C0, C1, C2, C3, C4 … (9)"
     assert share(1, 0) == 0
+
+
+def test_alternatives_stand_with_their_block_and_heads_behind_their_place() -> None:
+    model, sample = from_timm("resnet26")
+    net = tailor_ir.compile(model, sample, {"alternatives": ["pruned_0.5"], "exits": ["stage.1.block.1", "stage.2"]})
+    view = gather(net, "resnet26")
+    assert "exit/stage.2/linear" in render(view)
+    blocks = [block for section in view.sections for block in section.blocks]
+    operators = {block.name: block.operators for block in blocks}
+    for name in ("stage.1.block.1", "stage.2.block.2"):
+        own = [one for one in operators[name] if "/pruned_0.5/" in one.name]
+        assert sum(one.op == "Conv" for one in own) >= 3, name
+    for name, place in (("stage.1.block.1", "stage.1.block.1"), ("stage.2.block.2", "stage.2")):
+        heads = [one for one in operators[name] if one.name.startswith("exit/")]
+        assert {one.name.split("/")[1] for one in heads} == {place}
+        assert sum(one.macs for one in heads) > 0
+    listed = [one.name for block in blocks for one in block.operators]
+    assert sorted(listed) == sorted(node.name for node in net.structure.graph)

@@ -1,0 +1,5 @@
+"""Exits: heads that answer in the place of the whole network, from what a part of it has computed."""
+
+from tailor_ir.exits.adding import HEADS, add_exits
+
+__all__ = ["HEADS", "add_exits"]

@@ -1,0 +1,32 @@
+"""The record that a kind of heads fills in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tailor_ir.alternatives.sketch import Sketch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A head to be written: at the exit of the sketch's site, for so many classes.
+
+    generator: of its first weights, the same for the same place.
+    """
+
+    sketch: Sketch
+    classes: int
+    generator: torch.Generator
+
+
+Write = Callable[[Head], str]
+"""Writes a head into its sketch; gives the value (B, K) of its answer. NotHere where it cannot stand there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadKind:
+    """One kind of heads, by the name that a space asks for it with."""
+
+    name: str
+    write: Write
