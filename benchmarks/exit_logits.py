@@ -70,7 +70,7 @@ def train(network: Staged, settings: DataSettings, epochs: int, seed: int) -> No
 @torch.no_grad()
 def answers(network: Staged, settings: DataSettings) -> tuple[np.ndarray, np.ndarray]:
     """Logits (N, E, K) and labels (N,) of the splits that were not trained on."""
-    held_out = [batch for split in ("validation", "test") for batch in load(settings, split).batches(256)]  # type: ignore[arg-type]
+    held_out = [batch for split in ("validation", "test") for batch in load(settings, split).batches(256)]
     logits = [network(x_BCHW).numpy() for x_BCHW, _ in held_out]
     return np.concatenate(logits), np.concatenate([y_B.numpy() for _, y_B in held_out])
 

@@ -33,14 +33,14 @@ def test_measures_are_those_of_their_definitions() -> None:
     entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(-1)
     weights = np.array([[1, 0, 0], [0.5, 1, 0], [0.25, 0.5, 1]])
     ensemble = softmax(np.einsum("ef,nfk->nek", weights, np.log(p)))
-    expected = {
+    expected: dict[MeasureName, NDArray[np.float64]] = {
         "top_probability": ordered[..., -1],
         "margin": ordered[..., -1] - ordered[..., -2],
         "entropy": 1 - entropy / math.log(5),
         "ensemble": ensemble.max(-1),
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(trace(MEASURES[name], logits)[1], values, atol=1e-12)  # type: ignore[index]
+        np.testing.assert_allclose(trace(MEASURES[name], logits)[1], values, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(trace(MEASURES["ensemble"], logits)[0], ensemble.argmax(-1))
 
 
@@ -53,8 +53,9 @@ def test_patience_counts_exits_that_agree_in_a_row() -> None:
 
 def test_very_sure_samples_are_still_told_apart() -> None:
     logits = np.array([[[20.0, 0.0]], [[30.0, 0.0]]], np.float32)
-    for name in ("top_probability", "margin", "entropy", "ensemble"):
-        confidences = trace(MEASURES[name], logits)[1][:, 0]  # type: ignore[index]
+    names: tuple[MeasureName, ...] = ("top_probability", "margin", "entropy", "ensemble")
+    for name in names:
+        confidences = trace(MEASURES[name], logits)[1][:, 0]
         assert confidences[0] < confidences[1] <= 1
 
 
