@@ -245,32 +245,31 @@ def measure(work: Work) -> Iterator[Row]:
             )
             for config, one in zip(singles, replaced, strict=True)
         ]
-        taken = {space: {point["ms"] for point in fronts[space]["front"]} for space in fronts}
         yield {
             "device": device,
             "original_ms": base_ms,
             "engines": {space: (found["engine"] or {}).get("chosen", {}) for space, found in of_device.items()},
             "distinct": {space: report["supernet"]["distinct"] for space, report in reports.items()},
-            "fronts": {
-                space: fronts[space]
-                | {
-                    "winners": len(points[space]),
-                    "kinds": occurrences(
-                        [
-                            row["config"]
-                            for row in {one["digest"]: one for one in of_device[space]["winners"]}.values()
-                            if points[space][row["digest"]].ms in taken[space]
-                        ],
-                        _defaults(reports[space]),
-                    ),
-                }
-                for space in fronts
-            },
+            "fronts": {space: fronts[space] | _winners(of_device, points, fronts, reports, space) for space in fronts},
             "ratio": ratio_to_better(fronts),
             "singles": [one._asdict() for one in rows],
             "best_trades": best_trades(rows),
             "duels": [one._asdict() for one in duels(rows)],
         }
+
+
+def _winners(
+    devices: Mapping[str, Row],
+    points: Mapping[str, Any],
+    fronts: Mapping[str, Row],
+    reports: Mapping[str, Row],
+    space: str,
+) -> Row:
+    """How many winners a space has, and the kinds in those on its front."""
+    taken = {point["ms"] for point in fronts[space]["front"]}
+    rows = {one["digest"]: one for one in devices[space]["winners"]}.values()
+    configs = [row["config"] for row in rows if points[space][row["digest"]].ms in taken]
+    return {"winners": len(points[space]), "kinds": occurrences(configs, _defaults(reports[space]))}
 
 
 def _of(report: Row, device: str) -> Row:
