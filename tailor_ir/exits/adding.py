@@ -23,6 +23,10 @@ HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (CONVOLUTION, LIGHT)}
 """The kinds of heads by name, the default first. A new kind is a record in `heads`, an entry here, and a test."""
 
 
+HEAD_SHARE = 0.1
+"""Of the network's multiply-accumulates, the most that the convolution of one head may take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     place: ExitPlace
@@ -83,7 +87,9 @@ def _write(
     sketch = Sketch(Site(network, (place.block,)), f"{EXIT.name}/{place.label}/")
     generator = torch.Generator().manual_seed(zlib.crc32(place.label.encode()))
     try:
-        producer = kind.write(Head(sketch=sketch, classes=answer.classes, generator=generator))
+        producer = kind.write(
+            Head(sketch=sketch, classes=answer.classes, most_macs=round(HEAD_SHARE * total), generator=generator)
+        )
     except NotHere as error:
         return Refused(EXIT.name, place.label, str(error))
     for node in answer.shares:
