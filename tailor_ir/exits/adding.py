@@ -96,7 +96,9 @@ def _write(
         producer = sketch.node(node.op, node.op, (producer,), sketch.shape(producer), dict(node.attributes))
     macs = place.macs + macs_of(sketch.nodes, {**network.graph.shapes, **sketch.shapes})
     if macs >= total:
-        reason = f"it takes {macs:,} multiply-accumulates with its head, not fewer than {total:,}"
+        samples = network.shape(answer.value)[0]
+        own, whole = macs // samples, total // samples
+        reason = f"it takes {own:,} multiply-accumulates with its head, not fewer than {whole:,}"
         return Refused(EXIT.name, place.label, reason)
     return _Written(place=place, sketch=sketch, producer=producer)
 

@@ -58,9 +58,9 @@ def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _convolved(head: Head, x: str) -> str:
     """A convolution with stride 2 of x (B, C, H, W), and BatchNorm; of a single position a linear map."""
-    sketch, (_, channels, *sides) = head.sketch, head.sketch.shape(x)
+    sketch, (samples, channels, *sides) = head.sketch, head.sketch.shape(x)
     kernel, stride = (3, 2) if max(sides) > 1 else (1, 1)
-    macs = channels * kernel**2 * prod(-(-side // stride) for side in sides)  # for each of its own channels
+    macs = samples * channels * kernel**2 * prod(-(-side // stride) for side in sides)  # for each of its own channels
     affordable = max(FEWEST_CHANNELS, head.most_macs // macs // FEWEST_CHANNELS * FEWEST_CHANNELS)
     weight = _he(head, (min(channels, MOST_CHANNELS, affordable), channels, kernel, kernel))
     x = sketch.convolution("convolution", x, weight, stride=stride)

@@ -18,8 +18,9 @@ MOST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPlace:
-    """The end of a block. macs: of all that is computed up to there, in the largest SubNet.
+    """The end of a block.
 
+    macs: of all that is computed up to there, in the largest SubNet, for all samples of the traced shapes.
     name: of the block among those of its stage; label: of the place, the stage's where it is its end.
     """
 

@@ -186,7 +186,7 @@ class _Gatherer:
                     return found
                 codes = space.cardinalities - 1
                 codes[column] = choice
-                found = self.describer.summary(codes).nodes | found
+                found = {**self.describer.summary(codes).nodes, **found}
         return found
 
     # -- axes and what is frozen -------------------------------------------------------------------------------------

@@ -174,6 +174,18 @@ def test_a_light_head_is_a_mean_and_a_linear_layer() -> None:
         assert [n.op for n in net.structure.graph if n.name.startswith("exit/stage.1/")] == operators
 
 
+@pytest.mark.parametrize("network", ["resnet26", "mobilenetv2_050"])
+def test_the_convolution_of_a_head_is_a_small_part_of_the_network(network: str) -> None:
+    net = compiled(network)[2]
+    whole = net.macs(net.max_config)
+    for choice in exit_variable(net).choices[:-1]:
+        channels = net.structure.graph.shapes[f"exit/{choice}/convolution.weight"][0]
+        convolution = next(one for one in net.operators({"exit": choice})[::-1] if one.operator == "Conv")
+        assert channels % 8 == 0
+        assert channels <= 128
+        assert convolution.macs <= 0.1 * whole or channels == 8, choice
+
+
 def test_first_weights_of_a_head_depend_on_its_place_alone() -> None:
     model = small_net()
     one, other = (tailor_ir.compile(model, SAMPLE, {"exits": places}) for places in (["stage.1.block.*"], ["*block.2"]))
