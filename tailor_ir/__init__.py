@@ -4,6 +4,8 @@ from tailor_ir.alternatives import PASSES as FITTING_PASSES
 from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
+from tailor_ir.exits import PASSES as EXIT_PASSES
+from tailor_ir.exits import FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
 from tailor_ir.spaces.kinds import KINDS
@@ -15,6 +17,7 @@ from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
+    "EXIT_PASSES",
     "FITTING_PASSES",
     "KINDS",
     "UNREACHED_KERNELS",
@@ -25,6 +28,7 @@ __all__ = [
     "Conversion",
     "ConversionRule",
     "Elastic",
+    "FirstExit",
     "FirstWeights",
     "ImportFailed",
     "OperatorFeature",

@@ -13,7 +13,7 @@ from tailor_ir import storage
 from tailor_ir.alternatives import FirstWeights, Refused, add_alternatives, fit_alternatives
 from tailor_ir.dims import Windows
 from tailor_ir.errors import ImportFailed
-from tailor_ir.exits import add_exits
+from tailor_ir.exits import FirstExit, add_exits, fit_exits
 from tailor_ir.graph import Graph, Tensors
 from tailor_ir.memory.activations import ActivationMemory
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
@@ -114,6 +114,18 @@ class SuperNet:
         out comes back. `tailor_ir.alternatives.fitting` says how, and what `advance` is for.
         """
         return fit_alternatives(self.elastic, images, held_out, rng, advance)
+
+    def fit_exits(
+        self,
+        images: Sequence[torch.Tensor],
+        held_out: Sequence[torch.Tensor],
+        advance: Callable[[], None] = lambda: None,
+    ) -> tuple[FirstExit, ...]:
+        """Give the heads of exits first weights that are fitted to the network's answers on a few hundred images.
+
+        images, held_out: as of `fit_alternatives`. How often each exit agrees with the network on those held out comes back.
+        """
+        return fit_exits(self.elastic, images, held_out, advance)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
         """(B, C, H, W) of a SubNet's input."""

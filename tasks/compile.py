@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 import tailor_ir
-from tailor_ir import FITTING_PASSES, Space, SuperNet
+from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.description import remember
 from tasks.evaluation.subnets import EvaluationData
@@ -31,6 +31,9 @@ class Settings(BaseModel):
     alternative_images: int = Field(default=256, ge=0)
     """Training images that the first weights of alternatives are fitted to; as many for validation judge them. 0: first weights
     follow from the network's weights alone."""
+    exit_images: int = Field(default=512, ge=0)
+    """Training images that the heads of exits are fitted to, by the network's own answers; as many for validation judge them.
+    0: first weights are random."""
 
 
 class SpaceSizes(TypedDict):
@@ -50,15 +53,24 @@ class AlternativeError(TypedDict):
     error: float
 
 
+class ExitAgreement(TypedDict):
+    """An exit, and how often it names the class that the network names: `tailor_ir.FirstExit`."""
+
+    exit: str
+    agreement: float
+
+
 class CompileResult(SpaceSizes):
     """The space; its proposed choices that the network cannot take (`dropped`), and the compiler's remarks.
 
     alternatives: what each loses with its first weights, on images that these were not fitted to; none without data.
+    exits: how often each agrees with the network with its first weights, likewise.
     """
 
     dropped: list[str]
     remarks: list[str]
     alternatives: list[AlternativeError]
+    exits: list[ExitAgreement]
 
 
 def run(
@@ -79,6 +91,7 @@ def run(
         progress.say(remark)
     net.sort_channels()
     alternatives = fit_alternatives(net, data, settings.alternative_images, progress)
+    exits = fit_exits(net, data, settings.exit_images, progress)
     net.save(folder / "supernet")
     remember(load(data, "train"), folder / "supernet")
     remember_origin(model, folder / "supernet")
@@ -87,6 +100,7 @@ def run(
         "dropped": list(net.space.dropped),
         "remarks": list(net.remarks),
         "alternatives": alternatives,
+        "exits": exits,
     }
 
 
@@ -94,16 +108,31 @@ def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: P
     """Fit the first weights of alternatives to training images; what each loses on as many images for validation."""
     if not images or all(variable.kind != "block" for variable in net.space.variables):
         return []
-    splits = load_splits(data)
-    found = EvaluationData(
-        splits["validation"], splits["train"], recalibration_images=images, limit=images, batch_size=BATCH
-    )
-    height, width = net.input_shape(net.max_config)[-2:]
-    fitted_to = list(found.calibration((height, width)))
-    held_out = [x_BCHW for x_BCHW, _ in found.batches((height, width))]
+    fitted_to, held_out = _images(net, data, images)
     with progress.bar("first weights of alternatives", FITTING_PASSES * len(fitted_to) + len(held_out)) as bar:
         told = net.fit_alternatives(fitted_to, held_out, np.random.default_rng(SEED), bar.advance)
     return [{"variable": each.variable, "choice": each.choice, "error": each.error} for each in told]
+
+
+def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[ExitAgreement]:
+    """Fit the heads of exits to training images; how often each agrees with the network on as many images for validation."""
+    if not images or all(variable.kind != "exit" for variable in net.space.variables):
+        return []
+    fitted_to, held_out = _images(net, data, images)
+    with progress.bar("first weights of exits", EXIT_PASSES * len(fitted_to) + len(held_out)) as bar:
+        told = net.fit_exits(fitted_to, held_out, bar.advance)
+    return [{"exit": each.exit, "agreement": each.agreement} for each in told]
+
+
+def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Batches (B, C, H, W) of training images, and of images for validation, so many of each."""
+    splits = load_splits(data)
+    found = EvaluationData(
+        splits["validation"], splits["train"], recalibration_images=count, limit=count, batch_size=BATCH
+    )
+    height, width = net.input_shape(net.max_config)[-2:]
+    held_out = [x_BCHW for x_BCHW, _ in found.batches((height, width))]
+    return list(found.calibration((height, width))), held_out
 
 
 def supernet_of(

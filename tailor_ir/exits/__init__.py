@@ -1,5 +1,6 @@
 """Exits: heads that answer in the place of the whole network, from what a part of it has computed."""
 
 from tailor_ir.exits.adding import HEADS, add_exits
+from tailor_ir.exits.fitting import PASSES, FirstExit, fit_exits
 
-__all__ = ["HEADS", "add_exits"]
+__all__ = ["HEADS", "PASSES", "FirstExit", "add_exits", "fit_exits"]

@@ -23,6 +23,10 @@ HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (CONVOLUTION, LIGHT)}
 """The kinds of heads by name, the default first. A new kind is a record in `heads`, an entry here, and a test."""
 
 
+HEAD_SHARE = 0.1
+"""Of the network's multiply-accumulates, the most that the convolution of one head may take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     place: ExitPlace
@@ -83,14 +87,18 @@ def _write(
     sketch = Sketch(Site(network, (place.block,)), f"{EXIT.name}/{place.label}/")
     generator = torch.Generator().manual_seed(zlib.crc32(place.label.encode()))
     try:
-        producer = kind.write(Head(sketch=sketch, classes=answer.classes, generator=generator))
+        producer = kind.write(
+            Head(sketch=sketch, classes=answer.classes, most_macs=round(HEAD_SHARE * total), generator=generator)
+        )
     except NotHere as error:
         return Refused(EXIT.name, place.label, str(error))
     for node in answer.shares:
         producer = sketch.node(node.op, node.op, (producer,), sketch.shape(producer), dict(node.attributes))
     macs = place.macs + macs_of(sketch.nodes, {**network.graph.shapes, **sketch.shapes})
     if macs >= total:
-        reason = f"it takes {macs:,} multiply-accumulates with its head, not fewer than {total:,}"
+        samples = network.shape(answer.value)[0]
+        own, whole = macs // samples, total // samples
+        reason = f"it takes {own:,} multiply-accumulates with its head, not fewer than {whole:,}"
         return Refused(EXIT.name, place.label, reason)
     return _Written(place=place, sketch=sketch, producer=producer)
 

@@ -9,7 +9,10 @@ from tailor_ir.ops.elementwise import ACTIVATIONS
 SHARES = frozenset(("LogSoftmax", "Sigmoid", "Softmax"))
 """Functions that make shares of classes of a network's numbers; exits have them, too."""
 LAYOUT = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-PASSED = LAYOUT | {"Add", "AveragePool", "BatchNormalization", "Div", "GlobalAveragePool", "Mul", "ReduceMean", "Sub"}
+SUMS = frozenset(
+    ("Add", "AveragePool", "BatchNormalization", "Div", "GlobalAveragePool", "Mul", "ReduceMean", "ReduceSum", "Sub")
+)
+PASSED = LAYOUT | SUMS | {"Concat", "Slice"}
 """What may stand behind the layer that gives one number for each class."""
 LAYERS = frozenset(("Conv", "Gemm", "Linear", "MatMul"))
 

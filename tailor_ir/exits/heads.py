@@ -12,7 +12,7 @@ from tailor_ir.alternatives.sketch import NotHere, Sketch
 from tailor_ir.axes import Axis
 from tailor_ir.exits.record import Head, HeadKind
 
-MOST_CHANNELS = 128
+MOST_CHANNELS, FEWEST_CHANNELS = 128, 8
 """Of a head's convolution: as many as its place has, but no more, so that heads deep in wide networks stay small."""
 CHANNELS_LAST = (0, 3, 1, 2)
 
@@ -58,11 +58,12 @@ def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _convolved(head: Head, x: str) -> str:
     """A convolution with stride 2 of x (B, C, H, W), and BatchNorm; of a single position a linear map."""
-    sketch, (_, channels, *sides) = head.sketch, head.sketch.shape(x)
-    wide = max(sides) > 1
-    kernel = 3 if wide else 1
-    weight = _he(head, (min(channels, MOST_CHANNELS), channels, kernel, kernel))
-    x = sketch.convolution("convolution", x, weight, stride=2 if wide else 1)
+    sketch, (samples, channels, *sides) = head.sketch, head.sketch.shape(x)
+    kernel, stride = (3, 2) if max(sides) > 1 else (1, 1)
+    macs = samples * channels * kernel**2 * prod(-(-side // stride) for side in sides)  # for each of its own channels
+    affordable = max(FEWEST_CHANNELS, head.most_macs // macs // FEWEST_CHANNELS * FEWEST_CHANNELS)
+    weight = _he(head, (min(channels, MOST_CHANNELS, affordable), channels, kernel, kernel))
+    x = sketch.convolution("convolution", x, weight, stride=stride)
     return sketch.batch_norm("norm", x)
 
 

@@ -12,12 +12,15 @@ from tailor_ir.structure.regions import Block
 
 SHARES = (0.25, 0.5, 0.75)
 """Of a network's multiply-accumulates, near to which the proposed exits stand."""
+MOST_SHARE = 0.9
+"""Of them, the most up to a proposed exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPlace:
-    """The end of a block. macs: of all that is computed up to there, in the largest SubNet.
+    """The end of a block.
 
+    macs: of all that is computed up to there, in the largest SubNet, for all samples of the traced shapes.
     name: of the block among those of its stage; label: of the place, the stage's where it is its end.
     """
 
@@ -67,7 +70,7 @@ def choose(places: Sequence[ExitPlace], asked: Sequence[str], total: int) -> tup
     """
     legal = [place for place in places if not place.block.nested]
     if not asked:
-        return _proposed([place for place in legal if place.macs < total], total)
+        return _proposed([place for place in legal if place.macs <= MOST_SHARE * total], total)
     found: set[str] = set()
     for selector in asked:
         own = [place for place in places if _is_meant(selector, place)]

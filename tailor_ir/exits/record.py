@@ -12,11 +12,13 @@ from tailor_ir.alternatives.sketch import Sketch
 class Head:
     """A head to be written: at the exit of the sketch's site, for so many classes.
 
+    most_macs: multiply-accumulates that its convolution may take, for all samples of the traced shapes.
     generator: of its first weights, the same for the same place.
     """
 
     sketch: Sketch
     classes: int
+    most_macs: int
     generator: torch.Generator
 
 

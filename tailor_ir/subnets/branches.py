@@ -37,9 +37,12 @@ class Branch:
 
 
 class Branches:
-    """All alternatives of a network. Features and branches are those of the largest SubNet."""
+    """All alternatives of a network to its blocks, or to its answer. Features and branches are those of the largest SubNet.
 
-    def __init__(self, elastic: Elastic) -> None:
+    kind: of the variables that choose them: "block", or "exit" for the heads of exits.
+    """
+
+    def __init__(self, elastic: Elastic, kind: str = "block") -> None:
         self._elastic = elastic
         graph, space = elastic.structure.graph, elastic.structure.space
         self._original = elastic.program(space.max_config).instructions
@@ -47,7 +50,7 @@ class Branches:
             producer: (space.variables[column].name, choice)
             for selection in space.selections
             for column in selection.variables
-            if space.variables[column].kind == "block"
+            if space.variables[column].kind == kind
             for producer, choice in zip(selection.producers, space.variables[column].choices, strict=False)
         }
         own, data = {node.name for node in graph.original().nodes}, graph.data_values()

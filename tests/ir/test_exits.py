@@ -14,6 +14,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.errors import SpaceError
+from tailor_ir.exits.fitting import ridge
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.invariants import check_largest, check_subnet, difference
 from tests.ir.networks import from_timm, perturb, small_net
@@ -173,6 +174,18 @@ def test_a_light_head_is_a_mean_and_a_linear_layer() -> None:
         assert [n.op for n in net.structure.graph if n.name.startswith("exit/stage.1/")] == operators
 
 
+@pytest.mark.parametrize("network", ["resnet26", "mobilenetv2_050"])
+def test_the_convolution_of_a_head_is_a_small_part_of_the_network(network: str) -> None:
+    net = compiled(network)[2]
+    whole = net.macs(net.max_config)
+    for choice in exit_variable(net).choices[:-1]:
+        channels = net.structure.graph.shapes[f"exit/{choice}/convolution.weight"][0]
+        convolution = next(one for one in net.operators({"exit": choice})[::-1] if one.operator == "Conv")
+        assert channels % 8 == 0
+        assert channels <= 128
+        assert convolution.macs <= 0.1 * whole or channels == 8, choice
+
+
 def test_first_weights_of_a_head_depend_on_its_place_alone() -> None:
     model = small_net()
     one, other = (tailor_ir.compile(model, SAMPLE, {"exits": places}) for places in (["stage.1.block.*"], ["*block.2"]))
@@ -327,3 +340,50 @@ def test_a_network_without_stages_has_exits_between_its_parts(tmp_path: Path) ->
     assert all(str(choice).startswith("block.") for choice in exit_variable(net).choices[:-1])
     check_largest(net, model, sample)
     check_subnet(net, net.min_config, tmp_path, sample)
+
+
+# -- first weights from data -------------------------------------------------------------------------------------------
+
+
+def test_ridge_regression_finds_a_linear_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((64, 12), (5, 12), (5,)))
+    found, offset = ridge(x, x @ weight.T + bias)
+    assert difference(weight, found) <= 1e-3
+    assert difference(bias, offset) <= 1e-3
+    noise = torch.randn(64, 5, generator=generator)
+    assert float(ridge(x, noise)[0].abs().max()) <= 0.1 * float(torch.linalg.lstsq(x, noise).solution.abs().max())
+
+
+@pytest.mark.parametrize("head", ["convolution", "light"])
+def test_exits_agree_more_with_the_network_after_fitting_and_leave_it_as_it_is(head: str) -> None:
+    model, sample = from_timm("resnet26")
+    net = tailor_ir.compile(model, sample, {"exits": "auto", "exits.head": head})
+    generator = torch.Generator().manual_seed(0)
+    seen, held_out = ([torch.randn(32, 3, 32, 32, generator=generator).mul(1.5) for _ in range(4)] for _ in range(2))
+    before = {name: tensor.clone() for name, tensor in net.elastic.tensors().items()}
+    calls: list[int] = []
+    told = net.fit_exits(seen, held_out, lambda: calls.append(0))
+    assert len(calls) == 4 * (tailor_ir.EXIT_PASSES + 1)
+    assert [one.exit for one in told] == list(exit_variable(net).choices[:-1])
+    after = net.elastic.tensors()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(name.startswith("exit/") for name in changed)
+    x = torch.cat(held_out)
+    errors = {}
+    for fitted in (True, False):
+        with torch.no_grad():
+            for name, tensor in (after if fitted else before).items():
+                net.elastic.tensor(name).copy_(tensor)
+            wanted = model(x)
+            for one in told:
+                net.elastic.eval().activate({"exit": one.exit})
+                answer = net.elastic(x)
+                errors[one.exit, fitted] = float((answer - wanted).square().mean())
+                if fitted:
+                    assert one.agreement == float((answer.argmax(1) == wanted.argmax(1)).float().mean())
+    spread = float((wanted - wanted.mean(0)).square().mean())
+    for one in told:
+        assert errors[one.exit, True] <= 1.1 * spread, one
+        assert errors[one.exit, True] < errors[one.exit, False], one
