@@ -4,8 +4,8 @@
         [--kinds merged pruned low_rank separable] [--learning-rate 0.002] [--work DIR] [--json FILE]
 
 A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
-trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches, then
-tune, half of the time each; tune with labels alone (distillation=0); branches alone. The number of whole epochs follows
+trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for a
+third of the time, then tune; tune with labels alone (distillation=0); branches alone. The number of whole epochs follows
 from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets, as many in each of four ranges of
 MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in onnxruntime on one thread.
 
@@ -156,9 +156,9 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
     def epochs(strategy: str, share: float = 1.0) -> int:
         return max(1, round(share * seconds / epoch_s[strategy]))
 
-    halves = (epochs("branches", 0.5), epochs("tune", 0.5))
+    shares = (epochs("branches", 1 / 3), epochs("tune", 2 / 3))
     settings: dict[str, dict[str, Any]] = {
-        BOTH: {"strategy": "branches,tune", "epochs": sum(halves), "phase_shares": halves},
+        BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares},
         LABELS: {"strategy": "tune", "epochs": epochs("tune"), "distillation": 0},
         DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
     }

@@ -133,7 +133,7 @@ class Settings(TrainSettings):
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.3 for `tune` behind another phase, else 1."""
+    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.5 for `tune` behind another phase, else 1."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""

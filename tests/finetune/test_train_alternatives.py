@@ -102,7 +102,7 @@ def test_phases_follow_each_other_and_the_choice_is_told(trained: Trained) -> No
     assert [line["step"] for line in history] == list(range(1, 2 * STEPS + 1))
     assert all(("loss_branches" in line) == (line["step"] <= STEPS) for line in history)
     assert all(("loss_tune" in line) == (line["step"] > STEPS) for line in history)
-    assert history[STEPS]["learning_rate"] == history[0]["learning_rate"]
+    assert history[STEPS]["learning_rate"] == pytest.approx(REFINING * history[0]["learning_rate"])
     assert any("branches,tune: alternatives alone are trained" in line for line in listener.lines)
     assert any("width_mult: not trained" in line for line in listener.lines)
 
@@ -291,3 +291,15 @@ def test_labels_alone_tune_without_a_teacher(compiled: Path, tmp_path: Path) -> 
         job = Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=2)
         first[share] = train_here(job)[0]["loss"]
     assert first[0.0] != pytest.approx(first[1.0], rel=1e-3)
+
+
+def test_hints_add_the_distance_from_the_networks_features(compiled: Path, tmp_path: Path) -> None:
+    """The first loss grows with the weight of the hints, by the same distance for each unit of it."""
+    first = []
+    for hints in (0.0, 1.0, 3.0):
+        used = settings(processes=1, epochs=1, strategy="tune", hints=hints, random_subnets=2)
+        folder = tmp_path / str(hints)
+        job = Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=1)
+        first.append(train_here(job)[0]["loss"])
+    assert first[1] > first[0]
+    assert first[2] - first[0] == pytest.approx(3 * (first[1] - first[0]), rel=1e-3)
