@@ -98,6 +98,8 @@ FROZEN: frozenset[Strategy | None] = frozenset(["branches", "tune"])
 """Strategies that train the alternatives' own weights alone: the user's network stays as it is, bit by bit."""
 AUTO = "auto"
 DISTILLED_FIRST = "branches,tune"
+DISTILLED_SHARES = (1.0, 2.0)
+"""Of the epochs, for the phases of `DISTILLED_FIRST`."""
 
 
 def _joined(value: Any) -> Any:
@@ -128,10 +130,10 @@ class Settings(TrainSettings):
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
     that opens in phases (progressive shrinking of Once-for-all, ICLR 2020). Of alternatives alone, the network itself frozen:
     branches: each by itself, on the network's features (AdaptiveNet, MobiCom 2023); tune: random SubNets that have some.
-    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune, where the space has alternatives; else
-    sandwich."""
+    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune for twice as long, where the space has
+    alternatives; else sandwich."""
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Shares of the epochs for the phases, as [1,3]; none: equal ones. Each phase has one epoch at least."""
+    """Shares of the epochs for the phases, as [1,3]; none: equal ones, of a list. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.5 for `tune` behind another phase, else 1."""
     random_subnets: int = Field(default=1, ge=0)
@@ -160,10 +162,11 @@ class Settings(TrainSettings):
         """The settings with a strategy in the place of `auto`. alternatives: whether the space has some."""
         if self.strategy != AUTO:
             return self
-        strategy = "sandwich"
-        if alternatives:
-            strategy = DISTILLED_FIRST if self.epochs > 1 else "tune"
-        return self.model_copy(update={"strategy": strategy})
+        if not alternatives:
+            return self.model_copy(update={"strategy": "sandwich"})
+        if self.epochs == 1:
+            return self.model_copy(update={"strategy": "tune"})
+        return self.model_copy(update={"strategy": DISTILLED_FIRST, "phase_shares": DISTILLED_SHARES})
 
     @model_validator(mode="after")
     def _check_strategy(self) -> "Settings":
