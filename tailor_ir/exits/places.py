@@ -13,7 +13,7 @@ from tailor_ir.structure.regions import Block
 SHARES = (0.25, 0.5, 0.75)
 """Of a network's multiply-accumulates, near to which the proposed exits stand."""
 MOST_SHARE = 0.9
-"""Of them, the most up to a proposed exit."""
+"""Of them, the most up to a proposed exit, where there are places before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ def choose(places: Sequence[ExitPlace], asked: Sequence[str], total: int) -> tup
     """
     legal = [place for place in places if not place.block.nested]
     if not asked:
-        return _proposed([place for place in legal if place.macs <= MOST_SHARE * total], total)
+        early = [place for place in legal if place.macs <= MOST_SHARE * total]
+        return _proposed(early or [place for place in legal if place.macs < total], total)
     found: set[str] = set()
     for selector in asked:
         own = [place for place in places if _is_meant(selector, place)]

@@ -76,3 +76,23 @@ def test_alternatives_begin_with_what_images_tell_and_their_errors_are_in_the_re
         assert moved, branch.producer
     original = net.structure.graph.original().parameters
     assert all(torch.equal(net.elastic.tensor(name), plain.elastic.tensor(name)) for name in original)
+
+
+def test_exits_begin_with_the_network_s_answers_and_how_often_they_agree_is_in_the_result(tmp_path: Path) -> None:
+    model = ModelSettings(kind="timm", name="test_resnet")
+    found = {}
+    for images in (64, 0):
+        folder = tmp_path / str(images)
+        folder.mkdir()
+        torch.manual_seed(0)
+        settings = compile.Settings(exit_images=images)
+        found[images] = compile.run(settings, model, DIGITS, None, {"exits": "auto"}, folder, Lines())["exits"]
+    net, plain = (tailor_ir.load(tmp_path / images / "supernet") for images in ("64", "0"))
+    assert [each["exit"] for each in found[64]] == list(net.space.variables[0].choices[:-1])
+    assert all(0 <= each["agreement"] <= 1 for each in found[64])
+    assert found[0] == []
+    changed = {
+        name for name, tensor in net.elastic.tensors().items() if not torch.equal(tensor, plain.elastic.tensor(name))
+    }
+    assert {name.split("/")[1] for name in changed} == {each["exit"] for each in found[64]}
+    assert all(name.startswith("exit/") for name in changed)
