@@ -37,6 +37,7 @@ from tailor_ir.structure.propagation import AxisMap, propagate
 from tailor_ir.structure.regions import Regions, find_regions, repeats
 from tailor_ir.structure.resolutions import Resolutions
 from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.cuts import sort_channels
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.onnx_export import subnet_onnx, write_onnx
@@ -138,8 +139,16 @@ class SuperNet:
         self.elastic.activate(config)
         return self.elastic.observe(batches)
 
+    def recalibrate_alternatives(self, batches: Iterable[torch.Tensor]) -> Statistics:
+        """BatchNorm statistics of all alternatives, from batches at the largest SubNet's resolution; nothing shared is written.
+
+        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands.
+        """
+        branches = Branches(self.elastic)
+        return branches.observe(batches) if branches.branches else {}
+
     def set_statistics(self, statistics: Statistics) -> None:
-        """Store BatchNorm statistics of the largest SubNet as the shared ones."""
+        """Store BatchNorm statistics as the shared ones: those of the largest SubNet, and of alternatives."""
         with torch.no_grad():
             for name, value in statistics.items():
                 self.elastic.tensor(name).copy_(value)

@@ -13,6 +13,7 @@ from tasks.finetune import checkpoint, ranges
 from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
+from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.settings import AUTO, FROZEN, Settings, TrainSettings
 from tasks.models import carry_origin
 from tasks.progress import Progress
@@ -25,8 +26,9 @@ __all__ = ["Settings", "TrainSettings", "run"]
 def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, progress: Progress) -> StageResult:
     """Train the SuperNet of folder `supernet`; returns accuracies of the largest and smallest SubNets.
 
-    Leaves `supernet/` (it stores the largest SubNet's BatchNorm statistics) and `history.jsonl` in `folder`, and `ranges.json`
-    with `range_accuracies.jsonl` where the training was followed by the accuracy of SubNets.
+    Leaves `supernet/` and `history.jsonl` in `folder`, and `ranges.json` with `range_accuracies.jsonl` where the training was
+    followed by the accuracy of SubNets. The SuperNet stores the BatchNorm statistics of the largest SubNet, and of each
+    alternative that stands alone in it.
     A second call in the same folder goes on from the last checkpoint. Raises UserError when a worker dies.
     """
     splits = load_splits(data)
@@ -51,6 +53,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     )
     if settings.strategies[-1] not in FROZEN:  # else the network is the user's, or was left with its statistics
         net.set_statistics(statistics_of(net, net.max_config, validation))
+    net.set_statistics(net.recalibrate_alternatives(validation.calibration(input_size(net, net.max_config))))
     result = FinetuneResult(
         strategy=settings.strategy,
         steps=job.total_steps,

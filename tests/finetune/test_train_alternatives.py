@@ -116,6 +116,19 @@ def test_subnets_with_alternatives_become_better(compiled: Path, trained: Traine
     assert after < before
 
 
+def test_stored_statistics_of_alternatives_are_those_of_the_trained_weights(compiled: Path, trained: Trained) -> None:
+    """Those of the compiled network are those of other weights."""
+    net, before = tailor_ir.load(trained[2] / "supernet"), tailor_ir.load(compiled)
+    images = EvaluationData(load(DIGITS, "test"), load(DIGITS, "train"), recalibration_images=128)
+    taken = net.recalibrate_alternatives(images.calibration((32, 32)))
+    own = set(net.structure.graph.statistics) - set(net.structure.graph.original().statistics)
+    assert taken.keys() == own
+    for name, tensor in taken.items():
+        torch.testing.assert_close(net.elastic.tensor(name), tensor, rtol=1e-4, atol=1e-5)
+    off = [(before.elastic.tensor(name) - tensor).norm() / tensor.norm() for name, tensor in taken.items()]
+    assert np.mean(off) > 0.05
+
+
 def test_branches_come_closer_to_the_network(compiled: Path, tmp_path: Path) -> None:
     job = job_of(compiled, tmp_path / "run", learning_rate=2e-3)
     used = settings(processes=1, epochs=1, strategy="branches", learning_rate=2e-3, branches_per_step=50)

@@ -1,11 +1,13 @@
 """Branches by themselves are what SubNets with these alternatives compute."""
 
+import numpy as np
 import pytest
+import timm
 import torch
 
 import tailor_ir
 from tailor_ir.subnets.branches import Branches
-from tests.ir.networks import from_timm
+from tests.ir.networks import from_timm, perturb
 
 KINDS = ["merged", "pruned", "low_rank", "separable", "ghost"]
 
@@ -49,6 +51,42 @@ def test_gradients_stay_in_the_branch(net: tailor_ir.SuperNet) -> None:
     assert touched == set(branch.parameters) != set()
 
 
+def test_statistics_of_alternatives_follow_their_weights() -> None:
+    """A SubNet with one alternative answers nearly as with statistics of its own; with those from before it does not."""
+    torch.manual_seed(0)
+    model = perturb(timm.create_model("test_resnet", num_classes=10))
+    net = tailor_ir.compile(model, torch.randn(1, 3, 64, 64), {"alternatives": ["pruned", "fire"]})
+    batches = list(torch.randn(4, 16, 3, 64, 64))
+    net.set_statistics(net.recalibrate(net.max_config, batches))
+    net.set_statistics(net.recalibrate_alternatives(batches))
+    before = {name: tensor.clone() for name, tensor in net.elastic.tensors().items()}
+    with torch.no_grad():
+        for name in {name for branch in Branches(net.elastic).branches for name in branch.parameters}:
+            net.elastic.tensor(name).mul_(2)
+    taken = net.recalibrate_alternatives(batches)
+    net.set_statistics(taken)
+    kept = net.structure.graph.original()
+    assert all(torch.equal(before[name], net.elastic.tensor(name)) for name in kept.initializers)
+    stale = {name: before[name] for name in taken}
+    errors: dict[str, list[float]] = {"stored": [], "stale": []}
+    for variable in net.space.variables:
+        for choice in variable.choices[:-1]:
+            config = {variable.name: choice}
+            recalibrated = net.recalibrate(config, batches)
+            own = [name for name in recalibrated if name in taken]
+            with torch.no_grad():
+                wanted = net.build(config, recalibrated)(batches[0])
+                for which, given in (("stored", taken), ("stale", stale)):
+                    off = [(given[name] - recalibrated[name]).norm() / recalibrated[name].norm() for name in own]
+                    assert bool(max(off) < 0.05) is (which == "stored")
+                    found = net.build(config, None if which == "stored" else stale)(batches[0])
+                    errors[which].append(float((found - wanted).square().mean() / wanted.var()))
+    assert len(errors["stored"]) > 5
+    assert np.mean(errors["stored"]) < 0.01 * np.mean(errors["stale"])
+
+
 def test_a_network_without_alternatives_has_no_branches() -> None:
     model, sample = from_timm("resnet26")
-    assert Branches(tailor_ir.compile(model, sample).elastic).branches == ()
+    net = tailor_ir.compile(model, sample)
+    assert Branches(net.elastic).branches == ()
+    assert net.recalibrate_alternatives([sample]) == {}
