@@ -42,8 +42,13 @@ from tasks.models import ModelSettings
 from tasks.schemas.results import WatchedSubNets
 
 MODEL = ModelSettings(name="resnet26", options={"channels": [32, 64, 128, 256]})
-STRATEGIES = ("branches", "tune", "sandwich")
 BOTH, LABELS, DISTILLED = "branches, tune", "labels alone", "distillation alone"
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "branches": {"strategy": "branches"},
+    "tune": {"strategy": "tune"},
+    LABELS: {"strategy": "tune", "distillation": 0},
+    "sandwich": {"strategy": "sandwich"},
+}
 WARM_UP = 5
 """Steps of an epoch that are not timed."""
 ROUNDS = 3
@@ -143,8 +148,8 @@ def costs(work: Work) -> list[dict[str, Any]]:
     """A row for each strategy, from one epoch of it."""
     steps = work.splits["train"].steps(finetune.Settings().batch_size)
     rows = []
-    for strategy in STRATEGIES:
-        found = work.trained(f"tried {strategy}", strategy=strategy, epochs=1)
+    for strategy, changes in STRATEGIES.items():
+        found = work.trained(f"tried {strategy}", epochs=1, **changes)
         rows.append({"strategy": strategy, "epoch_s": steps * found["step_s"], "peak_mib": found["peak_mib"]})
     return rows
 
@@ -159,7 +164,7 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
     shares = (epochs("branches", 1 / 3), epochs("tune", 2 / 3))
     settings: dict[str, dict[str, Any]] = {
         BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares},
-        LABELS: {"strategy": "tune", "epochs": epochs("tune"), "distillation": 0},
+        LABELS: {**STRATEGIES[LABELS], "epochs": epochs(LABELS)},
         DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
     }
     rows = [{"training": "first weights", "accuracies": work.judged("first", work.supernet)}]
