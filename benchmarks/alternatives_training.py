@@ -3,11 +3,12 @@
     python -m benchmarks.alternatives_training [--minutes 8] [--images 12000] [--base-epochs 5] [--subnets 100]
         [--kinds merged pruned low_rank separable] [--learning-rate 0.002] [--work DIR] [--json FILE]
 
-A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
+A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Four
 trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for a
-third of the time, then tune; tune with labels alone (distillation=0); branches alone. The number of whole epochs follows
-from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets, as many in each of four ranges of
-MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in onnxruntime on one thread.
+third of the time, then tune; branches for a fifth, then tune with labels (distillation=0); labels alone; branches alone. The
+number of whole epochs follows from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets, as many
+in each of four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in
+onnxruntime on one thread.
 
 Costs: seconds of one epoch of each strategy and of the sandwich rule (which trains the network, too), by the median step, and
 the most resident memory of the training process. DIR keeps everything; a second run goes on from there.
@@ -43,6 +44,7 @@ from tasks.schemas.results import WatchedSubNets
 
 MODEL = ModelSettings(name="resnet26", options={"channels": [32, 64, 128, 256]})
 BOTH, LABELS, DISTILLED = "branches, tune", "labels alone", "distillation alone"
+BOTH_BY_LABELS = "branches, tune by labels"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "branches": {"strategy": "branches"},
     "tune": {"strategy": "tune"},
@@ -162,8 +164,16 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
         return max(1, round(share * seconds / epoch_s[strategy]))
 
     shares = (epochs("branches", 1 / 3), epochs("tune", 2 / 3))
+    by_labels = (epochs("branches", 1 / 5), epochs(LABELS, 4 / 5))
     settings: dict[str, dict[str, Any]] = {
         BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares},
+        BOTH_BY_LABELS: {
+            "strategy": "branches,tune",
+            "epochs": sum(by_labels),
+            "phase_shares": by_labels,
+            "phase_rates": (1, 0.7),
+            "distillation": 0,
+        },
         LABELS: {**STRATEGIES[LABELS], "epochs": epochs(LABELS)},
         DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
     }
