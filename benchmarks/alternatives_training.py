@@ -7,8 +7,8 @@ A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a Super
 trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for a
 third of the time, then tune; branches for a fifth, then tune with labels (distillation=0); labels alone; branches alone. The
 number of whole epochs follows from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets,
-as many in each of four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in
-onnxruntime on one thread.
+as many in each of four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency,
+timed in onnxruntime on one thread.
 
 Costs: seconds of one epoch of each strategy and of the sandwich rule (which trains the network, too), by the median step, and
 the most resident memory of the training process. DIR keeps everything; a second run goes on from there.
