@@ -230,12 +230,10 @@ class Elastic(nn.Module):
 
     def watched(self, x: torch.Tensor, names: Collection[str]) -> tuple[Any, dict[str, torch.Tensor]]:
         """The network's output, and values on the way to it by name: those of `names` that the active SubNet computes."""
-        values, seen = self._fixed_values(), {}
+        values = self._fixed_values()
         values[self._graph.inputs[0]] = x
-        for call, module in zip(self._plan.outline.calls, self._plan.modules, strict=True):
-            run((call,), (module,), values)
-            if names:
-                seen.update({name: values[name] for name in call.outputs if name in names and name in values})
+        run(self._plan.outline.calls, self._plan.modules, values, names)
+        seen = {name: values[name] for name in names if name in values}
         outputs = tuple([values[name] for name in self._plan.outline.outputs])
         return (outputs[0] if len(outputs) == 1 else outputs), seen
 

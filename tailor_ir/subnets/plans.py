@@ -1,7 +1,7 @@
 """Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -115,7 +115,10 @@ def can_keep(sources: Sequence[torch.Tensor]) -> bool:
     return not autocast and not any(source.is_inference() for source in sources)
 
 
-def run(calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, torch.Tensor]) -> None:
+def run(
+    calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, torch.Tensor], kept: Collection[str] = ()
+) -> None:
+    """Add the results of calls to values. What no later call reads is released, but for `kept`."""
     for (_, operands, outputs, released), module in zip(calls, modules, strict=True):
         result = module(*[values[name] for name in operands])
         if len(outputs) == 1:
@@ -123,7 +126,8 @@ def run(calls: Sequence[Call], modules: Sequence[nn.Module], values: dict[str, t
         else:
             values.update(zip(outputs, result, strict=True))
         for name in released:
-            del values[name]
+            if name not in kept:
+                del values[name]
 
 
 def remembered(known: OrderedDict[Key, Value], key: Key, limit: int, make: Callable[[], Value]) -> Value:
