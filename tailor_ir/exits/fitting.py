@@ -5,15 +5,15 @@ is the ridge regression of the network's numbers for classes on what it reads. S
 and no labels are needed. Legend: N images, F numbers that the layer reads, K classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tailor_ir.exits.classifier import SHARES
-from tailor_ir.graph import Graph, Node
+from tailor_ir.graph import Node
 from tailor_ir.spaces.kinds.exit import EXIT
-from tailor_ir.subnets.branches import Branch, Branches
+from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.elastic import Elastic
 
 PASSES = 2
@@ -54,17 +54,18 @@ def fit_exits(
             yield x
             advance()
 
-    elastic.eval()
-    for name, statistic in branches.observe(told(images)).items():
-        elastic.tensor(name).copy_(statistic)
-    _fit_linear_layers(elastic, branches, told(images))
-    return _agreements(branches, told(held_out))
+    with elastic.evaluated():
+        for name, statistic in branches.observe(told(images)).items():
+            elastic.tensor(name).copy_(statistic)
+        _fit_linear_layers(elastic, branches, told(images))
+        return _agreements(branches, told(held_out))
 
 
 def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> None:
     graph = elastic.structure.graph
-    target = _before_shares(graph, graph.outputs[0])
-    layers = {branch.choice: _linear(graph, branch) for branch in branches.branches}
+    producers = graph.producers()
+    target = _before_shares(graph.outputs[0], producers)
+    layers = {branch.choice: producers[_before_shares(branch.producer, producers)] for branch in branches.branches}
     read: dict[str, list[torch.Tensor]] = {choice: [] for choice in layers}
     wanted: list[torch.Tensor] = []
     for x in batches:
@@ -78,14 +79,8 @@ def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[t
         elastic.tensor(layer.inputs[2]).copy_(bias)
 
 
-def _linear(graph: Graph, branch: Branch) -> Node:
-    """The linear layer of a head."""
-    return graph.producers()[_before_shares(graph, branch.producer)]
-
-
-def _before_shares(graph: Graph, value: str) -> str:
-    """The numbers for classes that shares are made of."""
-    producers = graph.producers()
+def _before_shares(value: str, producers: Mapping[str, Node]) -> str:
+    """The numbers for classes that shares are made of; a linear layer gives them."""
     while producers[value].op in SHARES:
         value = producers[value].inputs[0]
     return value
