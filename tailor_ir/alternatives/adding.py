@@ -1,7 +1,7 @@
 """Alternatives in a network: which are wished, which are legal, and the network with them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tailor_ir.alternatives.fire import FIRE
 from tailor_ir.alternatives.ghost import GHOST
@@ -13,7 +13,7 @@ from tailor_ir.alternatives.pruned import PRUNED
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.separable import SEPARABLE
 from tailor_ir.alternatives.site import GivenNetwork, Site, macs_of
-from tailor_ir.alternatives.sketch import NotHere, Sketch
+from tailor_ir.alternatives.sketch import NotHere, Sketch, joined
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Alternative, Graph, Node, Tensors
 from tailor_ir.spaces.kinds.alternative import BLOCK, ORIGINAL, variable_name
@@ -218,35 +218,14 @@ def _raise_for(selectors: Selectors, written: Sequence[_Written], refused: Seque
 
 def _joined(network: GivenNetwork, written: Sequence[_Written]) -> tuple[Graph, Tensors]:
     """The network with alternatives, those of a block in rising multiply-accumulates."""
-    graph, tensors = network.graph, dict(network.tensors)
     own: dict[str, list[_Written]] = {}
     for each in sorted(written, key=lambda one: one.macs):
         own.setdefault(each.sketch.site.exit, []).append(each)
     nodes: list[Node] = []
-    for node in graph.nodes:
+    for node in network.graph.nodes:
         for value in node.outputs:
             for each in own.get(value, ()):
                 nodes += each.sketch.nodes
         nodes.append(node)
-    shapes = dict(graph.shapes)
-    parameters, statistics, constants = list(graph.parameters), list(graph.statistics), list(graph.constants)
-    for each in (one for ones in own.values() for one in ones):
-        sketch = each.sketch
-        shapes.update(sketch.shapes)
-        for names, found in (
-            (parameters, sketch.parameters),
-            (statistics, sketch.statistics),
-            (constants, sketch.constants),
-        ):
-            names += found
-            tensors.update(found)
-    joined = replace(
-        graph,
-        nodes=tuple(nodes),
-        shapes=shapes,
-        parameters=tuple(parameters),
-        statistics=tuple(statistics),
-        constants=tuple(constants),
-        alternatives=(*graph.alternatives, *(one.alternative for ones in own.values() for one in ones)),
-    )
-    return joined, tensors
+    placed = [one for ones in own.values() for one in ones]
+    return joined(network, nodes, {one.alternative: one.sketch for one in placed})

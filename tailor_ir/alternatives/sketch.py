@@ -10,7 +10,7 @@ from tailor_ir.alternatives.least_squares.moments import PatchMoments
 from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.axes import Sizes, surviving
-from tailor_ir.graph import Attribute, Node
+from tailor_ir.graph import Alternative, Attribute, Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.structure.propagation import AxisMap
 
@@ -274,3 +274,31 @@ class _Copy:
             if axis.groups & self.kept.keys():
                 tensor = tensor.index_select(dim, torch.from_numpy(surviving(axis, self.kept)))
         return tensor
+
+
+def joined(
+    network: GivenNetwork, nodes: Sequence[Node], sketches: Mapping[Alternative, Sketch]
+) -> tuple[Graph, Tensors]:
+    """The network with the alternatives of some sketches. nodes: all of both, in order."""
+    graph, tensors = network.graph, dict(network.tensors)
+    shapes = dict(graph.shapes)
+    parameters, statistics, constants = list(graph.parameters), list(graph.statistics), list(graph.constants)
+    for sketch in sketches.values():
+        shapes.update(sketch.shapes)
+        for names, found in (
+            (parameters, sketch.parameters),
+            (statistics, sketch.statistics),
+            (constants, sketch.constants),
+        ):
+            names += found
+            tensors.update(found)
+    whole = replace(
+        graph,
+        nodes=tuple(nodes),
+        shapes=shapes,
+        parameters=tuple(parameters),
+        statistics=tuple(statistics),
+        constants=tuple(constants),
+        alternatives=(*graph.alternatives, *sketches),
+    )
+    return whole, tensors

@@ -2,13 +2,13 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from tailor_ir.alternatives.adding import Read, Refused
 from tailor_ir.alternatives.site import GivenNetwork, Site, macs_of
-from tailor_ir.alternatives.sketch import NotHere, Sketch
+from tailor_ir.alternatives.sketch import NotHere, Sketch, joined
 from tailor_ir.errors import SpaceError
 from tailor_ir.exits.classifier import ClassAnswer, find_answer
 from tailor_ir.exits.heads import CONVOLUTION, LIGHT
@@ -130,31 +130,15 @@ def _is_harmless(
 
 def _joined(network: GivenNetwork, answer: ClassAnswer, written: Sequence[_Written]) -> tuple[Graph, Tensors]:
     """The network with heads, each right behind its place."""
-    graph, tensors = network.graph, dict(network.tensors)
     heads = {one.place.block.exit: one for one in written}
     nodes: list[Node] = []
-    for node in graph.nodes:
+    for node in network.graph.nodes:
         nodes.append(node)
         for value in node.outputs:
             if value in heads:
                 nodes += heads[value].sketch.nodes
-    shapes = dict(graph.shapes)
-    parameters, statistics = list(graph.parameters), list(graph.statistics)
-    for one in written:
-        shapes.update(one.sketch.shapes)
-        parameters += one.sketch.parameters
-        statistics += one.sketch.statistics
-        tensors |= one.sketch.parameters | one.sketch.statistics
-    exits = (
-        Alternative(kind=EXIT.name, value=answer.value, producer=one.producer, choice=one.place.label)
+    sketches = {
+        Alternative(kind=EXIT.name, value=answer.value, producer=one.producer, choice=one.place.label): one.sketch
         for one in written
-    )
-    joined = replace(
-        graph,
-        nodes=tuple(nodes),
-        shapes=shapes,
-        parameters=tuple(parameters),
-        statistics=tuple(statistics),
-        alternatives=(*graph.alternatives, *exits),
-    )
-    return joined, tensors
+    }
+    return joined(network, nodes, sketches)
