@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
+from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer, norm_factors
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
-
-EPSILON = 1e-5
 
 Replace = Callable[[Sketch, ReplacedLayer, str, str | None], str]
 """Writes the layers in the place of one: sketch, layer, what it reads, its bias in the sketch; gives the result."""
@@ -85,11 +83,7 @@ def _norms_behind(site: Site, node: Node) -> Sequence[Node]:
 
 def _gain(sketch: Sketch, norms: Sequence[Node]) -> torch.Tensor | None:
     """(O,) what the only BatchNorm behind a layer multiplies its results by."""
-    if len(norms) != 1:
-        return None
-    (norm,) = norms
-    scale, variance = (sketch.network.tensors[norm.inputs[at]].double() for at in (1, 4))
-    return scale.abs() / (variance + norm.float("epsilon", EPSILON)).sqrt()
+    return norm_factors(norms[0], sketch.network.tensors).abs() if len(norms) == 1 else None
 
 
 def ordered(site: Site, name: str, kept: Kept) -> torch.Tensor:

@@ -8,7 +8,7 @@ from math import prod, sqrt
 import torch
 
 from tailor_ir.alternatives.layers import rounded, write_layers
-from tailor_ir.alternatives.least_squares.regression import basis, factor, mapped, regression, through
+from tailor_ir.alternatives.least_squares.regression import basis, mapped, of_rank, regression, through
 from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.record import AlternativeKind
 from tailor_ir.alternatives.site import Site
@@ -106,9 +106,8 @@ def _tucker_of_data(
     down = layer.seen_channels(rank_in)
     read = through(metric, down)
     fitted = layer.gains * regression(mapped(layer.cross, down), read)  # (O, rank_in · K)
-    up = basis(fitted @ factor(read), rank_out)
-    core = (up.T @ fitted).reshape(rank_out, rank_in, *layer.weight.shape[2:])
-    return down, core, up / layer.gains
+    core, up = of_rank(fitted, rank_out, read)
+    return down, core.reshape(rank_out, rank_in, *layer.weight.shape[2:]), up / layer.gains
 
 
 LOW_RANK = AlternativeKind(name="low_rank", choices={"low_rank_0.25": 0.25, "low_rank_0.5": 0.5}, write=_write)

@@ -17,9 +17,9 @@ import tailor_ir
 from tailor_ir.alternatives.fire import at_centre, fired
 from tailor_ir.alternatives.ghost import ghosts, paired
 from tailor_ir.alternatives.grouped import diagonal
-from tailor_ir.alternatives.least_squares.last_layer import find_last_layer, of_rank
+from tailor_ir.alternatives.least_squares.last_layer import find_last_layer
 from tailor_ir.alternatives.least_squares.moments import PatchMoments, PatchSums, chosen, results, shrunk, windows
-from tailor_ir.alternatives.least_squares.regression import LeftVectors, basis, pivots
+from tailor_ir.alternatives.least_squares.regression import LeftVectors, basis, of_rank, pivots
 from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
 from tailor_ir.alternatives.low_rank import svd, tucker
 from tailor_ir.alternatives.separable import separated

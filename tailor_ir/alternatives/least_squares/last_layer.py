@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from tailor_ir.alternatives.least_squares.moments import MOST_NUMBERS, PATCHES_FOR_EACH, chosen, results, windows
-from tailor_ir.alternatives.least_squares.regression import basis, factor, regression
+from tailor_ir.alternatives.least_squares.regression import of_rank, regression
+from tailor_ir.alternatives.least_squares.replaced_layer import EPSILON, norm_factors
 from tailor_ir.graph import Node
 from tailor_ir.ops.elementwise import ACTIVATIONS
 from tailor_ir.subnets.branches import Branch, Features
 
 BIAS = 2  # position of the bias among a layer's inputs
-EPSILON = 1e-5
 FOLDS = 2
 RIDGES = (1e-3, 1e-2, 0.1, 1.0, 10.0)
 """Shares of the mean of the diagonal that are tried: with few patches only a heavy ridge helps on others."""
@@ -178,8 +178,7 @@ class LastLayerSums:
         if inner is not None:
             before = before @ tensors[inner.inputs[1]].cpu().double().flatten(1)
         if norm is not None:
-            scale, variance = (tensors[norm.inputs[at]].double().cpu() for at in (1, 4))
-            before = before * (scale / (variance + norm.float("epsilon", EPSILON)).sqrt())[:, None]
+            before = before * norm_factors(norm, tensors)[:, None]
         ridge = self._ridge(before, rank, centred=centred)
         if ridge is None:
             return {}
@@ -226,12 +225,6 @@ def _change(missing: torch.Tensor, second: torch.Tensor, ridge: float) -> torch.
     heavy = second.clone()
     heavy.diagonal().add_(ridge * second.diagonal().mean())
     return regression(missing, heavy)
-
-
-def of_rank(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rank, I) and (O, rank), whose product is nearest to (O, I) in a metric (I, I)."""
-    up = basis(weight @ factor(metric), rank)
-    return up.T @ weight, up
 
 
 def _lost(weight: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> float:

@@ -49,6 +49,12 @@ def basis(matrix: torch.Tensor, rank: int) -> torch.Tensor:
     return LeftVectors(matrix)(rank)
 
 
+def of_rank(weight: torch.Tensor, rank: int, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rank, I) and (O, rank), whose product is nearest to (O, I) in a metric (I, I)."""
+    up = basis(weight @ factor(metric), rank)
+    return up.T @ weight, up
+
+
 def over_channels(metric: torch.Tensor, channels: int) -> torch.Tensor:
     """(I, I) the mean over the positions of a kernel of a metric (I · K, I · K)."""
     positions = len(metric) // channels

@@ -3,6 +3,7 @@
 Legend: O output channels, I input channels, K positions of a kernel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,14 @@ from tailor_ir.graph import Node
 
 LEAST_GAIN = 0.01
 """Of the mean gain: a result that hardly counts still has a row."""
+
+EPSILON = 1e-5
+
+
+def norm_factors(norm: Node, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """(O,) what a BatchNorm multiplies each channel by, in float64."""
+    scale, variance = (tensors[norm.inputs[at]].double().cpu() for at in (1, 4))
+    return scale / (variance + norm.float("epsilon", EPSILON)).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
