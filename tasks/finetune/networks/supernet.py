@@ -30,7 +30,7 @@ class TrainableSuperNet:
     ) -> None:
         self.net = net
         self.module = net.elastic
-        self.runner = WatchedRunner(net, original) if original is not None else net.elastic
+        self.runner = WatchedRunner(net, original)
         self.teacher = teacher
         self.base_size = input_size(net, net.max_config)
         self.roles = draw
@@ -53,8 +53,7 @@ class TrainableSuperNet:
         teacher_BK, features = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
-            found = forward(resize(x_BCHW, input_size(self.net, role.config)))
-            logits_BK, seen = found if isinstance(found, tuple) else (found, {})
+            logits_BK, seen = forward(resize(x_BCHW, input_size(self.net, role.config)))
             loss = loss_of(logits_BK, target, teacher_BK if role.distilled else None, self._settings)
             yield loss + self._hinted(seen, features)
             if teacher_BK is None:
@@ -80,15 +79,15 @@ class TrainableSuperNet:
 
 
 class WatchedRunner(nn.Module):
-    """Runs the active SubNet: its answers, and what its alternatives give."""
+    """Runs the active SubNet: its answers, and where the original is frozen what its alternatives give."""
 
-    def __init__(self, net: SuperNet, original: FrozenOriginal) -> None:
+    def __init__(self, net: SuperNet, original: FrozenOriginal | None) -> None:
         super().__init__()
         self.elastic, self._original = net.elastic, original
 
     def forward(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Logits (B, K), and values by name."""
-        return self.elastic.watched(x_BCHW, self._original.hints)
+        return self.elastic.watched(x_BCHW, () if self._original is None else self._original.hints)
 
 
 def input_size(net: SuperNet, config: Config) -> tuple[int, int]:
