@@ -28,6 +28,7 @@ from tailor_ir.reading.trace import load_onnx, trace_module
 from tailor_ir.rewriting.kernel_transforms import matrices_of, transform_kernels
 from tailor_ir.rewriting.passes import simplify
 from tailor_ir.rewriting.samples import repeat_for_samples
+from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.proposal import propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.space import Space
@@ -142,10 +143,15 @@ class SuperNet:
     def recalibrate_alternatives(self, batches: Iterable[torch.Tensor]) -> Statistics:
         """BatchNorm statistics of all alternatives, from batches at the largest SubNet's resolution; nothing shared is written.
 
-        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands.
+        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands. Heads of
+        exits likewise, on what it gives at their places.
         """
-        branches = Branches(self.elastic)
-        return branches.observe(batches) if branches.branches else {}
+        kinds = [branches for branches in map(self._branches, ("block", EXIT.name)) if branches.branches]
+        kept = list(batches) if len(kinds) > 1 else batches
+        return {name: tensor for branches in kinds for name, tensor in branches.observe(kept).items()}
+
+    def _branches(self, kind: str) -> Branches:
+        return Branches(self.elastic, kind)
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Store BatchNorm statistics as the shared ones: those of the largest SubNet, and of alternatives."""

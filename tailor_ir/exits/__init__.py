@@ -2,5 +2,6 @@
 
 from tailor_ir.exits.adding import HEADS, add_exits
 from tailor_ir.exits.fitting import PASSES, FirstExit, fit_exits
+from tailor_ir.exits.parts import ExitPart, ExitParts
 
-__all__ = ["HEADS", "PASSES", "FirstExit", "add_exits", "fit_exits"]
+__all__ = ["HEADS", "PASSES", "ExitPart", "ExitParts", "FirstExit", "add_exits", "fit_exits"]

@@ -12,7 +12,7 @@ import torch
 from tailor_ir.graph import Alternative, Node
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Statistics
 from tailor_ir.subnets.elastic import Elastic
-from tailor_ir.subnets.plans import Instruction
+from tailor_ir.subnets.plans import Instruction, execute, last_reads
 
 Features = Mapping[str, torch.Tensor]
 """Values of the original network by name."""
@@ -60,7 +60,7 @@ class Branches:
             if each.producer in variables
         )
         self._wanted = frozenset(name for branch in self.branches for name in (branch.entry, branch.exit))
-        self._released = _last_reads(self._original)
+        self._released = last_reads(self._original)
 
     def features(self, x_BCHW: torch.Tensor, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics.
@@ -113,13 +113,7 @@ class Branches:
         return run
 
     def _run(self, instructions: Sequence[Instruction], values: dict[str, torch.Tensor]) -> None:
-        for module, operands, outputs, cuts in instructions:
-            for name, cut in cuts:
-                if name not in values:
-                    tensor = self._elastic.tensor(name)
-                    values[name] = tensor if cut is None else cut(tensor)
-            result = module(*[values[name] for name in operands])
-            values.update({outputs[0]: result} if len(outputs) == 1 else zip(outputs, result, strict=True))
+        execute(instructions, self._elastic.tensor, values)
 
     def _branch(self, alternative: Alternative, variable: str, original: set[str], data: frozenset[str]) -> Branch:
         graph = self._elastic.structure.graph
@@ -141,17 +135,6 @@ class Branches:
             norms=tuple(one.module for one in instructions if isinstance(one.module, ElasticBatchNorm)),
             instructions=instructions,
         )
-
-
-def _last_reads(instructions: Sequence[Instruction]) -> list[tuple[str, ...]]:
-    """For each instruction the values that no later one reads."""
-    found: list[tuple[str, ...]] = []
-    later: set[str] = set()
-    for instruction in reversed(instructions):
-        names = dict.fromkeys((*instruction.operands, *instruction.outputs, *(name for name, _ in instruction.cuts)))
-        found.append(tuple(name for name in names if name and name not in later))
-        later.update(names)
-    return found[::-1]
 
 
 def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:

@@ -1,7 +1,7 @@
 """Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -128,6 +128,29 @@ def run(
         for name in released:
             if name not in kept:
                 del values[name]
+
+
+def execute(
+    instructions: Iterable[Instruction], tensor: Callable[[str], torch.Tensor], values: dict[str, torch.Tensor]
+) -> None:
+    """Add the results of instructions to values, and the cuts that they read. tensor: a stored tensor by its name."""
+    for module, operands, outputs, cuts in instructions:
+        for name, cut in cuts:
+            if name not in values:
+                values[name] = tensor(name) if cut is None else cut(tensor(name))
+        result = module(*[values[name] for name in operands])
+        values.update({outputs[0]: result} if len(outputs) == 1 else zip(outputs, result, strict=True))
+
+
+def last_reads(instructions: Sequence[Instruction], kept: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """For each instruction the values that no later one reads, but for `kept`."""
+    found: list[tuple[str, ...]] = []
+    later = set(kept)
+    for instruction in reversed(instructions):
+        names = dict.fromkeys((*instruction.operands, *instruction.outputs, *(name for name, _ in instruction.cuts)))
+        found.append(tuple(name for name in names if name and name not in later))
+        later.update(names)
+    return found[::-1]
 
 
 def remembered(known: OrderedDict[Key, Value], key: Key, limit: int, make: Callable[[], Value]) -> Value:

@@ -1,0 +1,136 @@
+"""All exits of a SubNet in one forward pass: the parts that the exits cut it into, each with its head.
+
+Legend: B batch, C channels, H height, W width, K classes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+
+from tailor_ir.spaces.kinds.exit import EXIT
+from tailor_ir.spaces.variables import Choice
+from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.plans import Instruction, execute, last_reads
+
+Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitPart:
+    """What one exit needs and the exits before it do not.
+
+    body: what later exits need, too. head: what none of them needs; () of the whole network. answer: the value (B, K) that it
+    gives. parameters, statistics: names of the tensors that it is the first to read; head_parameters: those of the head.
+    """
+
+    exit: str
+    body: tuple[Instruction, ...]
+    head: tuple[Instruction, ...]
+    answer: str
+    parameters: tuple[str, ...]
+    head_parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+
+
+class _Schedule(NamedTuple):
+    """Instructions with the values that are released behind each. constant: how many of them no gradient goes to."""
+
+    steps: tuple[tuple[Instruction, tuple[str, ...]], ...]
+    constant: int
+
+
+class ExitParts:
+    """The parts of a SubNet, in order; the last one's exit is the whole network.
+
+    A pass computes the bodies of the first parts as constants, if any, by their BatchNorm statistics and without gradients, so that
+    it keeps none of their activations; and the rest as the network's mode says.
+    """
+
+    def __init__(self, elastic: Elastic, config: Mapping[str, Choice]) -> None:
+        self._elastic = elastic
+        graph, space = elastic.structure.graph, elastic.structure.space
+        (self._source,) = graph.inputs
+        variable = next(one for one in space.variables if one.kind == EXIT.name)
+        programs = [elastic.program({**config, variable.name: choice}) for choice in variable.choices]
+        trained, counted = set(graph.parameters), set(graph.statistics)
+        later: list[set[str]] = [set()]
+        for program in reversed(programs[1:]):
+            later.append(later[-1] | {one.outputs[0] for one in program.instructions})
+        seen: set[str] = set()
+        read: set[str] = set()
+        parts: list[ExitPart] = []
+        for choice, program, needed in zip(variable.choices, programs, reversed(later), strict=True):
+            new = [one for one in program.instructions if one.outputs[0] not in seen]
+            is_last = not needed
+            body = tuple(one for one in new if is_last or one.outputs[0] in needed)
+            head = () if is_last else tuple(one for one in new if one.outputs[0] not in needed)
+            names = [name for name in _stored(new) if name not in read]
+            seen.update(one.outputs[0] for one in new)
+            read.update(names)
+            own = set(_stored(head))
+            parameters = tuple(name for name in names if name in trained)
+            parts.append(
+                ExitPart(
+                    exit=str(choice),
+                    body=body,
+                    head=head,
+                    answer=program.outputs[0],
+                    parameters=parameters,
+                    head_parameters=tuple(name for name in parameters if name in own),
+                    statistics=tuple(name for name in names if name in counted),
+                )
+            )
+        self.parts = tuple(parts)
+        self._schedule = cache(self._make_schedule)
+
+    def begin(self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0) -> Values:
+        """What the bodies of the first `constant` parts give to the rest of a pass to some exits, by position."""
+        schedule = self._schedule(tuple(exits), constant)
+        values = {self._source: x_BCHW}
+        with torch.no_grad(), self._elastic.evaluated():
+            self._run(schedule.steps[: schedule.constant], values)
+        return values
+
+    def finish(self, values: Values, exits: Sequence[int], constant: int = 0) -> list[torch.Tensor]:
+        """The answers (B, K) of the exits, from what `begin` gave; `values` is used up."""
+        schedule = self._schedule(tuple(exits), constant)
+        self._run(schedule.steps[schedule.constant :], values)
+        return [values[self.parts[position].answer] for position in exits]
+
+    def answers(self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0) -> list[torch.Tensor]:
+        """The answers (B, K) of some exits, by position, in one pass."""
+        values = self.begin(x_BCHW, exits, constant) if constant else {self._source: x_BCHW}
+        return self.finish(values, exits, constant)
+
+    @torch.no_grad()
+    def observe(self, batches: Iterable[torch.Tensor], exits: Sequence[int], constant: int = 0) -> Statistics:
+        """BatchNorm statistics of what is no constant: means over the batches. Nothing is written."""
+        runs = (partial(self.finish, self.begin(x, exits, constant), exits, constant) for x in batches)
+        return self._elastic.observed(runs)
+
+    def _run(self, steps: Sequence[tuple[Instruction, tuple[str, ...]]], values: Values) -> None:
+        for instruction, released in steps:
+            execute((instruction,), self._elastic.tensor, values)
+            for name in released:
+                del values[name]
+
+    def _make_schedule(self, exits: tuple[int, ...], constant: int) -> _Schedule:
+        reached = self.parts[: max(exits) + 1]
+        first = [one for part in reached[:constant] for one in part.body]
+        rest = [
+            one
+            for position, part in enumerate(reached)
+            for one in (*(() if position < constant else part.body), *(part.head if position in exits else ()))
+        ]
+        kept = {self.parts[position].answer for position in exits}
+        released = last_reads([*first, *rest], kept)
+        return _Schedule(tuple(zip([*first, *rest], released, strict=True)), len(first))
+
+
+def _stored(instructions: Iterable[Instruction]) -> dict[str, None]:
+    """The stored tensors that instructions read, in order."""
+    return dict.fromkeys(name for one in instructions for name, _ in one.cuts)
