@@ -1,9 +1,11 @@
 """Fine-tune a SuperNet under torchrun with DistributedDataParallel."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tailor_ir
 from tailor_ir import Space
+from tasks.artifacts import read_lines
 from tasks.data import DataSettings, load_splits
 from tasks.data.description import remember
 from tasks.errors import UserError
@@ -14,7 +16,8 @@ from tasks.finetune.device import pick_device
 from tasks.finetune.job import Job
 from tasks.finetune.launcher import launch
 from tasks.finetune.networks.supernet import input_size
-from tasks.finetune.settings import AUTO, FROZEN, Settings, TrainSettings
+from tasks.finetune.phases import split_epochs
+from tasks.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
 from tasks.models import carry_origin
 from tasks.progress import Progress
 from tasks.schemas.results import FinetuneResult
@@ -42,6 +45,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
         supernet=supernet,
         steps_per_epoch=steps,
         total_steps=steps * settings.epochs,
+        exits=exits_of(net.space),
     )
     ranges.prepare(job, net)
     job = launch(job, "fine-tuning", progress)
@@ -56,7 +60,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     net.set_statistics(net.recalibrate_alternatives(validation.calibration(input_size(net, net.max_config))))
     result = FinetuneResult(
         strategy=settings.strategy,
-        steps=job.total_steps,
+        steps=len(read_lines(job.history)),
         micro_batch=job.settings.micro_batch,
         **accuracies_of_ends(net, validation, splits["test"]),
     )
@@ -68,20 +72,55 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     return result.to_json()
 
 
+def exits_of(space: Space) -> tuple[str, ...]:
+    """The exits of a space in order of depth; the last is the whole network. None where the space has no exits."""
+    return tuple(str(choice) for one in space.variables if one.kind == "exit" for choice in one.choices)
+
+
+def _check_exits(settings: Settings, exits: Sequence[str]) -> None:
+    """UserError for settings of exits that are not for so many, and for less than an epoch for each stage."""
+    lengths = {"weights": (len(exits),), "target": (1, len(exits)), "shares": (len(exits),)}
+    for option, allowed in lengths.items() if OF_EXITS.intersection(settings.strategies) else ():
+        given = getattr(settings.exits, option)
+        if given is not None and len(given) not in allowed:
+            raise UserError(
+                f"finetune.exits.{option}={list(given)}",
+                f"the space has the exits {', '.join(exits)}",
+                allowed="a number for each" + (", or one for all" if 1 in allowed else ""),
+            )
+    shares = settings.phase_shares or (1.0,) * len(settings.strategies)
+    for strategy, epochs in zip(settings.strategies, split_epochs(settings.epochs, shares), strict=True):
+        if strategy == "staged" and epochs < len(exits):
+            raise UserError(
+                f"finetune.epochs={settings.epochs}",
+                f"{epochs} of them for the {len(exits)} stages of staged, {', '.join(exits)}",
+                allowed="an epoch or more for each",
+            )
+
+
 def _chosen(settings: Settings, space: Space, progress: Progress) -> Settings:
     """The settings with a strategy, which is told where it was left open. UserError for one that this space has nothing for."""
     kinds = {variable.kind for variable in space.variables}
-    chosen = settings.resolved(alternatives="block" in kinds)
-    frozen = [strategy for strategy in chosen.strategies if strategy in FROZEN]
-    if frozen and "block" not in kinds:
-        raise UserError(
-            "finetune.strategy",
-            f"{frozen[0]} trains alternatives to blocks, and the space has none",
-            next_step="ask for some, as space.alternatives=[merged,low_rank], or take another strategy",
+    chosen = settings.resolved(kinds)
+    for strategies, kind, what, example in (
+        (OF_BLOCKS, "block", "alternatives to blocks", "space.alternatives=[merged,low_rank]"),
+        (OF_EXITS, "exit", "exits", "space.exits=auto"),
+    ):
+        own = [strategy for strategy in chosen.strategies if strategy in strategies]
+        if own and kind not in kinds:
+            raise UserError(
+                "finetune.strategy",
+                f"{own[0]} trains {what}, and the space has none",
+                next_step=f"ask for some, as {example}, or take another strategy",
+            )
+    _check_exits(chosen, exits_of(space))
+    if settings.strategy == AUTO and FROZEN.issuperset(chosen.strategies):
+        heads = " and heads of exits" if "heads" in chosen.strategies else ""
+        progress.say(
+            f"fine-tuning: {chosen.strategy}: alternatives{heads} alone are trained, the network stays as it is"
         )
-    if settings.strategy == AUTO and frozen:
-        progress.say(f"fine-tuning: {chosen.strategy}: alternatives alone are trained, the network stays as it is")
-        if untrained := sorted(kinds - {"block"}):
+        trained = {"block", "exit"} if heads else {"block"}
+        if untrained := sorted(kinds - trained):
             progress.say(
                 f"fine-tuning: {', '.join(untrained)}: not trained; finetune.strategy=[sandwich,branches,tune] trains sizes "
                 "first, and with them the network"

@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +19,14 @@ from torch import distributed, nn
 from tasks.artifacts import set_aside, write_bytes
 from tasks.progress import Progress
 
-MODEL, OPTIMISER, AVERAGE = "model.", "optimiser.", "average."
+MODEL, OPTIMISER, AVERAGE, KEPT = "model.", "optimiser.", "average.", "kept."
+
+
+class Judged(NamedTuple):
+    """What a judge remembers: JSON, and tensors by name."""
+
+    state: Mapping[str, Any]
+    kept: Mapping[str, torch.Tensor]
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -29,17 +37,24 @@ def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save(
-    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, step: int, average: nn.Module | None = None
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    average: nn.Module | None = None,
+    judged: Judged | None = None,
 ) -> None:
-    """Write the state after `step` finished steps; `average`: the network with averaged weights."""
+    """Write the state after `step` finished steps; `average`: the network with averaged weights. judged: of a judge."""
     tensors = {MODEL + name: tensor for name, tensor in model_tensors(module).items()}
     if average is not None:
         tensors |= {AVERAGE + name: tensor for name, tensor in model_tensors(average).items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"{OPTIMISER}{index}.{key}": value for key, value in state.items() if value is not None}
+    if judged is not None:
+        tensors |= {KEPT + name: tensor for name, tensor in judged.kept.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    state = {"step": step, "crc32": _checksum(stored)}
+    state = {"step": step, "crc32": _checksum(stored), "judge": {} if judged is None else judged.state}
     save_file(stored, temporary, metadata={"state": json.dumps(state)})
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())
@@ -95,6 +110,14 @@ def shared_steps(path: Path, *, first_of_node: bool) -> int:
             write_bytes(path, content[0])
         distributed.barrier()
     return newest
+
+
+def load_judged(path: Path) -> Judged:
+    """What a judge remembered."""
+    with safe_open(path, framework="pt") as file:
+        names = [name for name in list(file.keys()) if name.startswith(KEPT)]
+        kept = {name.removeprefix(KEPT): file.get_tensor(name) for name in names}
+        return Judged(json.loads(file.metadata()["state"])["judge"], kept)
 
 
 @torch.no_grad()

@@ -41,6 +41,8 @@ class Job(BaseModel):
     initial: Path | None = None
     finetune: Settings | None = None
     supernet: Path | None = None
+    exits: tuple[str, ...] = ()
+    """Of the SuperNet, in order of depth; the last is the whole network."""
 
     @property
     def settings(self) -> TrainSettings:
@@ -52,7 +54,8 @@ class Job(BaseModel):
     @property
     def phases(self) -> list[TrainingPhase]:
         """What is trained one after the other."""
-        return phases_of(self.finetune, self.settings.epochs, self.steps_per_epoch, self.total_steps)
+        exits = len(self.exits)
+        return phases_of(self.finetune, self.settings.epochs, self.steps_per_epoch, self.total_steps, exits)
 
     def with_settings(self, **changes: int) -> Self:
         """The same job with a few settings changed."""

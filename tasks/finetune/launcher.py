@@ -94,10 +94,11 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
         with _torchrun(job, meeting) as process:
             lines = Tail(job.history, done)
             while process.poll() is None:
-                _report(lines.new(), bar, progress)
+                done = _report(job, lines.new(), done, bar, progress)
                 watchdog.look(process.pid)
                 time.sleep(POLL_S)
-            _report(lines.new(), bar, progress)
+            done = _report(job, lines.new(), done, bar, progress)
+        bar.advance(checkpoint.finished_steps(job.checkpoint) - done if _is_finished(job) else 0)
     return process.returncode, watchdog.ended
 
 
@@ -110,11 +111,22 @@ def _clear(job: Job) -> None:
         shutil.rmtree(folder)
 
 
-def _report(lines: list[dict[str, Any]], bar: Bar, progress: Progress) -> None:
+def _report(job: Job, lines: list[dict[str, Any]], done: int, bar: Bar, progress: Progress) -> int:
+    """Tell of new steps behind those that are done; how many are done then. Phases that ended early have left out some."""
     for line in lines:
-        bar.advance()
-        bar.note(f"loss {line['loss']:.3f}")
-        progress.metrics({key: float(value) for key, value in line.items() if key != "step"}, line["step"])
+        bar.advance(line["step"] - done)
+        done = line["step"]
+        bar.note(f"{_phase_at(job, done)}loss {line['loss']:.3f}")
+        progress.metrics({key: float(value) for key, value in line.items() if key != "step"}, done)
+    return done
+
+
+def _phase_at(job: Job, step: int) -> str:
+    """What is trained in a step, where that is not the same in all."""
+    phases = job.phases
+    now = next(phase for phase in phases if step <= phase.last_step)
+    exit_ = "" if now.part is None else f" {job.exits[now.part]}"
+    return f"{now.strategy}{exit_}, " if len(phases) > 1 else ""
 
 
 def _own_address(rendezvous: str | None) -> str:

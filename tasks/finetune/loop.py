@@ -26,7 +26,7 @@ from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.precision import mixed_precision
 from tasks.finetune.ranges import watch_of
-from tasks.finetune.settings import TrainSettings
+from tasks.finetune.settings import ExitTraining, Settings, TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
 
 
@@ -40,16 +40,25 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_pe
 
 
 def make_optimiser(
-    module: nn.Module, settings: TrainSettings, undecayed: Sequence[torch.Tensor] = ()
+    module: nn.Module,
+    settings: TrainSettings,
+    undecayed: Sequence[torch.Tensor] = (),
+    slowed: tuple[Sequence[torch.Tensor], float] = ((), 1.0),
 ) -> torch.optim.Optimizer:
-    """AdamW or SGD with Nesterov momentum; no weight decay on vectors (biases, normalisation) and on `undecayed`."""
+    """AdamW or SGD with Nesterov momentum; no weight decay on vectors (biases, normalisation) and on `undecayed`.
+
+    slowed: parameters whose learning rate has a factor.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     spared = set(undecayed)
     assert spared <= set(parameters), "another device has other parameters"
-    decayed = [p.ndim > 1 and p not in spared for p in parameters]
+    slow = set(slowed[0])
+    kinds = {(True, False): [], (False, False): []} | ({(True, True): [], (False, True): []} if slow else {})
+    for parameter in parameters:
+        kinds[parameter.ndim > 1 and parameter not in spared, parameter in slow].append(parameter)
     groups = [
-        {"params": [p for p, d in zip(parameters, decayed, strict=True) if d], "weight_decay": settings.weight_decay},
-        {"params": [p for p, d in zip(parameters, decayed, strict=True) if not d], "weight_decay": 0.0},
+        {"params": own, "weight_decay": settings.weight_decay if decays else 0.0, "factor": slowed[1] if slows else 1.0}
+        for (decays, slows), own in kinds.items()
     ]
     if settings.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=0.9, nesterov=True, fused=True)
@@ -106,24 +115,21 @@ class Trainer:
         self.teacher = None if network.teacher is None else self._placed(network.teacher).requires_grad_(False).eval()
         self._placed(network.module).train()
         self.average = averaged(network.module, self.settings) if self.first_of_node else None
-        self.optimiser = make_optimiser(network.module, self.settings, network.undecayed())
+        self.judged_on = self._judged_on(validation)
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
         self.watch = watch_of(job, self.phase, network.net, (dataset, validation), device, self.dtype)
         self._go_on()
         self._ended_s = time.monotonic()
-        self.parallel = DistributedDataParallel(
-            network.runner,
-            device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-        )
+        self.parallel = self._wrapped()
 
     def _go_on(self) -> None:
         """From the checkpoint: in the midst of the phase, or at its beginning with what the phase before has trained."""
-        path, module = self.job.checkpoint, self.network.module
+        path, module, judge = self.job.checkpoint, self.network.module, self.network.judge
         if self.step > self.phase.first_step:
             checkpoint.load_model(path, module)
+            if judge is not None:
+                judge.go_on(self.judged_on, *checkpoint.load_judged(path))
+            self.optimiser = self._new_optimiser()
             checkpoint.load_optimiser(path, self.optimiser)
             if self.average is not None:
                 checkpoint.load_model(path, self.average.module, average=True)
@@ -132,10 +138,41 @@ class Trainer:
             if self.step:
                 checkpoint.load_model(path, module, average=self.settings.average > 0)
             self.network.begin(self._calibration())
+            if judge is not None:
+                judge.begin(self.judged_on, self._moves)
+            self.optimiser = self._new_optimiser()
         if self.first_of_node:
             rewind(self.job.history, self.step)
             if self.watch is not None:
                 self.watch.rewind(self.step)
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        return make_optimiser(self.network.module, self.settings, self.network.undecayed(), self.network.slowed())
+
+    def _wrapped(self) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            self.network.runner,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            broadcast_buffers=False,
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+        )
+
+    def _judged_on(self, validation: Dataset | None) -> EvaluationData:
+        """The images that a judge looks at; those of training where there are no others."""
+        exits = self.settings.exits if isinstance(self.settings, Settings) else ExitTraining()
+        return EvaluationData(
+            validation or self.dataset,
+            self.dataset,
+            batch_size=self.settings.micro_batch,
+            limit=exits.images,
+            recalibration_images=exits.recalibration_images,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def _moves(self) -> None:
+        self.move(Phase.TRAINING, self.step)
 
     def _calibration(self) -> Iterator[torch.Tensor]:
         """Training images for BatchNorm statistics, as the network takes them."""
@@ -160,7 +197,7 @@ class Trainer:
             for x_BCHW, y_B in batches:
                 finished = self.train_step(x_BCHW, y_B)
                 self._record(before)
-                before = self._watched(finished)
+                before = self._judged(self._watched(finished))
                 last = self.step == self.phase.last_step
                 due = last or time.monotonic() - saved_s >= self.settings.checkpoint_every_s
                 if self.first_of_node and due:
@@ -179,18 +216,29 @@ class Trainer:
         """With accuracies of SubNets where these are due."""
         if self.watch is None or not self.watch.is_due(self.step):
             return finished
-
-        def move() -> None:
-            self.move(Phase.TRAINING, self.step)
-
-        accuracies = self.watch.measure(self.step, writes=self.first_of_node, move=move)
+        accuracies = self.watch.measure(self.step, writes=self.first_of_node, move=self._moves)
         self._ended_s = time.monotonic()
         return replace(finished, accuracies=accuracies)
 
+    def _judged(self, finished: Finished) -> Finished:
+        """With what the judge has found where it is due; it may end the phase, whose other steps are left out."""
+        judge = self.network.judge
+        if judge is None or not judge.is_due(self.step):
+            return finished
+        verdict = judge.judge(self.step, self._moves)
+        if verdict.changed:
+            self.optimiser = self._new_optimiser()
+            self.parallel = self._wrapped()
+        if verdict.ended:
+            self.step = self.phase.last_step
+        self._ended_s = time.monotonic()
+        return replace(finished, accuracies=finished.accuracies | verdict.accuracies)
+
     def _save(self) -> None:
         self._check_weights()
-        average = None if self.average is None else self.average.module
-        checkpoint.save(self.job.checkpoint, self.network.module, self.optimiser, self.step, average)
+        average, judge = None if self.average is None else self.average.module, self.network.judge
+        judged = None if judge is None else checkpoint.Judged(judge.state(), judge.kept)
+        checkpoint.save(self.job.checkpoint, self.network.module, self.optimiser, self.step, average, judged)
 
     def _record(self, finished: Finished | None) -> None:
         """A line of the history. UserError when the losses are no numbers any more."""
@@ -236,10 +284,10 @@ class Trainer:
         done = self.step - self.phase.first_step
         rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         roles = self.network.roles(self.step)
         pieces = list(zip(x_BCHW.split(self.settings.micro_batch), y_B.split(self.settings.micro_batch), strict=True))
-        losses = torch.zeros(len(roles), device=self.device)
+        losses = torch.zeros(sum(max(1, len(role.parts)) for role in roles), device=self.device)
         for index, (x, y) in enumerate(pieces):
             place = self.rank * len(pieces) + index
             self._seed(place)
@@ -274,16 +322,15 @@ class Trainer:
         """Forward and backward pass of every role on one micro-batch; the losses times `share`."""
         losses = self.network.losses(roles, x_BCHW, target, self.parallel)
         found = []
-        for index in range(len(roles)):
+        for index, role in enumerate(roles):
             self.move(Phase.TRAINING, self.step + 1)
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
                 with self._mixed():
-                    loss = next(losses)
-                loss = loss * share
-                loss.backward()
-            found.append(loss.detach())
-        return torch.stack(found)
+                    loss = next(losses) * share
+                role.total(loss).backward()
+            found.append(loss.detach().reshape(-1))
+        return torch.cat(found)
 
     def _seed(self, micro_batch: int) -> None:
         """Dropout and the like depend on the step and the micro-batch's place in the global batch only."""
@@ -298,9 +345,16 @@ def averaged(module: nn.Module, settings: TrainSettings) -> AveragedModel | None
 
 
 def _by_role(roles: list[Role], losses: list[float]) -> dict[str, float]:
+    """Means by the names of roles, and of the parts that they have. losses: of each role, or of each of its parts."""
     grouped: dict[str, list[float]] = {}
-    for role, loss in zip(roles, losses, strict=True):
-        grouped.setdefault(role.name, []).append(loss)
+    totals = []
+    left = iter(losses)
+    for role in roles:
+        own = [(name, weight, next(left)) for name, weight in role.parts or ((role.name, 1.0),)]
+        totals.append(sum(weight * loss for _, weight, loss in own))
+        grouped.setdefault(role.name, []).append(totals[-1])
+        for name, _, loss in own if role.parts else ():
+            grouped.setdefault(name, []).append(loss)
     means = {name: sum(values) / len(values) for name, values in grouped.items()}
     by_name = {f"loss_{name}": value for name, value in means.items()}
-    return {"loss": sum(losses) / len(losses), **({} if list(means) == ["network"] else by_name)}
+    return {"loss": sum(totals) / len(totals), **({} if list(means) == ["network"] else by_name)}

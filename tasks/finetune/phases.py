@@ -13,13 +13,14 @@ REFINING = 0.5
 class TrainingPhase:
     """Steps that are trained alike: those after `first_step` finished ones, up to `last_step`.
 
-    strategy: None for a plain network. rate: the factor of the learning rate.
+    strategy: None for a plain network. rate: the factor of the learning rate. part: the position of the exit that is trained.
     """
 
     strategy: Strategy | None
     first_step: int
     last_step: int
     rate: float = 1.0
+    part: int | None = None
 
     @property
     def steps(self) -> int:
@@ -27,8 +28,13 @@ class TrainingPhase:
         return self.last_step - self.first_step
 
 
-def phases_of(settings: Settings | None, epochs: int, steps_per_epoch: int, total_steps: int) -> list[TrainingPhase]:
-    """The phases of a training, in order; those that `total_steps` does not reach are left out."""
+def phases_of(
+    settings: Settings | None, epochs: int, steps_per_epoch: int, total_steps: int, exits: int = 0
+) -> list[TrainingPhase]:
+    """The phases of a training, in order; those that `total_steps` does not reach are left out.
+
+    exits: their number; `staged` has a phase for each.
+    """
     if settings is None:
         return [TrainingPhase(None, 0, total_steps)]
     assert settings.strategies, f"the strategy is {settings.strategy}"
@@ -36,10 +42,12 @@ def phases_of(settings: Settings | None, epochs: int, steps_per_epoch: int, tota
     shares = settings.phase_shares or (1.0,) * len(settings.strategies)
     rates = settings.phase_rates or default_rates(settings.strategies)
     for strategy, own, rate in zip(settings.strategies, split_epochs(epochs, shares), rates, strict=True):
-        last = min(first + own * steps_per_epoch, total_steps)
-        if last > first:
-            found.append(TrainingPhase(strategy, first, last, rate))
-        first = last
+        stages = split_epochs(own, settings.exits.shares or (1.0,) * exits) if strategy == "staged" else [own]
+        for part, length in enumerate(stages):
+            last = min(first + length * steps_per_epoch, total_steps)
+            if last > first:
+                found.append(TrainingPhase(strategy, first, last, rate, part if strategy == "staged" else None))
+            first = last
     return found
 
 

@@ -1,6 +1,7 @@
 """Settings of training, shared by the base network and the SuperNet."""
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -92,14 +93,15 @@ def _is_address(text: str) -> bool:
     return found is not None and 1 <= int(found[1]) <= LAST_PORT
 
 
-Strategy = Literal["sandwich", "compound", "random", "progressive", "branches", "tune"]
+Strategy = Literal["sandwich", "compound", "random", "progressive", "branches", "tune", "joint", "staged", "heads"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-FROZEN: frozenset[Strategy | None] = frozenset(["branches", "tune"])
-"""Strategies that train the alternatives' own weights alone: the user's network stays as it is, bit by bit."""
+FROZEN: frozenset[Strategy | None] = frozenset(["branches", "tune", "heads"])
+"""Strategies that train the own weights of alternatives or exits alone: the user's network stays as it is, bit by bit."""
+OF_BLOCKS: frozenset[Strategy] = frozenset(["branches", "tune"])
+"""Strategies that train alternatives to blocks."""
+OF_EXITS: frozenset[Strategy] = frozenset(["joint", "staged", "heads"])
+"""Strategies that train exits, all of a SubNet in one forward pass."""
 AUTO = "auto"
-DISTILLED_FIRST = "branches,tune"
-DISTILLED_SHARES = (1.0, 2.0)
-"""Of the epochs, for the phases of `DISTILLED_FIRST`."""
 
 
 def _joined(value: Any) -> Any:
@@ -122,6 +124,33 @@ class RangeSettings(BaseModel):
     """Counted from the end of each phase; none: as often as it takes a few per cent of the time, or never."""
 
 
+class ExitTraining(BaseModel):
+    """Training of exits: how they are judged meanwhile, and in which stages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    """Of the exits' losses in `joint`, one for each, the whole network's last, as [1,1,1,2]; none: equal ones."""
+    earlier: Literal["freeze", "improve"] = "freeze"
+    """What becomes of the parts before the one that `staged` trains. freeze: they are constant, and cost no memory for gradients.
+    improve: they are trained as well, as long as no earlier exit gets worse on validation images; else all weights go back to the
+    last good ones, and earlier parts are constant from then on (AdaScale, Algorithm 1)."""
+    earlier_rate: float = Field(default=0.1, gt=0)
+    """With `improve`, the factor of the learning rate of earlier parts."""
+    target: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = None
+    """Validation accuracies with which exits are good enough, so that the next part is trained: one for each, or one for all."""
+    patience: int | None = Field(default=3, ge=1)
+    """How often in a row an exit may be found no better before the next part is trained; none: its epochs are used up."""
+    shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """Shares of the epochs of `staged` for its parts, as [1,1,1,2]; none: equal ones. Each part has one epoch at least."""
+    images: int = Field(default=512, ge=1)
+    """Validation images on which exits are judged."""
+    recalibration_images: int = Field(default=256, ge=2)
+    """Training images for the BatchNorm statistics with which they are."""
+    every_epochs: int = Field(default=1, ge=1)
+    """Counted from the end of each phase."""
+
+
 class Settings(TrainSettings):
     """Fine-tuning of a SuperNet: what each step trains, and its teacher."""
 
@@ -130,8 +159,10 @@ class Settings(TrainSettings):
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
     that opens in phases (progressive shrinking of Once-for-all, ICLR 2020). Of alternatives alone, the network itself frozen:
     branches: each by itself, on the network's features (AdaptiveNet, MobiCom 2023); tune: random SubNets that have some.
+    Of exits, all of a SubNet in one forward pass: joint: of the SubNets of `sandwich`; staged: of the largest one, part after part
+    (AdaScale, Algorithm 1); heads: their heads alone, the network frozen.
     Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune for twice as long, where the space has
-    alternatives; else sandwich."""
+    alternatives, and then heads where it has exits, too; joint where it has exits alone; else sandwich."""
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones, of a list. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
@@ -149,6 +180,8 @@ class Settings(TrainSettings):
     its place, as a share of the variance of the latter (FitNets, ICLR 2015)."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
+    exits: ExitTraining = ExitTraining()
+    """Of `joint`, `staged` and `heads`."""
     ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
     """Latency-range accuracy (AdaptiveNet, MobiCom 2023)."""
 
@@ -158,15 +191,16 @@ class Settings(TrainSettings):
         names = [name.strip() for name in self.strategy.split(",")]
         return tuple(strategy for name in names for strategy in STRATEGIES if strategy == name)
 
-    def resolved(self, *, alternatives: bool) -> "Settings":
-        """The settings with a strategy in the place of `auto`. alternatives: whether the space has some."""
+    def resolved(self, kinds: Collection[str]) -> "Settings":
+        """The settings with a strategy in the place of `auto`. kinds: of the space's variables."""
         if self.strategy != AUTO:
             return self
-        if not alternatives:
-            return self.model_copy(update={"strategy": "sandwich"})
-        if self.epochs == 1:
-            return self.model_copy(update={"strategy": "tune"})
-        return self.model_copy(update={"strategy": DISTILLED_FIRST, "phase_shares": DISTILLED_SHARES})
+        if "block" not in kinds:
+            return self.model_copy(update={"strategy": "joint" if set(kinds) == {"exit"} else "sandwich"})
+        phases = {"branches": 1.0, "tune": 2.0} | ({"heads": 1.0} if "exit" in kinds else {})
+        if self.epochs < len(phases):  # the first is what can be done without best
+            phases = {"tune": 1.0} if self.epochs == 1 else {"tune": 1.0, "heads": 1.0}
+        return self.model_copy(update={"strategy": ",".join(phases), "phase_shares": tuple(phases.values())})
 
     @model_validator(mode="after")
     def _check_strategy(self) -> "Settings":
@@ -182,6 +216,10 @@ class Settings(TrainSettings):
                     f"{option}={list(given)} with strategy={self.strategy}; allowed: a number for each strategy of a list, "
                     f"as strategy=[branches,tune] {option}={example}"
                 )
+        if "staged" in names and self.average:
+            raise ValueError(
+                f"average={self.average} with strategy=staged, which takes the best weights of each part; allowed: average=0"
+            )
         for name in {"random", "progressive", "tune"}.intersection(names):
             if self.random_subnets == 0:
                 raise ValueError(f"strategy={name} needs random_subnets of at least 1")

@@ -204,10 +204,14 @@ def test_alternatives_of_a_space_without_any_are_refused(compiled: Path, tmp_pat
 
 
 def test_auto_follows_the_space_and_the_epochs() -> None:
-    assert settings().resolved(alternatives=True).strategies == ("branches", "tune")
-    assert settings(epochs=1).resolved(alternatives=True).strategies == ("tune",)
-    assert settings().resolved(alternatives=False).strategies == ("sandwich",)
-    assert settings(strategy="random").resolved(alternatives=True).strategies == ("random",)
+    assert settings().resolved({"block"}).strategies == ("branches", "tune")
+    assert settings(epochs=1).resolved({"block"}).strategies == ("tune",)
+    assert settings().resolved({"width_mult"}).strategies == ("sandwich",)
+    assert settings(strategy="random").resolved({"block"}).strategies == ("random",)
+    assert settings(epochs=3).resolved({"block", "exit"}).strategies == ("branches", "tune", "heads")
+    assert settings(epochs=2).resolved({"block", "exit"}).strategies == ("tune", "heads")
+    assert settings().resolved({"exit"}).strategies == ("joint",)
+    assert settings().resolved({"exit", "depth"}).strategies == ("sandwich",)
 
 
 @pytest.mark.parametrize(

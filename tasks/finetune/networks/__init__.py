@@ -2,7 +2,7 @@
 
 from tasks.finetune.networks.opening import open_network
 from tasks.finetune.networks.plain import TrainableNetwork
-from tasks.finetune.networks.record import Forward, Role, Trainable
+from tasks.finetune.networks.record import Forward, Judge, Role, Trainable, Verdict
 from tasks.finetune.networks.supernet import TrainableSuperNet
 
-__all__ = ["Forward", "Role", "Trainable", "TrainableNetwork", "TrainableSuperNet", "open_network"]
+__all__ = ["Forward", "Judge", "Role", "Trainable", "TrainableNetwork", "TrainableSuperNet", "Verdict", "open_network"]

@@ -15,7 +15,7 @@ from tailor_ir import SuperNet
 from tailor_ir.subnets.branches import Branch, Branches, Features
 from tasks.finetune.losses import distance
 from tasks.finetune.networks.frozen import FrozenOriginal
-from tasks.finetune.networks.record import Forward, Role
+from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.networks.supernet import input_size
 from tasks.finetune.settings import Settings
 
@@ -46,6 +46,7 @@ class TrainableBranches:
         self.module = net.elastic
         self.runner = BranchRunner(net)
         self.teacher: nn.Module | None = None
+        self.judge: Judge | None = None
         self.base_size = input_size(net, net.max_config)
         self.begin = original.begin
         self._settings = settings
@@ -59,6 +60,10 @@ class TrainableBranches:
     def undecayed(self) -> Sequence[torch.Tensor]:
         """None: every matrix of an alternative decays."""
         return ()
+
+    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
+        """None: all is trained alike."""
+        return (), 1.0
 
     def roles(self, step: int) -> list[Role]:
         """One, with the branches of this step."""

@@ -7,13 +7,14 @@ from tailor_ir import SuperNet
 from tasks.data import Dataset
 from tasks.finetune.job import Job
 from tasks.finetune.networks.branches import TrainableBranches
+from tasks.finetune.networks.exits import open_exits
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.plain import TrainableNetwork
 from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.networks.sampling import sample_roles
 from tasks.finetune.networks.supernet import TrainableSuperNet
 from tasks.finetune.phases import TrainingPhase
-from tasks.finetune.settings import FROZEN, Settings
+from tasks.finetune.settings import FROZEN, OF_EXITS, Settings
 from tasks.models import create, load_weights
 
 
@@ -39,6 +40,8 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings)
     if strategy in FROZEN:
         before = [one.strategy for one in job.phases if one.last_step <= phase.first_step]
         original = FrozenOriginal(net, retake=not FROZEN.issuperset(before))
+    if strategy in OF_EXITS:
+        return open_exits(net, job, phase, settings, original)
     if strategy == "branches":
         assert original is not None
         return TrainableBranches(net, original, settings)

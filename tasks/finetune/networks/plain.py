@@ -8,7 +8,7 @@ from torch import nn
 from tailor_ir import SuperNet
 from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
-from tasks.finetune.networks.record import Forward, Role
+from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.settings import TrainSettings
 
 
@@ -19,12 +19,17 @@ class TrainableNetwork:
         self.module = self.runner = module
         self.net: SuperNet | None = None
         self.teacher: nn.Module | None = None
+        self.judge: Judge | None = None
         self.base_size = size
         self._settings = settings
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """None: every matrix decays."""
         return ()
+
+    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
+        """None: all is trained alike."""
+        return (), 1.0
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: the network is as it was made."""

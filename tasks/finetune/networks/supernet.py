@@ -10,7 +10,7 @@ from tailor_ir.subnets.branches import Features
 from tasks.data.images import resize
 from tasks.finetune.losses import distance, loss_of
 from tasks.finetune.networks.frozen import FrozenOriginal
-from tasks.finetune.networks.record import Forward, Role
+from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.settings import Settings
 
 
@@ -32,6 +32,7 @@ class TrainableSuperNet:
         self.module = net.elastic
         self.runner = WatchedRunner(net, original)
         self.teacher = teacher
+        self.judge: Judge | None = None
         self.base_size = input_size(net, net.max_config)
         self.roles = draw
         self._settings = settings
@@ -40,6 +41,10 @@ class TrainableSuperNet:
     def undecayed(self) -> Sequence[torch.Tensor]:
         """Kernel transforms, which decay would pull from the identity to zero."""
         return [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
+
+    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
+        """None: all is trained alike."""
+        return (), 1.0
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
         """Take what the frozen original needs."""

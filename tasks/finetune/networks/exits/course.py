@@ -1,0 +1,73 @@
+"""What is trained of a network with exits, and what is constant meanwhile."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tailor_ir import Config, SuperNet
+from tailor_ir.exits import ExitParts
+from tailor_ir.subnets.plans import remembered
+
+PARTS_KEPT = 32
+
+
+class ExitRunner(nn.Module):
+    """Runs exits of any SubNet in one forward pass."""
+
+    def __init__(self, net: SuperNet) -> None:
+        super().__init__()
+        self.elastic = net.elastic
+        self._space = net.space
+        self._known: OrderedDict[bytes, ExitParts] = OrderedDict()
+
+    def parts(self, config: Config) -> ExitParts:
+        """The parts of a SubNet; asked for once the network is on its device, where its modules are made anew."""
+        key = self._space.row(config).tobytes()
+        return remembered(self._known, key, PARTS_KEPT, lambda: ExitParts(self.elastic, config))
+
+    def forward(self, x_BCHW: torch.Tensor, config: Config, exits: Sequence[int], constant: int) -> list[torch.Tensor]:
+        """The answers (B, K) of some exits; no gradients go to the bodies of the first `constant` parts."""
+        return self.parts(config).answers(x_BCHW, exits, constant)
+
+
+@dataclass(slots=True)
+class Course:
+    """Positions of the exits that are trained, and how many parts are constant before; both may change on the way.
+
+    earlier: how many of the parts that are not are trained with a lower rate.
+    """
+
+    exits: tuple[int, ...]
+    constant: int = 0
+    earlier: int = 0
+
+    def freeze_earlier(self) -> None:
+        """Train the last exit alone, and make all parts before it constant."""
+        self.exits, self.constant, self.earlier = self.exits[-1:], self.exits[-1], 0
+
+    def restrict(self, net: SuperNet) -> None:
+        """Let gradients go to what is trained, and to nothing else."""
+        trained = self.trained(net)
+        for name in net.structure.graph.parameters:
+            net.elastic.tensor(name).requires_grad_(name in trained)
+
+    def trained(self, net: SuperNet) -> set[str]:
+        """Names of the trained tensors."""
+        parts = ExitParts(net.elastic, net.max_config).parts
+        heads = {name for part in parts for name in part.head_parameters}
+        own = {name for part in parts[self.constant : max(self.exits) + 1] for name in part.parameters} - heads
+        return own | {name for position in self.exits for name in parts[position].head_parameters}
+
+    def statistics(self, net: SuperNet) -> set[str]:
+        """Names of the BatchNorm statistics that follow from what is trained."""
+        parts = ExitParts(net.elastic, net.max_config).parts
+        return {name for part in parts[: max(self.exits) + 1] for name in part.statistics}
+
+    def slowed(self, net: SuperNet) -> list[torch.Tensor]:
+        """The trained tensors that are of earlier parts."""
+        parts = ExitParts(net.elastic, net.max_config).parts
+        earlier = {name for part in parts[: self.earlier] for name in part.parameters}
+        return [net.elastic.tensor(name) for name in earlier & self.trained(net)]

@@ -1,0 +1,83 @@
+"""A SuperNet whose exits are trained. Legend: B batch, C channels, H height, W width, K classes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from tailor_ir import SuperNet
+from tasks.data.images import resize
+from tasks.finetune.losses import loss_of
+from tasks.finetune.networks.exits.course import Course, ExitRunner
+from tasks.finetune.networks.frozen import FrozenOriginal
+from tasks.finetune.networks.record import Forward, Judge, Role
+from tasks.finetune.networks.supernet import input_size
+from tasks.finetune.settings import Settings
+
+
+class TrainableExits:
+    """A SuperNet, the exits of each of its SubNets trained in one pass: `draw` gives the SubNets of a step, the largest first.
+
+    teaching: the position of the exit of the first SubNet that teaches the others; None: none does. original: where heads alone
+    are trained.
+    """
+
+    def __init__(
+        self,
+        net: SuperNet,
+        runner: ExitRunner,
+        course: Course,
+        draw: Callable[[int], list[Role]],
+        judge: Judge,
+        settings: Settings,
+        teaching: Callable[[], int | None] = lambda: None,
+        original: FrozenOriginal | None = None,
+    ) -> None:
+        self.net: SuperNet | None = net
+        self.module = net.elastic
+        self.runner = runner
+        self.teacher: nn.Module | None = net.build(net.max_config) if settings.teacher == "base" else None
+        self.judge: Judge | None = judge
+        self.base_size = input_size(net, net.max_config)
+        self.roles = draw
+        self._net, self._course, self._settings = net, course, settings
+        self._teaching, self._original = teaching, original
+
+    def undecayed(self) -> Sequence[torch.Tensor]:
+        """Kernel transforms, which decay would pull from the identity to zero."""
+        return [matrix for matrix in self._net.kernel_matrices if matrix.requires_grad]
+
+    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
+        """Weights of earlier parts."""
+        return self._course.slowed(self._net), self._settings.exits.earlier_rate
+
+    def begin(self, batches: Iterable[torch.Tensor]) -> None:
+        """Take what the frozen original needs."""
+        if self._original is not None:
+            self._original.begin(batches)
+
+    def losses(
+        self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
+    ) -> Iterator[torch.Tensor]:
+        """Those of the trained exits (P,) of each SubNet."""
+        net, exits, constant = self._net, self._course.exits, self._course.constant
+        taught_BK = self._taught(x_BCHW)
+        teaching = None if taught_BK is not None or not self._settings.distillation else self._teaching()
+        asked = exits if teaching is None or teaching in exits else (*exits, teaching)
+        for role in roles:
+            pixels = resize(x_BCHW, input_size(net, role.config))
+            answers = dict(zip(asked, forward(pixels, role.config, asked, constant), strict=True))
+            own = None
+            if teaching is not None and taught_BK is None:
+                own, taught_BK = teaching, answers[teaching].detach()
+            yield torch.stack(
+                [loss_of(answers[at], target, None if at == own else taught_BK, self._settings) for at in exits]
+            )
+
+    @torch.no_grad()
+    def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
+        """Logits (B, K) of the frozen copy, where that teaches."""
+        if self.teacher is None or not self._settings.distillation:
+            return None
+        taught_BK: torch.Tensor = self.teacher(resize(x_BCHW, self.base_size))
+        return taught_BK
