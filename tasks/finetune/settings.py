@@ -98,7 +98,7 @@ FROZEN: frozenset[Strategy | None] = frozenset(["branches", "tune"])
 """Strategies that train the alternatives' own weights alone: the user's network stays as it is, bit by bit."""
 AUTO = "auto"
 DISTILLED_FIRST = "branches,tune"
-DISTILLED_SHARES = (1.0, 2.0)
+DISTILLED_SHARES = (1.0, 4.0)
 """Of the epochs, for the phases of `DISTILLED_FIRST`."""
 
 
@@ -130,23 +130,21 @@ class Settings(TrainSettings):
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
     that opens in phases (progressive shrinking of Once-for-all, ICLR 2020). Of alternatives alone, the network itself frozen:
     branches: each by itself, on the network's features (AdaptiveNet, MobiCom 2023); tune: random SubNets that have some.
-    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune for twice as long, where the space has
-    alternatives; else sandwich."""
+    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune for four times as long, if the space
+    has alternatives; else sandwich."""
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones, of a list. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.5 for `tune` behind another phase, else 1."""
+    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.7 for `tune` behind another phase, else 1."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""
     teacher: Literal["largest", "base"] = "largest"
     """The source of soft labels: the largest SubNet in the same step, where the strategy trains it (in-place) or freezes
     it, or the network as it was before (a frozen copy), for all SubNets."""
-    distillation: float = Field(default=1.0, ge=0, le=1)
-    """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
-    hints: float = Field(default=1.0, ge=0)
-    """Weight in `tune`, with distillation, of the distance of what each alternative gives from what the frozen network gives at
-    its place, as a share of the variance of the latter (FitNets, ICLR 2015)."""
+    distillation: float | None = Field(default=None, ge=0, le=1)
+    """Weight of the teacher's soft labels in the loss; the rest is the labels'. None: 1, but in `tune` without teacher=base 0,
+    since alternatives begin with what the network computes, and a step without its pass takes three quarters of the time."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
     ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
@@ -157,6 +155,12 @@ class Settings(TrainSettings):
         """The strategy of each phase; none while it is `auto`."""
         names = [name.strip() for name in self.strategy.split(",")]
         return tuple(strategy for name in names for strategy in STRATEGIES if strategy == name)
+
+    def soft_share(self, strategy: Strategy) -> float:
+        """The weight of soft labels in the loss of a strategy."""
+        if self.distillation is not None:
+            return self.distillation
+        return 0.0 if strategy == "tune" and self.teacher == "largest" else 1.0
 
     def resolved(self, *, alternatives: bool) -> "Settings":
         """The settings with a strategy in the place of `auto`. alternatives: whether the space has some."""

@@ -61,7 +61,7 @@ class BranchNetwork:
     ) -> Iterator[torch.Tensor]:
         for role in roles:
             self.module.branch = self.module.get_submodule(role.name)
-            yield loss_of(forward(x_BCHW), target, None, self.settings)
+            yield loss_of(forward(x_BCHW), target, self.settings)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 
 from tailor_ir import SuperNet
-from tailor_ir.subnets.branches import Branches, Features
+from tailor_ir.subnets.branches import Branches
 
 
 class FrozenOriginal:
@@ -26,17 +26,11 @@ class FrozenOriginal:
             self._net.set_statistics(self._net.recalibrate(self._net.max_config, batches))
 
     @cached_property
-    def branches(self) -> Branches:
+    def _branches(self) -> Branches:
         """The alternatives; asked for once the network is on its device, where its modules are made anew."""
         return Branches(self._net.elastic)
 
-    @cached_property
-    def hints(self) -> dict[str, str]:
-        """The value that an alternative gives -> the network's own value that it stands for."""
-        return {branch.producer: branch.exit for branch in self.branches.branches}
-
-    def features(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Features]:
-        """The network's answers (B, K), and its values at the alternatives' ends; BatchNorm by its statistics."""
+    def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The network's answers (B, K); BatchNorm by its statistics."""
         (output,) = self._net.structure.graph.outputs
-        found = self.branches.features(x_BCHW, {output})
-        return found[output], found
+        return self._branches.features(x_BCHW, {output})[output]

@@ -47,4 +47,4 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings)
         return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
-    return TrainableSuperNet(net, draw, teacher, settings, original)
+    return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original)
