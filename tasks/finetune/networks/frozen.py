@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from tailor_ir import SuperNet
@@ -12,18 +13,21 @@ from tailor_ir.subnets.branches import Branches
 class FrozenOriginal:
     """Makes everything but the alternatives' own parameters constant.
 
-    retake: the network was trained in an earlier phase, so that its BatchNorm statistics are taken anew when this one begins.
+    refit: the network was trained in an earlier phase, so that its BatchNorm statistics and the first weights of alternatives are
+    made anew when this one begins. Random numbers follow from the seed.
     """
 
-    def __init__(self, net: SuperNet, *, retake: bool) -> None:
-        self._net, self._retake = net, retake
+    def __init__(self, net: SuperNet, seed: int, *, refit: bool) -> None:
+        self._net, self._seed, self._refit = net, seed, refit
         for name in net.structure.graph.original().parameters:
             net.elastic.tensor(name).requires_grad_(False)
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
-        """Take the statistics, where that is wanted, from training images (B, C, H, W)."""
-        if self._retake:
-            self._net.set_statistics(self._net.recalibrate(self._net.max_config, batches))
+        """Take statistics and first weights, where that is wanted, from training images (B, C, H, W)."""
+        if self._refit:
+            images = list(batches)
+            self._net.set_statistics(self._net.recalibrate(self._net.max_config, images))
+            self._net.fit_alternatives(images, (), np.random.default_rng(self._seed))
 
     @cached_property
     def _branches(self) -> Branches:
