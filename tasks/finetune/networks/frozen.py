@@ -13,8 +13,8 @@ from tailor_ir.subnets.branches import Branches
 class FrozenOriginal:
     """Makes everything but the alternatives' own parameters constant.
 
-    refit: the network was trained in an earlier phase, so that its BatchNorm statistics and the first weights of alternatives are
-    made anew when this one begins. Random numbers follow from the seed.
+    refit: the network was trained in an earlier phase, so that its BatchNorm statistics and the first weights of its
+    alternatives are made anew when this one begins. Random numbers follow from the seed.
     """
 
     def __init__(self, net: SuperNet, seed: int, *, refit: bool) -> None:
