@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptive_runtime.chains import SEGMENTS_FILE
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
 from tasks.artifacts import json_bytes
@@ -131,6 +132,7 @@ def markdown(card: Card) -> str:
             [_file_row(name, file) for name, file in card.files.items()],
         ),
         *_quantised(card.files.values()),
+        *_exits(card.files),
         *_memory(card.files.get("onnx")),
         "## How they run",
         _table(
@@ -211,6 +213,20 @@ def _quantised(files: Iterable[ExportedFile]) -> list[str]:
         text += f", by the ranges of {found.calibration_images} training images."
         parts += ["## int8", _table(("", "int8", "fp32"), rows), text + (f" In fp32: {kept}." if kept else "")]
     return parts
+
+
+def _exits(files: Mapping[str, ExportedFile]) -> list[str]:
+    """What is computed up to each exit, where the SubNet is exported as a chain."""
+    timed = {name: file.segments for name, file in files.items() if file.segments}
+    if not timed:
+        return []
+    rows = []
+    for at, segment in enumerate(next(iter(timed.values()))):
+        times_ms = [segments[at].latency_ms for segments in timed.values()]
+        rows.append((segment.exit, f"{segment.macs / 1e6:.4g} M", *map(_milliseconds, times_ms)))
+    head = ("up to exit", "MACs more than before", *(f"{name}, p50 more than before" for name in timed))
+    text = f"A chain's `{SEGMENTS_FILE}` says how a program runs it: {', '.join(timed)}."
+    return ["## Exits", _table(head, rows), text]
 
 
 def _milliseconds(time_ms: float | None) -> str:

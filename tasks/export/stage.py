@@ -21,6 +21,7 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
+from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
@@ -31,6 +32,7 @@ from tasks.export.card import (
     preparation,
     used_engine,
 )
+from tasks.export.chains import ChainWriter
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Substitutes, as_predicted, replaced
@@ -89,6 +91,11 @@ def run(
     if (device := client.capabilities()).backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
     net = tailor_ir.load(supernet, batch=batch)
+    if settings.segments is True and not net.exits(net.max_config):
+        next_step = "compile with space.exits=auto for some"
+        raise UserError(
+            "export.segments", "true, but the space has no exits", allowed="auto, false", next_step=next_step
+        )
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
@@ -238,6 +245,7 @@ class Exporter:
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
+        files |= ChainWriter(self.maker, images, self.out).write(card, inputs)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():

@@ -1,0 +1,9 @@
+"""Chains: a SubNet with exits as segments in ONNX files, or as one net of ncnn.
+
+Beside them is the manifest that a host program follows (`adaptive_runtime.chains`).
+"""
+
+from tasks.export.chains.making import chain_statistics
+from tasks.export.chains.writing import ChainWriter
+
+__all__ = ["ChainWriter", "chain_statistics"]
