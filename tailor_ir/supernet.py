@@ -1,7 +1,8 @@
 """The SuperNet: the result of `compile`, and everything that can be asked of it."""
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,16 +252,35 @@ class SuperNet:
         write_onnx(model, Path(path))
 
     def export_together(
-        self, subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]], folder: str | Path
+        self,
+        subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]],
+        folder: str | Path,
+        chains: Collection[str] = (),
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
 
         Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
+        chains: names of those whose segments (`segments`) are written, too, as `NAME.0.onnx`, `NAME.1.onnx`, …
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         elastic = self.elastic
         parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
+        parts += [with_all_answers(self.structure, rows[name], batch=self.batch) for name in chains]
         common = CommonWeights(elastic, parts)
+        segments = (
+            (f"{name}.{number}", model)
+            for name in chains
+            for number, model in enumerate(
+                parts_onnx(
+                    elastic,
+                    find_parts(self.structure, rows[name], batch=self.batch),
+                    statistics=subnets[name][1],
+                    fold_batch_norm=False,
+                    weights=True,
+                    take=common.take,
+                )
+            )
+        )
         models = (
             (
                 name,
@@ -276,7 +296,7 @@ class SuperNet:
             )
             for name, row in rows.items()
         )
-        write_together(models, Path(folder))
+        write_together(itertools.chain(models, segments), Path(folder))
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:

@@ -3,9 +3,10 @@
 [Exits](docs/exits.md#on-the-device) shows the files and host programs in Python and C++.
 """
 
-from adaptive_runtime.chains.chain import ExitAnswers, ExitChain
+from adaptive_runtime.chains.chain import ChainAnswers, ExitChain
 from adaptive_runtime.chains.manifest import (
     SEGMENTS_FILE,
+    ChainFormat,
     ChainManifest,
     ChainSegment,
     ChainTensor,
@@ -14,10 +15,11 @@ from adaptive_runtime.chains.manifest import (
 
 __all__ = [
     "SEGMENTS_FILE",
+    "ChainAnswers",
+    "ChainFormat",
     "ChainManifest",
     "ChainSegment",
     "ChainTensor",
-    "ExitAnswers",
     "ExitChain",
     "ImagePreparation",
 ]

@@ -16,7 +16,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, Thresholds
 
 
-class ExitAnswers(NamedTuple):
+class ChainAnswers(NamedTuple):
     """Classes, positions of the exits that answered, and how sure these were: (N,) each."""
 
     answers: NDArray[np.int64]
@@ -36,6 +36,7 @@ class ExitChain:
             raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
         self.manifest, self.runtime = manifest, runtime
         self._decider = Decider(thresholds)
+        self._shape = manifest.input.shape[1:]
 
     @classmethod
     def open(cls, folder: str | Path, thresholds: Thresholds | None = None, manifest: str = SEGMENTS_FILE) -> Self:
@@ -53,21 +54,21 @@ class ExitChain:
                 raise AdaptiveError(str(file), f"cannot be read ({error.strerror})") from error
         return cls(found, load(found, folder), thresholds)
 
-    def infer(self, x_NCHW: Array) -> ExitAnswers:
+    def infer(self, x_NCHW: Array) -> ChainAnswers:
         """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type."""
         self._check(x_NCHW)
         size = self.runtime.batch or len(x_NCHW)
         run = self._one if size == 1 else self._together
         parts = [run(x_NCHW[start : start + size], size) for start in range(0, len(x_NCHW), size)]
-        return parts[0] if len(parts) == 1 else ExitAnswers(*map(np.concatenate, zip(*parts, strict=True)))
+        return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _one(self, x_1CHW: Array, size: int) -> ExitAnswers:
+    def _one(self, x_1CHW: Array, size: int) -> ChainAnswers:
         decision, run = self._decider.sample(), self.runtime.start(x_1CHW)
         while not decision.leaves(run.next()):
             pass
-        return ExitAnswers(np.array([decision.answer]), np.array([decision.exit]), np.array([decision.confidence]))
+        return ChainAnswers(np.array([decision.answer]), np.array([decision.exit]), np.array([decision.confidence]))
 
-    def _together(self, x_NCHW: Array, size: int) -> ExitAnswers:
+    def _together(self, x_NCHW: Array, size: int) -> ChainAnswers:
         """A batch; files of a fixed batch go on with all of it while any sample is left."""
         samples, filled = len(x_NCHW), self.runtime.batch is not None
         if samples < size:
@@ -78,13 +79,12 @@ class ExitChain:
             leaving = decision.leave(logits_NK[decision.rows] if filled else logits_NK)
             if not filled and len(decision.rows) and leaving.any():
                 run.keep(~leaving)
-        return ExitAnswers(decision.answers, decision.exits, decision.confidences)
+        return ChainAnswers(decision.answers, decision.exits, decision.confidences)
 
     def _check(self, x_NCHW: Array) -> None:
-        wanted = self.manifest.input.shape[1:]
-        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != wanted or not len(x_NCHW):
-            got = f"{x_NCHW.dtype} {x_NCHW.shape}"
-            raise AdaptiveError("input", got, allowed=f"float32 {('N', *wanted)}, N from 1 on".replace("'", ""))
+        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
+            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
+            raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
 
     def close(self) -> None:
         """Free what the runtime holds."""

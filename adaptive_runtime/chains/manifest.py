@@ -15,6 +15,7 @@ SEGMENTS_FILE = "segments.json"
 VERSION = 1
 AGAIN = "export the SubNet again"
 
+ChainFormat = Literal["onnx", "ncnn"]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """A name in the manifest's own folder."""
 
@@ -69,7 +70,7 @@ class ChainManifest(Message):
     """
 
     version: int = VERSION
-    format: Literal["onnx", "ncnn"]
+    format: ChainFormat
     digest: str
     files: dict[FileName, Digest]
     input: ChainTensor

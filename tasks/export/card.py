@@ -131,9 +131,7 @@ def markdown(card: Card) -> str:
             ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
             [_file_row(name, file) for name, file in card.files.items()],
         ),
-        *_quantised(card.files.values()),
-        *_exits(card.files),
-        *_memory(card.files.get("onnx")),
+        *_parts_of_files(card.files),
         "## How they run",
         _table(
             ("format", "runtime, build", "settings", "masks", "what they brought", "examples"),
@@ -213,6 +211,11 @@ def _quantised(files: Iterable[ExportedFile]) -> list[str]:
         text += f", by the ranges of {found.calibration_images} training images."
         parts += ["## int8", _table(("", "int8", "fp32"), rows), text + (f" In fp32: {kept}." if kept else "")]
     return parts
+
+
+def _parts_of_files(files: Mapping[str, ExportedFile]) -> list[str]:
+    """What some files alone have: int8, exits, an order of their own."""
+    return [*_quantised(files.values()), *_exits(files), *_memory(files.get("onnx"))]
 
 
 def _exits(files: Mapping[str, ExportedFile]) -> list[str]:

@@ -21,7 +21,6 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
-from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
@@ -32,7 +31,7 @@ from tasks.export.card import (
     preparation,
     used_engine,
 )
-from tasks.export.chains import ChainWriter
+from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Substitutes, as_predicted, replaced
@@ -90,12 +89,7 @@ def run(
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
-    net = tailor_ir.load(supernet, batch=batch)
-    if settings.segments is True and not net.exits(net.max_config):
-        next_step = "compile with space.exits=auto for some"
-        raise UserError(
-            "export.segments", "true, but the space has no exits", allowed="auto, false", next_step=next_step
-        )
+    require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.chains import chain_statistics
 from tasks.progress import Silent
+from tasks.schemas.bundle import BundleIndex
 from tasks.schemas.exports import Card, Exports
 from tests.fronts import write_front
 from tests.ir.networks import small_net
@@ -188,6 +189,25 @@ def test_files_of_any_batch_and_of_a_fixed_one_leave_sample_by_sample(
         assert chain.infer(made.x[:1]).exits.tolist() == expected.exits[:1].tolist()
 
 
+def test_the_bundle_has_the_chains_with_its_weights_once(net: Path, images: EvaluationData, tmp_path: Path) -> None:
+    with local_agent("onnxruntime") as client:
+        made = exported_on(client, net, images, tmp_path, bundle=True, formats=["onnx"])
+    bundle = made.folder / "bundle"
+    rows = BundleIndex.read(bundle / "bundle.json").subnets
+    for row, answers in zip(rows, made.answers, strict=True):
+        assert row.segments == f"{row.digest}.segments.json"
+        assert row.relative_difference is not None
+        assert row.relative_difference <= 1e-4
+        with ExitChain.open(bundle, manifest=row.segments) as chain:
+            assert chain.infer(made.x).answers.tolist() == answers[-1].argmax(-1).tolist()
+        bars = (0.0, *[None] * (len(answers) - 2))
+        with ExitChain.open(bundle, Thresholds(measure="margin", thresholds=bars), row.segments) as chain:
+            assert chain.infer(made.x).answers.tolist() == answers[0].argmax(-1).tolist()
+    weights = (bundle / "weights.safetensors").stat().st_size
+    alone = sum(file.stat().st_size for folder in made.folder.glob("*.segments") for file in folder.glob("*.onnx"))
+    assert weights < 0.75 * alone
+
+
 def test_chains_follow_their_files_to_readable_names(exported: Exported, tmp_path: Path) -> None:
     export.write_readable(exported.folder, tmp_path / "board")
     index = json.loads((tmp_path / "board" / "index.json").read_text())
@@ -265,7 +285,8 @@ def test_damage_is_told_in_one_line(exported: Exported, tmp_path: Path) -> None:
 def test_inputs_and_thresholds_that_do_not_fit_are_one_line(exported: Exported) -> None:
     for folder, _, answers in chains(exported):
         with ExitChain.open(folder) as chain:
-            for wrong in (exported.x[:, :, 1:], exported.x.astype(np.float64), exported.x[:0]):
+            wrongs: list[Any] = [exported.x[:, :, 1:], exported.x.astype(np.float64), exported.x[:0]]
+            for wrong in wrongs:
                 with pytest.raises(
                     AdaptiveError, match=r"input: float\d+ \(.*\); allowed: float32 \(N, 3, 16, 16\), N"
                 ):

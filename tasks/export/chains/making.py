@@ -4,8 +4,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
+from adaptive_runtime.chains import ChainFormat
 from profiling_agents.client import ModelJob
 from tailor_ir import Statistics, SuperNet
 from tasks.evaluation.subnets import EvaluationData, statistics_of
@@ -17,7 +17,6 @@ from tasks.ncnn.conversion import convert
 from tasks.ncnn.kernels import masks_of
 from tasks.schemas.exports import Card
 
-ChainFormat = Literal["onnx", "ncnn"]
 NCNN_FILES = ("segments.param", "segments.bin")
 
 

@@ -7,21 +7,39 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
+from adaptive_runtime.chains import (
+    SEGMENTS_FILE,
+    ChainFormat,
+    ChainManifest,
+    ChainSegment,
+    ChainTensor,
+    ImagePreparation,
+)
 from profiling_agents.client import ModelJob, ModelTooLargeError, RunError
 from profiling_agents.messages import Precision
-from tailor_ir import Segment
+from tailor_ir import Segment, SuperNet
 from tasks.artifacts import write_bytes
+from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.chains.checking import largest_difference
-from tasks.export.chains.making import ChainFormat, MadeChain, chain_statistics, make_chain
+from tasks.export.chains.making import MadeChain, chain_statistics, make_chain
 from tasks.export.files import Images, Maker
 from tasks.export.running import run_of
+from tasks.export.settings import Settings
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.schemas.exports import Card, ExportedFile, ExportedSegment, FileRun, FileTensor
 
 FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
+
+
+def require_exits(settings: Settings, net: SuperNet) -> None:
+    """UserError where chains are asked for and the space has no exits."""
+    if settings.segments is True and not net.exits(net.max_config):
+        next_step = "compile with space.exits=auto for some"
+        raise UserError(
+            "export.segments", "true, but the space has no exits", allowed="auto, false", next_step=next_step
+        )
 
 
 @dataclass(frozen=True, slots=True)
