@@ -14,6 +14,7 @@ from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
 from tailor_ir.structure.regions import Block, Regions
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.segments import Segment
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "PlacedOperators",
     "Regions",
     "RuleOutcome",
+    "Segment",
     "Space",
     "SpaceError",
     "Statistics",
