@@ -1,12 +1,12 @@
 """What leaving early saves on devices, and how often its promise is broken: the product's own exits, on glyphs.
 
-    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--trained-only] [--markdown] [--json FILE] [OVERRIDE …]
+    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--until trained|deployed|promise] [--markdown] [--json FILE] [OVERRIDE …]
 
 A slim ResNet-26 (that of `benchmarks.int8`) learns ten characters of glyphs as `autotailor finetune space.exits=auto` does
 it; OVERRIDEs go there. `autotailor export` then makes thresholds for the whole network (epsilon 1 point, confidence 95 %) on
 onnxruntime and ncnn, one thread, batch 1: *expected* and *p99* latency are those of the test images at the measured latencies
-of exits, heads on the way counted; *saved* is against the same network without exits. --trained-only stops before a device is
-asked.
+of exits, heads on the way counted; *saved* is against the same network without exits. --until stops earlier: before a device
+is asked, or before splits are drawn.
 
 The promise, as `benchmarks.exit_promise` counts it: from each of many random splits of the held-out and the test images
 together, thresholds are made on as many images as were held out, and applied to the rest, or (*in truth*) to the population
@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, metavar="DIR")
     parser.add_argument("--splits", type=int, default=200)
-    parser.add_argument("--trained-only", action="store_true")
+    parser.add_argument("--until", choices=("trained", "deployed", "promise"), default="promise")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
@@ -189,12 +189,12 @@ def main() -> None:
         work = options.work or Path(temporary)
         words = (*TRAINED, *options.overrides)
         trained = train(words, work)
-        if options.trained_only:
+        if options.until == "trained":
             return
         found = deployed(words, work)
         rows = [saved_row(name, policies.subnets[0]) for name, policies in found.items()]
-        show({"saved": rows, "promise": []}, markdown=False)
-        result = {"saved": rows, "promise": promise_rows(trained, found, options.splits)}
+        promise = promise_rows(trained, found, options.splits) if options.until == "promise" else []
+        result = {"saved": rows, "promise": promise}
     show(result, markdown=options.markdown)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
