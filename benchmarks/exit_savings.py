@@ -1,6 +1,6 @@
 """What leaving early saves on devices, and how often its promise is broken: the product's own exits, on glyphs.
 
-    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--until trained|deployed|promise] [--markdown] [--json FILE] [OVERRIDE …]
+    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--until STEP] [--markdown] [--json FILE] [OVERRIDE …]
 
 A slim ResNet-26 (that of `benchmarks.int8`) learns ten characters of glyphs as `autotailor finetune space.exits=auto` does
 it; OVERRIDEs go there. `autotailor export` then makes thresholds for the whole network (epsilon 1 point, confidence 95 %) on
