@@ -59,6 +59,8 @@ TRAINED = (
 DEPLOYED = ("search=exact", "refine.candidates=1", "policy.subnets=1", "export.formats=[onnx]")
 SAVED, BROKEN = 0.4, 0.05
 """The bars."""
+Cells = tuple[str, ...]
+Rows = list[Cells]
 
 
 def deployed(words: Sequence[str], output: Path) -> dict[str, Policies]:
@@ -111,9 +113,9 @@ def promise_rows(trained: Trained, found: dict[str, Policies], splits: int) -> l
     return rows
 
 
-def tables(result: dict[str, Any]) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+def tables(result: dict[str, Any]) -> list[tuple[Cells, Rows]]:
     """Heads and rows of all tables, as text."""
-    exits = [
+    exits: Rows = [
         (
             row["runtime"],
             one["exit"],
@@ -126,7 +128,7 @@ def tables(result: dict[str, Any]) -> list[tuple[tuple[str, ...], list[tuple[str
         for row in result["saved"]
         for one in row["exits"]
     ]
-    saved = [
+    saved: Rows = [
         (
             row["runtime"],
             row["measure"],
@@ -140,7 +142,7 @@ def tables(result: dict[str, Any]) -> list[tuple[tuple[str, ...], list[tuple[str
         )
         for row in result["saved"]
     ]
-    promise = [
+    promise: Rows = [
         (
             row["runtime"],
             row["method"],
@@ -153,9 +155,26 @@ def tables(result: dict[str, Any]) -> list[tuple[tuple[str, ...], list[tuple[str
         )
         for row in result["promise"]
     ]
-    alone = ("runtime", "exit", "test accuracy", "alone, ms", "with heads before, ms", "leave there", "accuracy there")
-    came = ("runtime", "measure", "test accuracy", "points lost", "whole, ms", "expected, ms", "p99, ms", "saved")
-    kept = ("runtime", "thresholds", "splits", "broken in truth", "on the rest", "points lost", "saved")
+    alone: Cells = (
+        "runtime",
+        "exit",
+        "test accuracy",
+        "alone, ms",
+        "with heads before, ms",
+        "leave there",
+        "accuracy there",
+    )
+    came: Cells = (
+        "runtime",
+        "measure",
+        "test accuracy",
+        "points lost",
+        "whole, ms",
+        "expected, ms",
+        "p99, ms",
+        "saved",
+    )
+    kept: Cells = ("runtime", "thresholds", "splits", "broken in truth", "on the rest", "points lost", "saved")
     return [
         (alone, exits),
         ((*came, f"holds (>= {SAVED:.0%})"), saved),

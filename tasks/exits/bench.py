@@ -11,6 +11,7 @@ from adaptive_runtime.exits import NO_EXIT, ExitChoice, ExitTable, Thresholds
 from profiling_agents.messages import Measurement
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import SubNetLines, append_line, read_lines, write_bytes
+from tasks.data import Split
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits.answers import Answers, answers_of
@@ -41,7 +42,8 @@ from tasks.search.stage import Target
 
 POLICY_LINES = "policies.jsonl"
 PICTURES = "pictures"
-HELD_OUT, TEST = "validation", "test"
+HELD_OUT: Split = "validation"
+TEST: Split = "test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData, accuracy_lines
-from tasks.exits.bench import HELD_OUT, PolicyBench, PolicyDevice
+from tasks.exits.bench import HELD_OUT, TEST, PolicyBench, PolicyDevice
 from tasks.exits.policies import (
     POLICIES_FILE,
     TABLE_FILE,
@@ -32,7 +32,6 @@ from tasks.schemas.stored import StageResult
 
 TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"
-TEST = "test"
 
 
 def run(

@@ -13,6 +13,7 @@ import tailor_ir
 from adaptive_runtime.exits import predict
 from solvers.tables import Derived
 from tailor_ir import SuperNet
+from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.exits.expected import ExpectedLatency, column_of, expected_winners, weighed_by
 from tasks.exits.whole import exits_of, with_exit
 from tasks.predict.accuracy import AccuracyPredictor
@@ -34,7 +35,7 @@ rates = st.lists(st.integers(0, 20), min_size=3, max_size=3).filter(any).map(lam
 def net() -> SuperNet:
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=10).eval()
-    space = {"exits": EXITS[:-1], "stage.*.width_mult": [0.5, 1.0]}
+    space: SpaceSpec = {"exits": EXITS[:-1], "stage.*.width_mult": [0.5, 1.0]}
     return tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space)
 
 
