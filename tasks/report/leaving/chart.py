@@ -26,7 +26,7 @@ def shares(subnet: Row) -> go.Figure:
             line={"color": color, "width": 2},
         )
     axis = {"overlaying": "y", "side": "right", "title": "test accuracy [%]", "showgrid": False, "zeroline": False}
-    figure.update_layout(yaxis2=axis)
+    figure.update_layout(yaxis2=axis, margin={"r": 70})
     return figure
 
 
