@@ -113,9 +113,10 @@ def promise_rows(trained: Trained, found: dict[str, Policies], splits: int) -> l
     return rows
 
 
-def tables(result: dict[str, Any]) -> list[tuple[Cells, Rows]]:
-    """Heads and rows of all tables, as text."""
-    exits: Rows = [
+def exits_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
+    """Every exit on every device."""
+    head = ("runtime", "exit", "test accuracy", "alone, ms", "with heads before, ms", "leave there", "accuracy there")
+    return head, [
         (
             row["runtime"],
             one["exit"],
@@ -128,7 +129,12 @@ def tables(result: dict[str, Any]) -> list[tuple[Cells, Rows]]:
         for row in result["saved"]
         for one in row["exits"]
     ]
-    saved: Rows = [
+
+
+def saved_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
+    """What leaving early comes to."""
+    head = ("runtime", "measure", "test accuracy", "points lost", "whole, ms", "expected, ms", "p99, ms", "saved")
+    return (*head, f"holds (>= {SAVED:.0%})"), [
         (
             row["runtime"],
             row["measure"],
@@ -142,7 +148,12 @@ def tables(result: dict[str, Any]) -> list[tuple[Cells, Rows]]:
         )
         for row in result["saved"]
     ]
-    promise: Rows = [
+
+
+def promise_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
+    """How often the promise is broken."""
+    head = ("runtime", "thresholds", "splits", "broken in truth", "on the rest", "points lost", "saved")
+    return (*head, f"holds (<= {BROKEN:.0%} in truth)"), [
         (
             row["runtime"],
             row["method"],
@@ -155,36 +166,11 @@ def tables(result: dict[str, Any]) -> list[tuple[Cells, Rows]]:
         )
         for row in result["promise"]
     ]
-    alone: Cells = (
-        "runtime",
-        "exit",
-        "test accuracy",
-        "alone, ms",
-        "with heads before, ms",
-        "leave there",
-        "accuracy there",
-    )
-    came: Cells = (
-        "runtime",
-        "measure",
-        "test accuracy",
-        "points lost",
-        "whole, ms",
-        "expected, ms",
-        "p99, ms",
-        "saved",
-    )
-    kept: Cells = ("runtime", "thresholds", "splits", "broken in truth", "on the rest", "points lost", "saved")
-    return [
-        (alone, exits),
-        ((*came, f"holds (>= {SAVED:.0%})"), saved),
-        ((*kept, f"holds (<= {BROKEN:.0%} in truth)"), promise),
-    ]
 
 
 def show(result: dict[str, Any], *, markdown: bool) -> None:
     """All tables, for the terminal or for a page."""
-    for head, rows in tables(result):
+    for head, rows in (exits_table(result), saved_table(result), promise_table(result)):
         if markdown:
             lines = ["| " + " | ".join(cells) + " |" for cells in (head, tuple("---" for _ in head), *rows)]
             print("\n".join(lines) + "\n")

@@ -21,7 +21,8 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Progress
-from tasks.schemas.front import Front
+from tasks.schemas.front import Front, Winner
+from tasks.schemas.subnets import Predicted
 from tasks.search.problem import Problem
 from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
@@ -118,6 +119,7 @@ def expected_winners(
     """The best SubNet of each budget of a front where whole SubNets count with their expected latency.
 
     By the method and within the limits of the search; the genetic one where expected latencies are no sums of tables.
+    A winner of the front that is better as it is, without heads on the way, stays.
     """
     sums = expected.as_sums()
     settings = SearchSettings.model_validate({**front.settings, "accuracy": "predicted"})
@@ -139,9 +141,21 @@ def expected_winners(
     if not found:
         return ()
     codes = np.stack(found)
-    most_ms = expected.latency.predict(codes).tolist()
-    rows = rows_of(net, problem, costs, codes)
-    return tuple(
-        ExpectedWinner.model_validate({**row, "budget_ms": budget_ms, "whole_ms": whole_ms})
-        for row, budget_ms, whole_ms in zip(rows, reached, most_ms, strict=True)
-    )
+    heads_ms = expected.passed_ms_E.sum()
+    whole_N = codes[:, expected.column] == len(expected.rates_E) - 1
+    most_ms = (expected.latency.predict(codes) + heads_ms * whole_N).tolist()
+    columns = zip(rows_of(net, problem, costs, codes), reached, most_ms, whole_N.tolist(), strict=True)
+    rows = [
+        ExpectedWinner.model_validate({**row, "budget_ms": budget_ms, "whole_ms": whole_ms, "early": whole})
+        for row, budget_ms, whole_ms, whole in columns
+    ]
+    plain = {row.budget_ms: row for row in front.winners if row.predicted_ms <= row.budget_ms}
+    return tuple(_better(row, plain.get(row.budget_ms)) for row in rows)
+
+
+def _better(found: ExpectedWinner, plain: Winner | None) -> ExpectedWinner:
+    """What a search by expected latency found, or the winner as it is."""
+    if plain is None or found.predicted_score >= plain.predicted_score:
+        return found
+    own = plain.model_dump(include=set(Predicted.model_fields), exclude_unset=True)
+    return ExpectedWinner(**own, budget_ms=plain.budget_ms, whole_ms=plain.predicted_ms, early=False)

@@ -97,10 +97,14 @@ class WeighedSubnet(Named):
 
 
 class ExpectedWinner(Predicted):
-    """The best SubNet of a budget by expected latency, which `predicted_ms` is. whole_ms: if nobody left early."""
+    """The best SubNet of a budget by expected latency, which `predicted_ms` is.
+
+    early: samples leave at its exits; else it runs as it is, without them. whole_ms: latency at most.
+    """
 
     budget_ms: float
     whole_ms: float
+    early: bool
 
 
 class Policies(Stored):
