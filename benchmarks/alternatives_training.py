@@ -1,12 +1,13 @@
 """Branch-wise distillation and tuning of alternatives, against labels alone and distillation alone at equal wall time.
 
     python -m benchmarks.alternatives_training [--minutes 8] [--images 12000] [--base-epochs 5] [--subnets 100]
-        [--kinds merged pruned low_rank separable] [--learning-rate 0.002] [--work DIR] [--json FILE]
+        [--kinds merged pruned low_rank separable] [--weights-alone] [--learning-rate 0.002] [--work DIR] [--json FILE]
 
-A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Four
+A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
 trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for a
-third of the time, then tune; branches for a fifth, then tune with labels (distillation=0); labels alone; branches alone. The
-number of whole epochs follows from the time of an epoch of each strategy. Test accuracies of `--subnets` random SubNets,
+fifth of the time, then tune, which learns from labels; tune alone (labels alone); branches alone (distillation alone). The
+number of whole epochs follows from the time of an epoch of each strategy. `--weights-alone`: first weights of the alternatives
+are made without images, as AdaptiveNet's are. Test accuracies of `--subnets` random SubNets,
 as many in each of four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency,
 timed in onnxruntime on one thread.
 
@@ -44,11 +45,9 @@ from tasks.schemas.results import WatchedSubNets
 
 MODEL = ModelSettings(name="resnet26", options={"channels": [32, 64, 128, 256]})
 BOTH, LABELS, DISTILLED = "branches, tune", "labels alone", "distillation alone"
-BOTH_BY_LABELS = "branches, tune by labels"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "branches": {"strategy": "branches"},
     "tune": {"strategy": "tune"},
-    LABELS: {"strategy": "tune", "distillation": 0},
     "sandwich": {"strategy": "sandwich"},
 }
 WARM_UP = 5
@@ -101,7 +100,10 @@ class Work:
         found = base.run(settings, MODEL, self.data, folder, Terminal())
         weights = folder / base.WEIGHTS_FILE
         space = {"alternatives": tuple(self.options.kinds)}
-        made = compilation.run(compilation.Settings(), MODEL, self.data, weights, space, folder, Terminal())
+        images = 0 if self.options.weights_alone else compilation.Settings().alternative_images
+        made = compilation.run(
+            compilation.Settings(alternative_images=images), MODEL, self.data, weights, space, folder, Terminal()
+        )
         return {**found, **made}
 
     def trained(self, name: str, **changes: Any) -> dict[str, Any]:
@@ -163,18 +165,10 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
     def epochs(strategy: str, share: float = 1.0) -> int:
         return max(1, round(share * seconds / epoch_s[strategy]))
 
-    shares = (epochs("branches", 1 / 3), epochs("tune", 2 / 3))
-    by_labels = (epochs("branches", 1 / 5), epochs(LABELS, 4 / 5))
+    shares = (epochs("branches", 1 / 5), epochs("tune", 4 / 5))
     settings: dict[str, dict[str, Any]] = {
         BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares},
-        BOTH_BY_LABELS: {
-            "strategy": "branches,tune",
-            "epochs": sum(by_labels),
-            "phase_shares": by_labels,
-            "phase_rates": (1, 0.7),
-            "distillation": 0,
-        },
-        LABELS: {**STRATEGIES[LABELS], "epochs": epochs(LABELS)},
+        LABELS: {"strategy": "tune", "epochs": epochs("tune")},
         DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
     }
     rows = [{"training": "first weights", "accuracies": work.judged("first", work.supernet)}]
@@ -219,6 +213,7 @@ def main() -> None:
     parser.add_argument("--base-epochs", type=int, default=5)
     parser.add_argument("--subnets", type=int, default=100)
     parser.add_argument("--kinds", nargs="+", default=["merged", "pruned", "low_rank", "separable"])
+    parser.add_argument("--weights-alone", action="store_true", help="first weights without images")
     parser.add_argument("--learning-rate", type=float, default=0.002)
     parser.add_argument("--work", type=Path, metavar="DIR", help="what was trained; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -42,6 +42,8 @@ DIFFERENCES = (
     "AdaScale does not say what its 480 variants are made of; the preset's choices are ours. Early exits and training stage by "
     "stage are not there: alternatives are distilled and tuned as AdaptiveNet's. Its stages are small networks of their own, "
     "not SubNets of ResNet18.",
+    "Depth in AdaScale's preset is not trained by branches and tune, which leave the network as it is; the search sees how "
+    "little a shallower SubNet then gets right.",
     "Fronts: AdaptiveNet's accuracies are in figures alone, so that none of its points stands beside ours.",
 )  # fmt: skip
 

@@ -49,7 +49,7 @@ def supernet_step(
     """One step of the product's loop."""
     roles = [Role(f"subnet {number}", config, number > 0) for number, config in enumerate(configs)]
     assert job.finetune is not None
-    network = TrainableSuperNet(net, lambda _: roles, None, job.finetune)
+    network = TrainableSuperNet(net, lambda _: roles, None, job.finetune, 1.0)
     trainer = Trainer(job, network, load(job.data, "train"), device)
 
     def step() -> None:

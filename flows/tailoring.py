@@ -10,6 +10,7 @@ from flows.pages.publish import publish_plan
 from flows.pages.tables import plan_rows
 from flows.run import Run
 from flows.session import open_run
+from flows.stages.policies import readable_policies
 from flows.stages.predictors import plan
 from flows.stages.questions import answer
 from flows.stages.report import report
@@ -29,6 +30,7 @@ def tailor(
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")
         outputs = walk(table, run, config, until)
         exports = readable_exports(config, outputs) if until in ("export", "report") else {}
+        readable_policies(config, outputs)
         if until == "report":
             return {**report(run, config, outputs), **exports}
         if until == "plan":

@@ -9,11 +9,14 @@ from tailor_ir.exits import FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
 from tailor_ir.spaces.kinds import KINDS
+from tailor_ir.spaces.selectors import asks_for_exits
 from tailor_ir.spaces.space import Space
 from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
+from tailor_ir.storage import load_spec
 from tailor_ir.structure.regions import Block, Regions
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.segments import Segment
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "PlacedOperators",
     "Regions",
     "RuleOutcome",
+    "Segment",
     "Space",
     "SpaceError",
     "Statistics",
@@ -44,9 +48,11 @@ __all__ = [
     "TailorError",
     "UndoneRule",
     "Variable",
+    "asks_for_exits",
     "choice_text",
     "compile",
     "convert",
     "load",
+    "load_spec",
     "operator_model",
 ]

@@ -40,14 +40,32 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
 
 def load(folder: Path) -> tuple[Graph, Tensors, SpaceSpec | None]:
     """Read a SuperNet that `save` wrote. ImportFailed when it is absent, torn or of another format."""
+    document = _document(folder)
     try:
-        document = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS_FILE)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ImportFailed(f"SuperNet '{folder}': cannot be read ({error}); compile it again") from error
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(folder, error) from error
+    return _graph(document["graph"]), tensors, document["space"]
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads((folder / GRAPH_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, error) from error
     if document.get("format") != FORMAT:
         raise ImportFailed(f"SuperNet '{folder}': format {document.get('format')}; allowed: {FORMAT}; compile it again")
-    return _graph(document["graph"]), tensors, document["space"]
+    return document
+
+
+def _unreadable(folder: Path, error: Exception) -> ImportFailed:
+    return ImportFailed(f"SuperNet '{folder}': cannot be read ({error}); compile it again")
+
+
+def load_spec(folder: Path) -> SpaceSpec | None:
+    """The wished space of a SuperNet that `save` wrote, read without its tensors. ImportFailed as of `load`."""
+    spec: SpaceSpec | None = _document(folder)["space"]
+    return spec
 
 
 def _graph(data: dict[str, Any]) -> Graph:

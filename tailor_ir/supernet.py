@@ -1,7 +1,8 @@
 """The SuperNet: the result of `compile`, and everything that can be asked of it."""
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,9 +42,10 @@ from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.cuts import sort_channels
 from tailor_ir.subnets.elastic import Elastic
-from tailor_ir.subnets.onnx_export import subnet_onnx, write_onnx
+from tailor_ir.subnets.onnx_export import answers_onnx, parts_onnx, subnet_onnx, write_onnx
+from tailor_ir.subnets.segments import Segment, exits_of, find_parts, with_all_answers
 from tailor_ir.subnets.shared_weights import CommonWeights, write_together
-from tailor_ir.subnets.standalone import build
+from tailor_ir.subnets.standalone import build, build_nodes
 from tailor_ir.summary import describe
 
 
@@ -143,8 +145,8 @@ class SuperNet:
     def recalibrate_alternatives(self, batches: Iterable[torch.Tensor]) -> Statistics:
         """BatchNorm statistics of all alternatives, from batches at the largest SubNet's resolution; nothing shared is written.
 
-        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands. Heads of
-        exits likewise, on what it gives at their places.
+        Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands. Heads
+        of exits likewise, on what it gives at their places.
         """
         kinds = [branches for branches in map(self._branches, ("block", EXIT.name)) if branches.branches]
         kept = list(batches) if len(kinds) > 1 else batches
@@ -162,6 +164,73 @@ class SuperNet:
     def build(self, config: Mapping[str, Choice], statistics: Statistics | None = None) -> nn.Module:
         """A stand-alone network of ordinary torch layers with its own copy of the SubNet's weights, in eval mode."""
         return build(self.elastic, self.space.row(config), statistics)
+
+    def exits(self, config: Mapping[str, Choice]) -> tuple[str, ...]:
+        """The exits that a SubNet passes, its own as the last one; () for a space without exits."""
+        return exits_of(self.structure, self.space.row(config))
+
+    def segments(
+        self,
+        config: Mapping[str, Choice],
+        statistics: Statistics | None = None,
+        exits: Sequence[str] | None = None,
+    ) -> tuple[Segment, ...]:
+        """A SubNet as a chain of stand-alone networks (`build`), each up to one exit that it passes, the last one to its own.
+
+        exits: those that are wanted; None: all. statistics: also of their heads, as `recalibrate` gives them for the SubNets
+        that end there. SpaceError for exits that it does not pass.
+        """
+        parts = find_parts(self.structure, self.space.row(config), exits)
+        made = []
+        for part, macs in zip(parts, self._macs_of_parts(config, [part.exit for part in parts]), strict=True):
+            module = build_nodes(self.elastic, part.subnet, part.inputs, statistics)
+            made.append(Segment(exit=part.exit, module=module, inputs=part.inputs, outputs=part.outputs, macs=macs))
+        return tuple(made)
+
+    def _macs_of_parts(self, config: Mapping[str, Choice], exits: Sequence[str]) -> Iterator[int]:
+        """Multiply-accumulates of one sample that each exit takes more than those before it."""
+        table, known = self._operator_table(1), set[str]()
+        for name in exits:
+            operators = table.placed(self.space.row({**config, EXIT.name: name})).operators
+            yield sum(one.feature.macs for one in operators if known.isdisjoint(one.outputs))
+            known |= {value for one in operators for value in one.outputs}
+
+    def export_segments(
+        self,
+        config: Mapping[str, Choice],
+        folder: str | Path,
+        *,
+        statistics: Statistics | None = None,
+        exits: Sequence[str] | None = None,
+        fold_batch_norm: bool = False,
+        batch: int | None = None,
+    ) -> None:
+        """Write the segments of a SubNet (`segments`) as `0.onnx`, `1.onnx`, … into a folder.
+
+        Inputs and outputs have the names that segments tell; a value that one hands to another has the same name in both.
+        """
+        parts = find_parts(self.structure, self.space.row(config), exits, self.batch if batch is None else batch)
+        models = parts_onnx(self.elastic, parts, statistics=statistics, fold_batch_norm=fold_batch_norm, weights=True)
+        for number, model in enumerate(models):
+            write_onnx(model, Path(folder) / f"{number}.onnx")
+
+    def export_answers(
+        self,
+        config: Mapping[str, Choice],
+        path: str | Path,
+        *,
+        statistics: Statistics | None = None,
+        exits: Sequence[str] | None = None,
+        fold_batch_norm: bool = False,
+        batch: int | None = None,
+    ) -> None:
+        """Write a SubNet with the heads of exits (`segments`) as one ONNX file, whose outputs are their answers in order.
+
+        For runtimes that compute what one asked-for output needs, and go on from there for the next one, as ncnn.
+        """
+        subnet = with_all_answers(self.structure, self.space.row(config), exits, self.batch if batch is None else batch)
+        model = answers_onnx(self.elastic, subnet, statistics=statistics, fold_batch_norm=fold_batch_norm)
+        write_onnx(model, Path(path))
 
     def export(
         self,
@@ -188,16 +257,35 @@ class SuperNet:
         write_onnx(model, Path(path))
 
     def export_together(
-        self, subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]], folder: str | Path
+        self,
+        subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]],
+        folder: str | Path,
+        chains: Collection[str] = (),
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
 
         Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
+        chains: names of those whose segments (`segments`) are written, too, as `NAME.0.onnx`, `NAME.1.onnx`, …
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         elastic = self.elastic
         parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
+        parts += [with_all_answers(self.structure, rows[name], batch=self.batch) for name in chains]
         common = CommonWeights(elastic, parts)
+        segments = (
+            (f"{name}.{number}", model)
+            for name in chains
+            for number, model in enumerate(
+                parts_onnx(
+                    elastic,
+                    find_parts(self.structure, rows[name], batch=self.batch),
+                    statistics=subnets[name][1],
+                    fold_batch_norm=False,
+                    weights=True,
+                    take=common.take,
+                )
+            )
+        )
         models = (
             (
                 name,
@@ -213,7 +301,7 @@ class SuperNet:
             )
             for name, row in rows.items()
         )
-        write_together(models, Path(folder))
+        write_together(itertools.chain(models, segments), Path(folder))
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:

@@ -7,6 +7,7 @@ from adaptive_runtime.exits.decider import BatchDecision, Decider, SampleDecisio
 from adaptive_runtime.exits.measures import MEASURES, ConfidenceMeasure, MeasureName, trace
 from adaptive_runtime.exits.prediction import ExitPrediction, exit_rates, exits_taken, predict, reach
 from adaptive_runtime.exits.resources import NO_EXIT, ExitChoice, ResourcePolicy, best_within
+from adaptive_runtime.exits.tables import ExitTable
 from adaptive_runtime.exits.thresholds import Promise, Thresholds
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Decider",
     "ExitChoice",
     "ExitPrediction",
+    "ExitTable",
     "MeasureName",
     "Promise",
     "ResourcePolicy",

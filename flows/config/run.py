@@ -20,6 +20,7 @@ from tasks.choose import Question
 from tasks.compile import Settings as CompileSettings
 from tasks.data.settings import DataSettings
 from tasks.engine.settings import Settings as EngineSettings
+from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings, origin_of
@@ -63,6 +64,7 @@ class CommonConfig(BaseModel):
     resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
     refine: RefineSettings = RefineSettings()
+    policy: PolicySettings = PolicySettings()
     baselines: BaselineSettings = BaselineSettings()
     export: ExportSettings = ExportSettings()
     report: ReportSettings = ReportSettings()

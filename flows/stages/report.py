@@ -66,6 +66,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         sensitivities=outputs["int8" if name in config.in_int8 else "sensitivities"][ALONE].folder,
         compared=_folder(outputs, "compared", name),
         engine=_folder(outputs, "engine", name),
+        policy=_folder(outputs, "policy", name),
     )
 
 

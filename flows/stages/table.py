@@ -1,6 +1,7 @@
 """The stages of a run, in the order that they are worked. A new stage is one row here."""
 
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
+from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
 from flows.stages.winners import EXPORT, REFINE, SEARCH
@@ -16,6 +17,7 @@ FOR_DEVICES = (
     RESOURCES,
     SEARCH,
     REFINE,
+    POLICY,
     EXPORT,
     SIBLING,
     BASELINES,

@@ -63,6 +63,11 @@ class _Given:
         return tasks.search.Target(name=self.device, latency=latency, energy=next(iter(energy), None), rules=self.rules)
 
 
+def target_of(at: Context) -> tasks.search.Target:
+    """The device of a stage, as in the search."""
+    return _Given(at, at.device).target()
+
+
 def _searches(config: FlowConfig) -> Sequence[str]:
     """One for all devices together, or one for each."""
     return (TOGETHER,) if config.search.together and len(config.device) > 1 else tuple(config.device)

@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.results import of
 from tasks.engine.chosen import ChosenEngine
+from tasks.exits.policies import Policies
 from tasks.report.headline import fastest_within, reference
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.exports import Exports
@@ -104,6 +105,22 @@ def of_exports(result: Exports) -> Series:
     }
 
 
+def of_policies(result: Policies) -> Series:
+    """Of leaving early: the SubNet with the most accurate early answers."""
+    best = result.best
+    if best is None or best.tested is None:
+        return _known(subnets_with_thresholds=0)
+    tested = best.tested
+    return _known(
+        subnets_with_thresholds=sum(row.thresholds is not None for row in result.subnets),
+        early_test_accuracy=tested.accuracy,
+        early_lost_points=tested.lost_points,
+        early_expected_ms=tested.expected_ms,
+        early_p99_ms=tested.p99_ms,
+        early_saved=tested.saved,
+    )
+
+
 OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "base": of(BaseResult, of_base),
     "engine": of(ChosenEngine, of_engine),
@@ -112,6 +129,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "latency": of(LatencyValidation, of_latency),
     "search": of(Front, of_front),
     "refine": of(Front, of_front),
+    "policy": of(Policies, of_policies),
     "export": of(Exports, of_exports),
 }
 """Metrics of a whole run, by stage."""

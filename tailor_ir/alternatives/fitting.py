@@ -62,7 +62,8 @@ def fit_alternatives(
 ) -> tuple[FirstWeights, ...]:
     """Give every alternative first weights from data; what they lose on images that are held out.
 
-    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution. The original's own tensors stay as they are.
+    images, held_out: batches (B, C, H, W) of the largest SubNet's resolution; without images held out nothing is told. The
+    original's own tensors stay as they are.
     advance: called once for each batch in each of the passes over `images` (`PASSES`), and for each of `held_out`.
     """
     branches = Branches(elastic)
@@ -87,7 +88,7 @@ def fit_alternatives(
     _store(elastic, branches.observe(told(images)))
     _fit_last_layers(elastic, branches, told(images), count, rng)
     _store(elastic, branches.observe(told(images)))
-    return _errors(elastic, branches, told(held_out))
+    return _errors(elastic, branches, told(held_out)) if held_out else ()
 
 
 def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:

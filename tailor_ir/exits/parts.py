@@ -46,8 +46,8 @@ class _Schedule(NamedTuple):
 class ExitParts:
     """The parts of a SubNet, in order; the last one's exit is the whole network.
 
-    A pass computes the bodies of the first parts as constants, if any, by their BatchNorm statistics and without gradients, so that
-    it keeps none of their activations; and the rest as the network's mode says.
+    A pass computes the bodies of the first parts as constants, if any, by their BatchNorm statistics and without gradients, so
+    that it keeps none of their activations; and the rest as the network's mode says.
     """
 
     def __init__(self, elastic: Elastic, config: Mapping[str, Choice]) -> None:

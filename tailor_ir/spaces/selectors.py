@@ -29,6 +29,11 @@ _BRACKETS = re.compile(r"(?P<before>.*?)block\[(?P<what>[^\]]+)\]\.(?P<attribute
 _NAME = re.compile(r"(?P<before>.*?)block\.\d+\.(?P<attribute>\w+)$")
 
 
+def asks_for_exits(spec: SpaceSpec | None) -> bool:
+    """Whether a space has exits, wherever they will stand."""
+    return Selectors(spec).exits() is not None
+
+
 class Selectors:
     """The selectors, and which of them have matched something."""
 

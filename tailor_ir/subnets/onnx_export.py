@@ -1,6 +1,6 @@
 """Writing ONNX: IR nodes as standard operators of opset 17, and whole SubNets as files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tailor_ir.reading.trace import OPSET
 from tailor_ir.spaces.structure import Subnet
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.segments import Part
 from tailor_ir.subnets.standalone import SubnetTensors
 from tailor_ir.subnets.standard_operators import WRITERS, guard_padding, set_element_types, standard_nodes
 
@@ -152,10 +153,13 @@ class _OnnxGraph:
         self.nodes.append(gs.Node("Expand", f"{node.name}/Expand", inputs=[part, target], outputs=[repeated]))
         return repeated
 
-    def outputs(self) -> list[gs.Tensor]:
-        """The SubNet's outputs, each as a separate value, also where all blocks between two outputs are skipped."""
+    def outputs(self, names: Sequence[str]) -> list[gs.Tensor]:
+        """The SubNet's outputs, each as a separate value, also where all blocks between two outputs are skipped.
+
+        names: of such copies.
+        """
         found: dict[str, gs.Tensor] = {}
-        for wanted, name in zip(self.structure.graph.outputs, self.subnet.outputs, strict=True):
+        for wanted, name in zip(names, self.subnet.outputs, strict=True):
             source = self.value(name)
             if name in found or name in self.structure.graph.inputs:
                 copy = gs.Variable(wanted, source.dtype, source.shape)
@@ -224,15 +228,48 @@ def subnet_onnx(
 
     Without `weights` the model takes a few kilobytes: the same operators, with equal numbers in large weights, for timing.
     """
-    subnet = elastic.structure.subnet(codes, batch)
-    exporter = _OnnxGraph(elastic, subnet, statistics, weights=weights, take=take)
+    exporter = _OnnxGraph(elastic, elastic.structure.subnet(codes, batch), statistics, weights=weights, take=take)
+    graph = elastic.structure.graph
+    return _model(exporter, graph.inputs, graph.outputs, fold_batch_norm=fold_batch_norm)
+
+
+def answers_onnx(
+    elastic: Elastic, subnet: Subnet, *, statistics: Statistics | None, fold_batch_norm: bool
+) -> onnx.ModelProto:
+    """A SubNet with the heads of exits as one ONNX model; its outputs are their answers."""
+    exporter = _OnnxGraph(elastic, subnet, statistics, weights=True, take=None)
+    return _model(exporter, elastic.structure.graph.inputs, subnet.outputs, fold_batch_norm=fold_batch_norm)
+
+
+def parts_onnx(
+    elastic: Elastic,
+    parts: Sequence[Part],
+    *,
+    statistics: Statistics | None,
+    fold_batch_norm: bool,
+    weights: bool,
+    take: Take | None = None,
+) -> Iterator[onnx.ModelProto]:
+    """The parts of a SubNet as ONNX models, in order; values that they hand over have the same names in both."""
+    handed: dict[str, gs.Tensor] = {}
+    for part in parts:
+        exporter = _OnnxGraph(elastic, part.subnet, statistics, weights=weights, take=take)
+        for name in part.inputs:
+            exporter.value(name).dtype = handed[name].dtype if name in handed else np.float32
+        yield _model(exporter, part.inputs, part.outputs, fold_batch_norm=fold_batch_norm)
+        handed.update((name, exporter.value(name)) for name in part.outputs)
+
+
+def _model(
+    exporter: _OnnxGraph, inputs: Sequence[str], outputs: Sequence[str], *, fold_batch_norm: bool
+) -> onnx.ModelProto:
+    """The model of all nodes that the exporter has. outputs: their names, as `_OnnxGraph.outputs`."""
     with torch.no_grad():
         nodes = exporter.fold_batch_norm() if fold_batch_norm else exporter.nodes_left()
         for node in nodes:
             exporter.add(node)
-        inputs = [exporter.value(name) for name in elastic.structure.graph.inputs]
-        outputs = exporter.outputs()
-    return to_onnx(exporter.nodes, inputs, outputs, "subnet")
+        read, given = [exporter.value(name) for name in inputs], exporter.outputs(outputs)
+    return to_onnx(exporter.nodes, read, given, "subnet")
 
 
 def write_onnx(model: onnx.ModelProto, path: Path) -> None:

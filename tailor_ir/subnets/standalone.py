@@ -69,9 +69,10 @@ class _Builder:
         self.values: dict[str, fx.Node] = {}
         self.names: set[str] = set()
 
-    def build(self) -> fx.GraphModule:
-        network = self.elastic.structure.graph
-        self.values[network.inputs[0]] = self.graph.placeholder("input")
+    def build(self, inputs: Sequence[str]) -> fx.GraphModule:
+        (own,) = self.elastic.structure.graph.inputs
+        for value in inputs:
+            self.values[value] = self.graph.placeholder("input" if value == own else self._name(value))
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)
@@ -132,4 +133,9 @@ def _item(values: Sequence[torch.Tensor], index: int) -> torch.Tensor:
 def build(elastic: Elastic, codes: np.ndarray, statistics: Statistics | None) -> nn.Module:
     """The stand-alone network of one SubNet, in eval mode."""
     subnet = elastic.structure.subnet(codes)
-    return _Builder(elastic, subnet, statistics).build().eval()
+    return build_nodes(elastic, subnet, elastic.structure.graph.inputs, statistics)
+
+
+def build_nodes(elastic: Elastic, subnet: Subnet, inputs: Sequence[str], statistics: Statistics | None) -> nn.Module:
+    """The stand-alone network of a SubNet, or of a part of one that is called with the values of `inputs`, in eval mode."""
+    return _Builder(elastic, subnet, statistics).build(inputs).eval()

@@ -1,6 +1,6 @@
 """What thresholds are made from: logits of all exits on images that were not trained on, and the latency of each exit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,15 @@ SHIFT = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeldOut:
-    """N images, E exits, K classes. latency_ms_E: measured from the input to each exit's answer. UserError: they do not fit."""
+    """N images, E exits, K classes. latency_ms_E: measured from the input to each exit's answer. UserError: they do not fit.
+
+    names: of the exits, for errors; else their numbers.
+    """
 
     logits_NEK: NDArray[Any]
     labels_N: NDArray[np.int64]
     latency_ms_E: NDArray[np.float64]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_shapes(self)
@@ -31,9 +35,7 @@ class HeldOut:
 
     def rows(self, chosen: NDArray[np.int64]) -> "HeldOut":
         """Of some images."""
-        return HeldOut(
-            logits_NEK=self.logits_NEK[chosen], labels_N=self.labels_N[chosen], latency_ms_E=self.latency_ms_E
-        )
+        return replace(self, logits_NEK=self.logits_NEK[chosen], labels_N=self.labels_N[chosen])
 
     @property
     def right_NE(self) -> NDArray[np.int64]:
@@ -68,7 +70,7 @@ def check_exits(held_out: HeldOut) -> None:
         for place, same in enumerate((answers_NE == answers_NE[0]).all(0)):
             if same:
                 raise UserError(
-                    f"exit {place}",
+                    f"exit {held_out.names[place] if held_out.names else place}",
                     f"answers class {answers_NE[0, place]} to all {len(held_out)} images",
                     next_step="train it longer, or leave it out",
                 )

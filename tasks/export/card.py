@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptive_runtime.chains import SEGMENTS_FILE
 from profiling_agents.messages import Capabilities
 from tailor_ir import SuperNet
 from tasks.artifacts import json_bytes
@@ -130,8 +131,7 @@ def markdown(card: Card) -> str:
             ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
             [_file_row(name, file) for name, file in card.files.items()],
         ),
-        *_quantised(card.files.values()),
-        *_memory(card.files.get("onnx")),
+        *_parts_of_files(card.files),
         "## How they run",
         _table(
             ("format", "runtime, build", "settings", "masks", "what they brought", "examples"),
@@ -211,6 +211,25 @@ def _quantised(files: Iterable[ExportedFile]) -> list[str]:
         text += f", by the ranges of {found.calibration_images} training images."
         parts += ["## int8", _table(("", "int8", "fp32"), rows), text + (f" In fp32: {kept}." if kept else "")]
     return parts
+
+
+def _parts_of_files(files: Mapping[str, ExportedFile]) -> list[str]:
+    """What some files alone have: int8, exits, an order of their own."""
+    return [*_quantised(files.values()), *_exits(files), *_memory(files.get("onnx"))]
+
+
+def _exits(files: Mapping[str, ExportedFile]) -> list[str]:
+    """What is computed up to each exit, where the SubNet is exported as a chain."""
+    timed = {name: file.segments for name, file in files.items() if file.segments}
+    if not timed:
+        return []
+    rows = []
+    for at, segment in enumerate(next(iter(timed.values()))):
+        times_ms = [segments[at].latency_ms for segments in timed.values()]
+        rows.append((segment.exit, f"{segment.macs / 1e6:.4g} M", *map(_milliseconds, times_ms)))
+    head = ("up to exit", "MACs more than before", *(f"{name}, p50 more than before" for name in timed))
+    text = f"A chain's `{SEGMENTS_FILE}` says how a program runs it: {', '.join(timed)}."
+    return ["## Exits", _table(head, rows), text]
 
 
 def _milliseconds(time_ms: float | None) -> str:

@@ -174,7 +174,7 @@ class Maker:
 
     def _run_by_agent(self, jobs: list[ModelJob], stored: Precision | None = None) -> Made:
         """A file that the device runs, if it takes the format, else an agent on this machine. jobs: of several batches."""
-        client = self._runtime(jobs[0].format)
+        client = self.runtime(jobs[0].format)
         found = client.capabilities()
         computes: Precision = "fp32" if found.precision == "int8" else found.precision  # the file is not quantised
         return Made(
@@ -186,7 +186,8 @@ class Maker:
             run=run_of(found, jobs[0]).model_copy(update={"precision": computes}),
         )
 
-    def _runtime(self, model_format: Format) -> AgentClient:
+    def runtime(self, model_format: Format) -> AgentClient:
+        """The device, if it takes the format, else an agent on this machine."""
         if model_format in self.client.capabilities().formats:
             return self.client
         if model_format not in self._local:

@@ -23,6 +23,10 @@ class Settings(TimingSettings):
     planned_memory: bool = Field(
         False, description="nodes of ONNX files stand in the order with the least peak of memory, where that saves some"
     )
+    segments: Literal["auto"] | bool = Field(
+        "auto",
+        description="SubNets that pass exits also as chains of segments (onnx, ncnn); true: refused in a space without exits",
+    )
     bundle: bool = Field(
         False, description="all SubNets of a device in one folder, whose common weights are there once"
     )

@@ -31,6 +31,7 @@ from tasks.export.card import (
     preparation,
     used_engine,
 )
+from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, references
 from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Substitutes, as_predicted, replaced
@@ -88,7 +89,7 @@ def run(
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
-    net = tailor_ir.load(supernet, batch=batch)
+    require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
@@ -238,6 +239,7 @@ class Exporter:
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
+        files |= ChainWriter(self.maker, images, self.out).write(card, inputs)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():

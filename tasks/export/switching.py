@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from tailor_ir import SuperNet
+from tailor_ir import Statistics, SuperNet
 from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.export.chains import bundle_chain, chain_statistics, has_chain
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
@@ -34,8 +35,9 @@ def write_bundle(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     with progress.bar("bundle", len(cards)) as bar:
-        statistics = {card.digest: statistics_of(net, dict(card.config), images) for card in cards}
-        net.export_together({card.digest: (card.config, statistics[card.digest]) for card in cards}, partial)
+        statistics = {card.digest: _statistics(net, card, images) for card in cards}
+        chains = [card.digest for card in cards if has_chain(card)]
+        net.export_together({card.digest: (card.config, statistics[card.digest]) for card in cards}, partial, chains)
         rows = []
         for card in cards:
             file = partial / f"{card.digest}.onnx"
@@ -43,7 +45,10 @@ def write_bundle(
             module = net.build(card.config, statistics[card.digest]).eval()
             inputs, expected = references(net, module, card.config, images, settings.check_images)
             got = _run(file, inputs, net.batch)
-            rows.append(_row(card, float(np.abs(got - expected).max() / np.abs(expected).max())))
+            row = _row(card, float(np.abs(got - expected).max() / np.abs(expected).max()))
+            if has_chain(card):
+                row = _with_chain(row, net, card, statistics[card.digest], out, inputs)
+            rows.append(row)
             bar.advance()
     worst = max(rows, key=lambda row: math.inf if row.relative_difference is None else row.relative_difference)
     difference, allowed = worst.relative_difference, settings.tolerance.fp32
@@ -63,6 +68,21 @@ def write_bundle(
         relative_difference=difference,
         tolerance=allowed,
     )
+
+
+def _statistics(net: SuperNet, card: Card, images: EvaluationData) -> Statistics:
+    """BatchNorm statistics of a SubNet, and of the heads on its way where it is a chain, too."""
+    return chain_statistics(net, card, images) if has_chain(card) else statistics_of(net, dict(card.config), images)
+
+
+def _with_chain(
+    row: BundledSubNet, net: SuperNet, card: Card, statistics: Statistics, out: Path, inputs: Images
+) -> BundledSubNet:
+    """The row of a SubNet whose segments are there, too; its difference is the largest of all of them."""
+    manifest, difference = bundle_chain(net, card, statistics, out, out / f"{BUNDLE_FOLDER}.partial", inputs)
+    known = row.relative_difference
+    worst = None if known is None or not math.isfinite(difference) else max(known, difference)
+    return row.model_copy(update={"segments": manifest, "relative_difference": worst})
 
 
 def _row(card: Card, difference: float) -> BundledSubNet:

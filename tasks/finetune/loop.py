@@ -53,7 +53,9 @@ def make_optimiser(
     spared = set(undecayed)
     assert spared <= set(parameters), "another device has other parameters"
     slow = set(slowed[0])
-    kinds = {(True, False): [], (False, False): []} | ({(True, True): [], (False, True): []} if slow else {})
+    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = {(True, False): [], (False, False): []}
+    if slow:
+        kinds |= {(True, True): [], (False, True): []}
     for parameter in parameters:
         kinds[parameter.ndim > 1 and parameter not in spared, parameter in slow].append(parameter)
     groups = [

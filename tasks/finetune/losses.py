@@ -13,13 +13,17 @@ LARGEST_RATIO = 5.0
 
 
 def loss_of(
-    logits_BK: torch.Tensor, target: torch.Tensor, teacher_BK: torch.Tensor | None, settings: TrainSettings
+    logits_BK: torch.Tensor,
+    target: torch.Tensor,
+    settings: TrainSettings,
+    teacher_BK: torch.Tensor | None = None,
+    share: float = 1.0,
 ) -> torch.Tensor:
     """Smoothed cross-entropy, mixed with the divergence from the teacher's soft labels where there is a teacher.
 
-    `target`: classes (B,), or soft labels (B, K).
+    `target`: classes (B,), or soft labels (B, K). share: the weight of the divergence.
     """
-    weight = settings.distillation if isinstance(settings, Settings) and teacher_BK is not None else 0.0
+    weight = 0.0 if teacher_BK is None else share
     logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
     loss = torch.zeros((), device=logits_BK.device)
     if weight < 1:

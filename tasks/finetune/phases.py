@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tasks.finetune.settings import Settings, Strategy
 
-REFINING = 0.5
+REFINING = 0.7
 """The factor of the learning rate with which weights that an earlier phase has trained are tuned."""
 
 

@@ -132,13 +132,13 @@ class ExitTraining(BaseModel):
     weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     """Of the exits' losses in `joint`, one for each, the whole network's last, as [1,1,1,2]; none: equal ones."""
     earlier: Literal["freeze", "improve"] = "freeze"
-    """What becomes of the parts before the one that `staged` trains. freeze: they are constant, and cost no memory for gradients.
-    improve: they are trained as well, as long as no earlier exit gets worse on validation images; else all weights go back to the
-    last good ones, and earlier parts are constant from then on (AdaScale, Algorithm 1)."""
+    """What becomes of the parts before the one that `staged` trains. freeze: they are constant, and cost no memory for
+    gradients. improve: they are trained as well, as long as no earlier exit gets worse on validation images; else all weights
+    go back to the last good ones, and earlier parts are constant from then on (AdaScale, Algorithm 1)."""
     earlier_rate: float = Field(default=0.1, gt=0)
     """With `improve`, the factor of the learning rate of earlier parts."""
     target: tuple[Annotated[float, Field(gt=0, le=1)], ...] | None = None
-    """Validation accuracies with which exits are good enough, so that the next part is trained: one for each, or one for all."""
+    """Validation accuracies with which exits are good enough, so that the next part is trained: one each, or one for all."""
     patience: int | None = Field(default=3, ge=1)
     """How often in a row an exit may be found no better before the next part is trained; none: its epochs are used up."""
     shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
@@ -159,25 +159,23 @@ class Settings(TrainSettings):
     depth and width or expansion per stage (CompOFA, ICLR 2021); random: only those; progressive: only those, of a space
     that opens in phases (progressive shrinking of Once-for-all, ICLR 2020). Of alternatives alone, the network itself frozen:
     branches: each by itself, on the network's features (AdaptiveNet, MobiCom 2023); tune: random SubNets that have some.
-    Of exits, all of a SubNet in one forward pass: joint: of the SubNets of `sandwich`; staged: of the largest one, part after part
-    (AdaScale, Algorithm 1); heads: their heads alone, the network frozen.
-    Several in a row, as [sandwich,branches,tune], are phases. auto: branches, then tune for twice as long, where the space has
-    alternatives, and then heads where it has exits, too; joint where it has exits alone; else sandwich."""
+    Of exits, all of a SubNet in one forward pass: joint: of the SubNets of `sandwich`; staged: of the largest one, part after
+    part (AdaScale, Algorithm 1); heads: their heads alone, the network frozen. Several in a row, as [sandwich,branches,tune],
+    are phases. auto: branches, then tune for four times as long, where the space has alternatives, and then heads where it has
+    exits, too; joint where it has exits alone; else sandwich."""
     phase_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Shares of the epochs for the phases, as [1,3]; none: equal ones, of a list. Each phase has one epoch at least."""
     phase_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.5 for `tune` behind another phase, else 1."""
+    """Factors of `learning_rate` for the phases, as [1,0.3]; none: 0.7 for `tune` behind another phase, else 1."""
     random_subnets: int = Field(default=1, ge=0)
     branches_per_step: int | None = Field(default=None, ge=1)
     """Random alternatives of a step of `branches`, of different blocks as far as these reach; none: one for each block."""
     teacher: Literal["largest", "base"] = "largest"
     """The source of soft labels: the largest SubNet in the same step, where the strategy trains it (in-place) or freezes
     it, or the network as it was before (a frozen copy), for all SubNets."""
-    distillation: float = Field(default=1.0, ge=0, le=1)
-    """Weight of the teacher's soft labels in the loss; the rest is the labels'."""
-    hints: float = Field(default=1.0, ge=0)
-    """Weight in `tune`, with distillation, of the distance of what each alternative gives from what the frozen network gives at
-    its place, as a share of the variance of the latter (FitNets, ICLR 2015)."""
+    distillation: float | None = Field(default=None, ge=0, le=1)
+    """Weight of the teacher's soft labels in the loss; the rest is the labels'. None: 1, but in `tune` without teacher=base 0,
+    since alternatives begin with what the network computes, and a step without its pass takes three quarters of the time."""
     divergence: Literal["kl", "alpha"] = "kl"
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
     exits: ExitTraining = ExitTraining()
@@ -191,13 +189,19 @@ class Settings(TrainSettings):
         names = [name.strip() for name in self.strategy.split(",")]
         return tuple(strategy for name in names for strategy in STRATEGIES if strategy == name)
 
+    def soft_share(self, strategy: Strategy) -> float:
+        """The weight of soft labels in the loss of a strategy."""
+        if self.distillation is not None:
+            return self.distillation
+        return 0.0 if strategy == "tune" and self.teacher == "largest" else 1.0
+
     def resolved(self, kinds: Collection[str]) -> "Settings":
         """The settings with a strategy in the place of `auto`. kinds: of the space's variables."""
         if self.strategy != AUTO:
             return self
         if "block" not in kinds:
             return self.model_copy(update={"strategy": "joint" if set(kinds) == {"exit"} else "sandwich"})
-        phases = {"branches": 1.0, "tune": 2.0} | ({"heads": 1.0} if "exit" in kinds else {})
+        phases = {"branches": 1.0, "tune": 4.0} | ({"heads": 1.0} if "exit" in kinds else {})
         if self.epochs < len(phases):  # the first is what can be done without best
             phases = {"tune": 1.0} if self.epochs == 1 else {"tune": 1.0, "heads": 1.0}
         return self.model_copy(update={"strategy": ",".join(phases), "phase_shares": tuple(phases.values())})

@@ -22,6 +22,7 @@ from tasks.report.breakdown import breakdown
 from tasks.report.engine import chosen_engine
 from tasks.report.exported import files_of, int8_of
 from tasks.report.headline import headline
+from tasks.report.leaving import policies
 from tasks.report.refined import refinement
 from tasks.report.rows import (
     ReportedModification,
@@ -169,6 +170,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "whole_front": front.whole_front and front.whole_front.to_json(),
         "refinement": refinement(device.search, front),
         "exported": files_of(exports),
+        "policies": policies(device.policy),
     }
     shown = (row["base"], *row["winners"], *row["baseline"], *row["random"])
     layers = Layers(batched, lut, Correction.model_validate(validation.correction))

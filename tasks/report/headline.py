@@ -1,7 +1,7 @@
 """The few numbers that answer: was it worth it?"""
 
 from tasks.pages.text import count, milliseconds, percent
-from tasks.report import baselines, engine
+from tasks.report import baselines, engine, leaving
 from tasks.report.looks import Row
 
 
@@ -21,6 +21,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
             *_int8_cards(device),
             _error_card(device),
             _kept_card(device),
+            *leaving.card(device),
             *baselines.cards(device),
         ]
     return cards

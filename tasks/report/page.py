@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
-from tasks.report import baselines, charts, engine, training
+from tasks.report import baselines, charts, engine, leaving, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
@@ -122,12 +122,24 @@ def _figures(report: Row) -> Row:
                 "latency": _div(charts.latency_errors(device), f"latency-{number}"),
                 "accuracy": _div(charts.accuracy_errors(device), f"accuracy-{number}"),
                 "candidates": _div(charts.candidates(device), f"candidates-{number}") if device["refinement"] else None,
+                **_leaving(device, number),
             }
             for number, device in enumerate(devices)
         ],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"])),
         "training": _trainings(report),
         "durations": _div(charts.durations(report["stages"])),
+    }
+
+
+def _leaving(device: Row, number: int) -> dict[str, Markup]:
+    """The figures of the SubNet whose exits are shown in detail."""
+    found = device["policies"] or {"best": None, "subnets": []}
+    return {
+        name: _div(figure(row), f"{name}-{number}")
+        for row in found["subnets"]
+        if row["digest"] == found["best"]
+        for name, figure in (("shares", leaving.shares), ("leaving", leaving.latencies))
     }
 
 

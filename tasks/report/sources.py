@@ -10,7 +10,8 @@ from typing import Any
 class DeviceSources:
     """Stage folders of one device. `batch`: samples of one run.
 
-    `sensitivities`: of its precision. `compared` is None where there are no baselines, `engine` where none was chosen.
+    `sensitivities`: of its precision. `compared` is None where there are no baselines, `engine` where none was chosen, `policy`
+    where the space has no exits.
     """
 
     name: str
@@ -22,6 +23,7 @@ class DeviceSources:
     sensitivities: Path
     compared: Path | None = None
     engine: Path | None = None
+    policy: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

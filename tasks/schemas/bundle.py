@@ -8,7 +8,7 @@ INDEX_FILE = "bundle.json"
 
 
 class BundledSubNet(Record):
-    """One SubNet: its ONNX file, and what is known of it."""
+    """One SubNet: its ONNX file, and what is known of it. `segments`: the manifest of its chain, where it passes exits."""
 
     file: str
     digest: str
@@ -18,6 +18,7 @@ class BundledSubNet(Record):
     accuracy: dict[str, float]
     p50_ms: float | None
     relative_difference: float | None
+    segments: str | None = None
 
 
 class BundleIndex(Stored):

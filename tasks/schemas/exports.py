@@ -99,11 +99,23 @@ class FileRun(Record):
     brought: tuple[Brought, ...] = ()
 
 
+class ExportedSegment(Record):
+    """What is computed between an exit and the one before it.
+
+    `macs`: multiply-accumulates of one sample, the head's included. `latency_ms`: p50 of this segment alone, or in ncnn what
+    its exit takes more than the one before it; None where it was not measured.
+    """
+
+    exit: str
+    macs: int
+    latency_ms: float | None = None
+
+
 class ExportedFile(Record):
     """One format of a SubNet: its files with their sha256 and how they were checked, or why there are none.
 
     `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `examples`: sha256 of the programs that
-    run it so, by file. `run`: None where there are no files.
+    run it so, by file. `run`: None where there are no files. `segments`: of a chain, in order.
     """
 
     state: Literal["ok", "failed"]
@@ -120,6 +132,7 @@ class ExportedFile(Record):
     memory: PlannedMemory | None = None
     examples: dict[str, str] = Field(default_factory=dict)
     run: FileRun | None = None
+    segments: tuple[ExportedSegment, ...] = ()
 
     @property
     def written(self) -> dict[str, str]:

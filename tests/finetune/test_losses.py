@@ -59,8 +59,8 @@ def test_without_a_teacher_labels_alone_count() -> None:
     student, labels = logits(0, 1.0), torch.arange(5)
     soft = functional.one_hot(labels, CLASSES).double()
     expected = functional.cross_entropy(student, labels, label_smoothing=0.1)
-    torch.testing.assert_close(loss_of(student, labels, None, Settings()), expected)
-    torch.testing.assert_close(loss_of(student, soft, None, TrainSettings()), expected)
+    torch.testing.assert_close(loss_of(student, labels, Settings()), expected)
+    torch.testing.assert_close(loss_of(student, soft, TrainSettings()), expected)
 
 
 @pytest.mark.parametrize(("divergence", "function"), [("kl", soft_cross_entropy), ("alpha", alpha_divergence)])
@@ -68,12 +68,12 @@ def test_the_weight_mixes_labels_and_the_teacher(
     divergence: str, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
     student, teacher, labels = logits(0, 1.0), logits(1, 1.0), torch.arange(5)
-    settings = Settings.model_validate({"divergence": divergence, "distillation": 0.25})
-    expected = 0.75 * loss_of(student, labels, None, settings) + 0.25 * function(student, teacher)
-    torch.testing.assert_close(loss_of(student, labels, teacher, settings), expected)
+    settings = Settings.model_validate({"divergence": divergence})
+    expected = 0.75 * loss_of(student, labels, settings) + 0.25 * function(student, teacher)
+    torch.testing.assert_close(loss_of(student, labels, settings, teacher, 0.25), expected)
 
 
 def test_losses_are_taken_in_at_least_float32() -> None:
     student, teacher = logits(0, 1.0).bfloat16(), logits(1, 1.0).bfloat16()
-    assert loss_of(student, torch.arange(5), teacher, Settings()).dtype == torch.float32
-    assert math.isfinite(loss_of(student, torch.arange(5), teacher, Settings(divergence="alpha")).item())
+    assert loss_of(student, torch.arange(5), Settings(), teacher).dtype == torch.float32
+    assert math.isfinite(loss_of(student, torch.arange(5), Settings(divergence="alpha"), teacher).item())

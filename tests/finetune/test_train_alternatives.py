@@ -23,7 +23,8 @@ from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.losses import distance
 from tasks.finetune.networks.branches import draw_branches
-from tasks.finetune.networks.sampling import with_alternatives
+from tasks.finetune.networks.frozen import FrozenOriginal
+from tasks.finetune.networks.sampling import sample_roles, with_alternatives
 from tasks.finetune.phases import REFINING, phases_of, split_epochs
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
@@ -143,17 +144,8 @@ def job_of(compiled: Path, folder: Path, **changes: Any) -> Job:
     return Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=total)
 
 
-def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Trained, tmp_path: Path) -> None:
-    one = train_here(job_of(compiled, tmp_path / "one"))
-    assert [line["loss"] for line in trained[0]] == pytest.approx([line["loss"] for line in one], rel=RTOL)
-
-
-@pytest.mark.parametrize("stop", [STEPS // 2, STEPS, STEPS + 5])
-def test_a_killed_training_goes_on_at_the_same_curve(
-    compiled: Path, trained: Trained, tmp_path: Path, stop: int
-) -> None:
-    """Within the first phase, between the phases, within the second one."""
-    job = job_of(compiled, tmp_path / "run", checkpoint_every_s=0)
+def killed_at(job: Job, stop: int) -> None:
+    """Train until the checkpoint after step `stop` is written."""
 
     class Killed(Exception):
         pass
@@ -170,28 +162,83 @@ def test_a_killed_training_goes_on_at_the_same_curve(
         with pytest.raises(Killed):
             train_here(job)
     assert checkpoint.finished_steps(job.checkpoint) == stop
+
+
+def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Trained, tmp_path: Path) -> None:
+    one = train_here(job_of(compiled, tmp_path / "one"))
+    assert [line["loss"] for line in trained[0]] == pytest.approx([line["loss"] for line in one], rel=RTOL)
+
+
+@pytest.mark.parametrize("stop", [STEPS // 2, STEPS, STEPS + 5])
+def test_a_killed_training_goes_on_at_the_same_curve(
+    compiled: Path, trained: Trained, tmp_path: Path, stop: int
+) -> None:
+    """Within the first phase, between the phases, within the second one."""
+    job = job_of(compiled, tmp_path / "run", checkpoint_every_s=0)
+
+    killed_at(job, stop)
     again = train_here(job)
     assert [line["step"] for line in again] == list(range(1, 2 * STEPS + 1))
     assert [line["loss"] for line in again] == pytest.approx([line["loss"] for line in trained[0]], rel=RTOL)
 
 
 def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
-    """The first phase trains the network, whose statistics are then taken anew; the others leave both as they are."""
-    used = settings(processes=1, epochs=3, strategy=["sandwich", "branches", "tune"], precision="float32")
-    folders = [tmp_path / "sizes", tmp_path / "all"]
-    for folder, phases in zip(folders, (1, 3), strict=True):
-        folder.mkdir()
-        shorter = used.model_copy(update={"epochs": phases, "strategy": ",".join(used.strategies[:phases])})
-        finetune.run(shorter, DIGITS, compiled, folder, Silent())
-    sizes, both = (tailor_ir.load(folder / "supernet") for folder in folders)
-    assert not torch.equal(answers(sizes), answers(tailor_ir.load(compiled)))
-    for name, tensor in originals(both).items():
-        # statistics are taken in float32, here in this process and there in a rank with threads of its own
-        torch.testing.assert_close(tensor, originals(sizes)[name], rtol=1e-5, atol=1e-6)
-    names = [{key for key in line if key.startswith("loss_")} for line in read_lines(folders[1] / "history.jsonl")]
+    """The first phase trains the network and none of its alternatives; the others leave the network as it then is."""
+    used = settings(processes=1, epochs=3, strategy=["sandwich", "branches", "tune"], checkpoint_every_s=0)
+    total = 3 * STEPS
+    job = Job(folder=tmp_path, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=total)
+    killed_at(job, STEPS)
+    before, sizes, all_ = (tailor_ir.load(compiled) for _ in range(3))
+    checkpoint.load_model(job.checkpoint, sizes.elastic)
+    history = train_here(job)
+    checkpoint.load_model(job.checkpoint, all_.elastic)
+    network = before.structure.graph.original().parameters
+    assert any(not torch.equal(sizes.elastic.tensor(name), before.elastic.tensor(name)) for name in network)
+    assert all(torch.equal(sizes.elastic.tensor(name), all_.elastic.tensor(name)) for name in network)
+    own = {name for branch in Branches(before.elastic).branches for name in branch.parameters}
+    assert all(torch.equal(sizes.elastic.tensor(name), before.elastic.tensor(name)) for name in own - set(network))
+    names = [{key for key in line if key.startswith("loss_")} for line in history]
     assert names[0] == {"loss_largest", "loss_smallest", "loss_random"}
     assert names[STEPS] == {"loss_branches"}
     assert names[2 * STEPS] == {"loss_tune"}
+
+
+def test_alternatives_are_fitted_to_the_network_that_an_earlier_phase_has_trained(compiled: Path) -> None:
+    """A changed network moves away from its alternatives; the phase that freezes it begins close to it again."""
+    net = tailor_ir.load(compiled)
+    images = [x for x, _ in load(DIGITS, "train").batches(64)][:3]
+    with torch.no_grad():
+        for name in net.structure.graph.original().parameters:
+            tensor = net.elastic.tensor(name)
+            if tensor.ndim > 1:
+                tensor.add_(0.5 * tensor.std() * torch.randn(tensor.shape, generator=generator()))
+    net.set_statistics(net.recalibrate(net.max_config, images))
+
+    def lost() -> float:
+        branches = Branches(net.elastic)
+        features = branches.features(images[0])
+        with torch.no_grad(), net.elastic.evaluated():
+            far = [distance(branches.run(one, features), features[one.exit]).item() for one in branches.branches]
+        return float(np.median(far))
+
+    before = lost()
+    FrozenOriginal(net, 0, refit=False).begin(images)
+    assert lost() == before
+    FrozenOriginal(net, 0, refit=True).begin(images)
+    assert lost() < 0.5 * before
+
+
+@pytest.mark.parametrize("strategy", ["sandwich", "compound", "random", "progressive"])
+def test_subnets_of_a_phase_before_have_no_alternatives_and_all_sizes(compiled: Path, strategy: Any) -> None:
+    net = tailor_ir.load(compiled)
+    fixed = {one.name: one.default for one in net.space.variables if one.kind == "block"}
+    used = settings(random_subnets=2)
+    roles = [role for step in range(30) for role in sample_roles(net, strategy, used, step, 1.0, fixed=fixed)]
+    for role in roles:
+        assert role.config == net.space.canonical({**role.config, **fixed})
+    sizes = [variable for variable in net.space.variables if variable.kind != "block"]
+    for variable in sizes:
+        assert {role.config.get(variable.name) for role in roles} >= set(variable.choices)
 
 
 def test_alternatives_of_a_space_without_any_are_refused(compiled: Path, tmp_path: Path) -> None:
@@ -300,23 +347,12 @@ def test_tuned_subnets_have_an_alternative(compiled: Path) -> None:
 
 
 def test_labels_alone_tune_without_a_teacher(compiled: Path, tmp_path: Path) -> None:
-    """The first loss is the cross-entropy of the labels, whatever the network answers."""
-    first = {}
-    for share in (0.0, 1.0):
+    """The first loss is the cross-entropy of the labels, whatever the network answers; so it is where nothing is said."""
+    first: dict[float | None, float] = {}
+    for share in (0.0, None, 1.0):
         used = settings(processes=1, epochs=1, strategy="tune", distillation=share, random_subnets=2)
         folder = tmp_path / str(share)
         job = Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=2)
         first[share] = train_here(job)[0]["loss"]
+    assert first[None] == first[0.0]
     assert first[0.0] != pytest.approx(first[1.0], rel=1e-3)
-
-
-def test_hints_add_the_distance_from_the_networks_features(compiled: Path, tmp_path: Path) -> None:
-    """The first loss grows with the weight of the hints, by the same distance for each unit of it."""
-    first = []
-    for hints in (0.0, 1.0, 3.0):
-        used = settings(processes=1, epochs=1, strategy="tune", hints=hints, random_subnets=2)
-        folder = tmp_path / str(hints)
-        job = Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=1)
-        first.append(train_here(job)[0]["loss"])
-    assert first[1] > first[0]
-    assert first[2] - first[0] == pytest.approx(3 * (first[1] - first[0]), rel=1e-3)

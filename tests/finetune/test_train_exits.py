@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -168,12 +168,14 @@ def test_all_exits_are_trained_in_one_pass(compiled: Path, tmp_path: Path) -> No
 
 def test_the_most_accurate_exit_teaches_wherever_it_stands() -> None:
     class Meter:
-        def measure(self, data: Any, exits: Sequence[int], move: Any) -> list[float]:
-            return found
+        found: Sequence[float] = ()
 
-    judge = BestExit(Meter(), EXITS, TrainingPhase("joint", 0, STEPS), STEPS)  # type: ignore[arg-type]
-    data: Any = None
-    for found, best in (([0.2, 0.9, 0.8], 1), ([0.9, 0.9, 0.9], 2), ([0.5, 0.1, 0.2], 0)):
+        def measure(self, data: Any, exits: Sequence[int], move: Any) -> list[float]:
+            return list(self.found)
+
+    meter, data = Meter(), cast(Any, None)
+    judge = BestExit(cast(Any, meter), EXITS, TrainingPhase("joint", 0, STEPS), STEPS)
+    for meter.found, best in (((0.2, 0.9, 0.8), 1), ((0.9, 0.9, 0.9), 2), ((0.5, 0.1, 0.2), 0)):
         judge.begin(data, lambda: None)
         assert judge.best == best
 
@@ -350,7 +352,7 @@ def test_heads_learn_and_the_network_stays_as_it_is(compiled: Path, tmp_path: Pa
     original = graph.original()
     changed = differing(before, after)
     assert not changed.intersection((*original.parameters, *original.statistics))
-    assert changed == set((*graph.parameters, *graph.statistics)) - set((*original.parameters, *original.statistics))
+    assert changed == {*graph.parameters, *graph.statistics} - {*original.parameters, *original.statistics}
     curve = [line["loss"] for line in read_lines(tmp_path / "history.jsonl")]
     assert curve[-1] < curve[0]
 

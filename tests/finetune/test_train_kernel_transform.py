@@ -57,7 +57,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(supernet: Path) -> TrainableSuperNet:
-    return TrainableSuperNet(tailor_ir.load(supernet), lambda step: [], None, settings(1))
+    return TrainableSuperNet(tailor_ir.load(supernet), lambda step: [], None, settings(1), 1.0)
 
 
 def test_the_stage_compiles_transforms_that_are_the_identity(compiled: Path) -> None:

@@ -49,7 +49,8 @@ def first_loss(supernet: Path, used: finetune.Settings) -> float:
     for place, (x, y) in enumerate(zip(x_BCHW.split(MICRO_BATCH), y_B.split(MICRO_BATCH), strict=True)):
         mixed, target = mix(x.double(), y, used.mixing, 10, (used.seed, 0, place))
         logits_BK = module(mixed).detach()
-        losses.append(loss_of(logits_BK, target, logits_BK if used.teacher == "base" else None, used))
+        teacher_BK = logits_BK if used.teacher == "base" else None
+        losses.append(loss_of(logits_BK, target, used, teacher_BK, used.soft_share("sandwich")))
     return float(torch.stack(losses).mean())
 
 

@@ -16,7 +16,7 @@ from tasks.data import load
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
 from tasks.finetune.losses import loss_of
-from tasks.finetune.networks import Forward, Role
+from tasks.finetune.networks import Forward, Judge, Role
 from tasks.finetune.settings import TrainSettings
 
 
@@ -45,10 +45,14 @@ class BranchNetwork:
         self.net: SuperNet | None = None
         self.settings = settings
         self.teacher: nn.Module | None = None
+        self.judge: Judge | None = None
         self.base_size = (8, 8)
 
     def undecayed(self) -> list[torch.Tensor]:
         return []
+
+    def slowed(self) -> tuple[list[torch.Tensor], float]:
+        return [], 1.0
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
         """There is nothing to prepare."""
@@ -61,7 +65,7 @@ class BranchNetwork:
     ) -> Iterator[torch.Tensor]:
         for role in roles:
             self.module.branch = self.module.get_submodule(role.name)
-            yield loss_of(forward(x_BCHW), target, None, self.settings)
+            yield loss_of(forward(x_BCHW), target, self.settings)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from adaptive_runtime.exits import NO_EXIT, Decider, ExitTable, Thresholds
+from tasks.exits.policies import Policies
 from tests.flows.conftest import Command
 from tests.flows.tiny import TINY
 
 pytestmark = pytest.mark.slow
 
-WISH = ("space.exits=auto", "space.resolution=frozen", "search=exact")
+POLICY = ("policy.epsilon=0.05", "policy.subnets=2", "policy.pictures=2", "policy.by_expected=true")
+"""A promise for which the few held-out images are enough."""
+WISH = ("space.exits=auto", "space.resolution=frozen", "search=exact", *POLICY)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,112 @@ def test_winners_have_exits(report: dict[str, Any], command: Command) -> None:
         assert winner["max_difference"] <= 1e-4
     assert list((command.output / "exports" / "onnxruntime").glob("*.onnx"))
     assert "exit" in Path(report["report_html"]).read_text()
+
+
+def policies_of(command: Command) -> tuple[Policies, Path]:
+    """The latest policies on the device, and their folder."""
+    files = command.output.glob("stages/policy/onnxruntime/*/policies.json")
+    file = max(files, key=lambda one: one.stat().st_mtime)
+    return Policies.read(file), file.parent
+
+
+def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, Any], command: Command) -> None:
+    found, _ = policies_of(command)
+    assert 1 <= len(found.subnets) <= 2
+    best = found.best
+    assert best is not None, [row.reason for row in found.subnets]
+    assert best.tested is not None
+    file = command.output / "exports" / "onnxruntime" / "policy" / f"{best.digest}.thresholds.json"
+    thresholds = Thresholds.from_json(file.read_bytes())
+    assert thresholds.promise is not None
+    assert thresholds.promise.epsilon == 0.05
+    assert thresholds.promise.p_value <= 0.05
+    assert not Decider(thresholds).sample().left
+    assert best.config["exit"] == "last"
+    shares = [one.share or 0 for one in best.exits]
+    assert sum(shares) == pytest.approx(1)
+    expected_ms = sum(share * one.latency_ms for share, one in zip(shares, best.exits, strict=True))
+    assert best.tested.expected_ms == pytest.approx(expected_ms)
+    assert best.tested.accuracy == pytest.approx(
+        sum(share * (one.share_accuracy or 0) for share, one in zip(shares, best.exits, strict=True))
+    )
+    assert all(one.latency_ms > one.alone_ms for one in best.exits[1:])
+
+
+def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: dict[str, Any], command: Command) -> None:
+    text = (command.output / "exports" / "onnxruntime" / "policy" / "exit_table.json").read_bytes()
+    table = ExitTable.from_json(text)
+    assert {choice.exit for choice in table.choices} == {NO_EXIT, *range(len(table.exits) - 1)}
+    policy = table.policy()
+    for budget_ms in sorted({choice.latency_ms for choice in table.choices}):
+        chosen = policy.choose(budget_ms)
+        assert chosen is not None
+        fitting = [choice for choice in table.choices if choice.latency_ms <= budget_ms]
+        assert chosen.accuracy == max(choice.accuracy for choice in fitting)
+        if chosen.exit != NO_EXIT:
+            assert all(
+                (one.accuracy, -one.latency_ms) < (chosen.accuracy, -chosen.latency_ms)
+                for one in fitting
+                if one.exit == NO_EXIT
+            )
+
+
+def test_the_table_has_what_was_measured(report: dict[str, Any], command: Command) -> None:
+    found, folder = policies_of(command)
+    table = ExitTable.from_json((folder / "exit_table.json").read_bytes())
+    for row in found.subnets:
+        subnet = table.subnets.index(row.digest)
+        known = {choice.exit: choice for choice in table.choices if choice.subnet == subnet}
+        for place, one in enumerate(row.exits):
+            choice = known[NO_EXIT if one.exit == "last" else place]
+            assert (choice.accuracy, choice.latency_ms) == (one.accuracy["validation"], one.alone_ms)
+
+
+def test_the_report_shows_who_leaves_early(report: dict[str, Any], command: Command) -> None:
+    found = report["devices"][0]["policies"]
+    assert found["best"] in {row["digest"] for row in found["subnets"]}
+    cards = [card for card in report["headline"] if card["label"] == "onnxruntime: leaving early"]
+    assert [card["value"][0] for card in cards] == ["−"]
+    page = Path(report["report_html"]).read_text()
+    assert "Images that leave first" in page
+    assert page.count('<img src="data:image/png;base64,') == 4
+    assert "Winners as whole SubNets" in page
+    assert "by expected latency, at the same rates" in page
+
+
+def test_winners_by_expected_latency_are_at_least_as_accurate_by_prediction(
+    report: dict[str, Any], command: Command
+) -> None:
+    found, _ = policies_of(command)
+    plain = {row["budget_ms"]: row["predicted_accuracy"] for row in report["devices"][0]["winners"]}
+    assert found.by_expected
+    for row in found.by_expected:
+        assert row.predicted_ms <= row.budget_ms
+        if row.budget_ms in plain:
+            assert row.predicted_accuracy >= plain[row.budget_ms] - 1e-9
+
+
+def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], command: Command) -> None:
+    told = command("run", "policy.epsilon=0.001")
+    (device,) = told["devices"]
+    assert device["winners"]
+    found, folder = policies_of(command)
+    assert {row.reason for row in found.subnets} == {
+        f"exits: {found.images} held-out images are too few to promise at most 0.10% of accuracy lost, with 95.0% "
+        f"confidence; allowed: {found.needed} or more; hold out more images, or take a larger epsilon or a smaller "
+        "confidence"
+    }
+    assert all(row.exits for row in found.subnets)
+    assert not list(folder.glob("*.thresholds.json"))
+    assert not list((command.output / "exports" / "onnxruntime" / "policy").glob("*.thresholds.json"))
+    (card,) = (card for card in told["headline"] if card["label"].endswith("leaving early"))
+    assert "too few" in card["note"]
+
+
+def test_policies_are_not_made_again(report: dict[str, Any], command: Command) -> None:
+    again = command("run")
+    (row,) = (row for row in again["stages"] if row["stage"] == "policy/onnxruntime")
+    assert row["cached"]
 
 
 def test_one_subnet_is_shown_with_its_exit(

@@ -12,6 +12,7 @@ from flows.stages.table import PIPELINE
 
 EVERY_STAGE = {
     "device": {"onnxruntime": {"backend": "onnxruntime"}},
+    "space": {"exits": "auto"},
     "refine": {"candidates": 4},
     "baselines": {"uniform": True, "siblings": ["resnet10t"]},
 }
@@ -55,12 +56,14 @@ def _settings(path: str = "data.seed", value: float | str = 0) -> dict[str, Any]
         ("predict.seed", 7, {"sensitivities", "latency"}),
         ("predict.interactions", 7, {"sensitivities"}),
         ("predict.fit_subnets", 5, {"latency"}),
-        ("predict.validation_images", 7, {"sensitivities", "refine", "baselines"}),
-        ("predict.recalibration_images", 7, {"sensitivities", "refine", "baselines", "export"}),
+        ("predict.validation_images", 7, {"sensitivities", "refine", "policy", "baselines"}),
+        ("predict.recalibration_images", 7, {"sensitivities", "refine", "policy", "baselines", "export"}),
+        ("policy.epsilon", 0.1, {"policy"}),
+        ("policy.pictures", 7, {"policy"}),
         ("predict.features_mib", 7, set()),
-        ("predict.measure.time_cap_ms", 7, {"latency", "refine", "compared"}),
-        ("predict.rounds", 7, {"latency", "refine", "compared"}),
-        ("predict.conversion_wall_s", 7, {"latency", "refine", "compared"}),
+        ("predict.measure.time_cap_ms", 7, {"latency", "refine", "policy", "compared"}),
+        ("predict.rounds", 7, {"latency", "refine", "policy", "compared"}),
+        ("predict.conversion_wall_s", 7, {"latency", "refine", "policy", "compared"}),
         ("export.check_images", 7, {"export"}),
         ("export.conversion_wall_s", 7, {"export"}),
     ],

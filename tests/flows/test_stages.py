@@ -12,10 +12,11 @@ import tailor_ir
 import tasks.export
 import tasks.refine
 from flows.compose import compose_config
-from flows.config import RunConfig
+from flows.config import AdaptConfig, RunConfig
 from flows.run import Output, Run
 from flows.session import open_run
 from flows.stages import supernets, winners
+from flows.stages.policies import POLICY
 from flows.stages.predictors import LATENCY, PROFILE
 from flows.stages.spec import ALONE, Context, StageSpec
 from flows.stages.table import ADAPTATION, PIPELINE
@@ -109,6 +110,22 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     with pytest.raises(AssertionError):
         command("export", "export.replacements=1")
     assert "autotailor: export: is given SearchedSubstitutes" in capsys.readouterr().err
+
+
+def test_policies_are_made_where_a_space_has_exits(tmp_path: Path) -> None:
+    def wanted(*words: str) -> bool:
+        return POLICY.wanted(validate(RunConfig, compose_config("config", [*TINY, *words])), "report")
+
+    assert wanted("space.exits=auto")
+    assert wanted("space.exits.head=light")
+    assert not wanted()
+    assert not wanted("space.exits=frozen")
+    assert not wanted("space.exits=auto", "policy.subnets=0")
+    network = timm.create_model("test_resnet", num_classes=10).eval()
+    for name, space in (("plain", {}), ("early", {"exits": "auto"})):
+        tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(tmp_path / name)
+        adapt = validate(AdaptConfig, compose_config("adapt", ["data=digits", f"supernet={tmp_path / name}"]))
+        assert POLICY.wanted(adapt, "report") == (name == "early")
 
 
 def test_a_report_has_the_accuracy_of_what_it_starts_from(tmp_path: Path) -> None:

@@ -3,40 +3,38 @@
 from collections.abc import Iterable
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from tailor_ir import SuperNet
-from tailor_ir.subnets.branches import Branches, Features
+from tailor_ir.subnets.branches import Branches
 
 
 class FrozenOriginal:
     """Makes everything but the alternatives' own parameters constant.
 
-    retake: the network was trained in an earlier phase, so that its BatchNorm statistics are taken anew when this one begins.
+    refit: the network was trained in an earlier phase, so that its BatchNorm statistics and the first weights of its
+    alternatives are made anew when this one begins. Random numbers follow from the seed.
     """
 
-    def __init__(self, net: SuperNet, *, retake: bool) -> None:
-        self._net, self._retake = net, retake
+    def __init__(self, net: SuperNet, seed: int, *, refit: bool) -> None:
+        self._net, self._seed, self._refit = net, seed, refit
         for name in net.structure.graph.original().parameters:
             net.elastic.tensor(name).requires_grad_(False)
 
     def begin(self, batches: Iterable[torch.Tensor]) -> None:
-        """Take the statistics, where that is wanted, from training images (B, C, H, W)."""
-        if self._retake:
-            self._net.set_statistics(self._net.recalibrate(self._net.max_config, batches))
+        """Take statistics and first weights, where that is wanted, from training images (B, C, H, W)."""
+        if self._refit:
+            images = list(batches)
+            self._net.set_statistics(self._net.recalibrate(self._net.max_config, images))
+            self._net.fit_alternatives(images, (), np.random.default_rng(self._seed))
 
     @cached_property
-    def branches(self) -> Branches:
+    def _branches(self) -> Branches:
         """The alternatives; asked for once the network is on its device, where its modules are made anew."""
         return Branches(self._net.elastic)
 
-    @cached_property
-    def hints(self) -> dict[str, str]:
-        """The value that an alternative gives -> the network's own value that it stands for."""
-        return {branch.producer: branch.exit for branch in self.branches.branches}
-
-    def features(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, Features]:
-        """The network's answers (B, K), and its values at the alternatives' ends; BatchNorm by its statistics."""
+    def logits(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The network's answers (B, K); BatchNorm by its statistics."""
         (output,) = self._net.structure.graph.outputs
-        found = self.branches.features(x_BCHW, {output})
-        return found[output], found
+        return self._branches.features(x_BCHW, {output})[output]

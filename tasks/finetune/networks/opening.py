@@ -3,7 +3,7 @@
 from torch import nn
 
 import tailor_ir
-from tailor_ir import SuperNet
+from tailor_ir import Choice, SuperNet
 from tasks.data import Dataset
 from tasks.finetune.job import Job
 from tasks.finetune.networks.branches import TrainableBranches
@@ -14,7 +14,7 @@ from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.networks.sampling import sample_roles
 from tasks.finetune.networks.supernet import TrainableSuperNet
 from tasks.finetune.phases import TrainingPhase
-from tasks.finetune.settings import FROZEN, OF_EXITS, Settings
+from tasks.finetune.settings import FROZEN, OF_BLOCKS, OF_EXITS, Settings
 from tasks.models import create, load_weights
 
 
@@ -37,17 +37,20 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings)
     strategy = phase.strategy
     assert strategy is not None
     original = None
+    fixed: dict[str, Choice] = {}
     if strategy in FROZEN:
-        before = [one.strategy for one in job.phases if one.last_step <= phase.first_step]
-        original = FrozenOriginal(net, retake=not FROZEN.issuperset(before))
+        before = [one.strategy for one in job.phases if one.last_step == phase.first_step]
+        original = FrozenOriginal(net, settings.seed, refit=not FROZEN.issuperset(before))
+    elif any(one.strategy in OF_BLOCKS for one in job.phases if one.first_step >= phase.last_step):
+        fixed = {each.name: each.default for each in net.space.variables if each.kind == "block"}
     if strategy in OF_EXITS:
-        return open_exits(net, job, phase, settings, original)
+        return open_exits(net, job, phase, settings, original, fixed)
     if strategy == "branches":
         assert original is not None
         return TrainableBranches(net, original, settings)
 
     def draw(step: int) -> list[Role]:
-        return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps)
+        return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps, fixed=fixed)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
-    return TrainableSuperNet(net, draw, teacher, settings, original)
+    return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original)

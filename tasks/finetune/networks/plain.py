@@ -42,4 +42,4 @@ class TrainableNetwork:
         self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """That of the labels."""
-        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, None, self._settings)
+        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, self._settings)

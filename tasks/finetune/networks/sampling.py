@@ -1,33 +1,55 @@
 """The SubNets that a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tailor_ir import KINDS, Config
+from tailor_ir import KINDS, Choice, Config
 from tasks.finetune.networks.record import Role
 from tasks.finetune.settings import Settings, Strategy
 
 OPENED = 1.0
 MOST_DRAWS = 100
+NOTHING: Mapping[str, Choice] = MappingProxyType({})
 
 
-def sample_roles(net: Any, strategy: Strategy, settings: Settings, step: int, done: float) -> list[Role]:
-    """The SubNets of a step, the teacher first if it is one of them. done: share [0, 1] of the strategy's steps before it."""
+def sample_roles(
+    net: Any, strategy: Strategy, settings: Settings, step: int, done: float, *, fixed: Mapping[str, Choice] = NOTHING
+) -> list[Role]:
+    """The SubNets of a step, the teacher first if it is one of them. done: share [0, 1] of the strategy's steps before it.
+
+    fixed: choices of the largest SubNet that all SubNets have, whatever is drawn; `tune` draws all.
+    """
+
+    def subnet(config: Config) -> Config:
+        canonical: Config = net.space.canonical({**config, **fixed})
+        return canonical
+
     rng = np.random.default_rng((settings.seed, step))
     from_base = settings.teacher == "base"
     if strategy == "tune":
         return [Role("tune", with_alternatives(net.space, rng), True) for _ in range(settings.random_subnets)]
     if strategy in ("random", "progressive"):
         opened = OPENED if strategy == "random" else done
-        return [Role("random", progressive(net.space, rng, opened), from_base) for _ in range(settings.random_subnets)]
-    draw = net.space.sample if strategy == "sandwich" else lambda rng: compound(net.space, rng)
+        return [
+            Role("random", subnet(progressive(net.space, rng, opened)), from_base)
+            for _ in range(settings.random_subnets)
+        ]
+    draw = uniform if strategy == "sandwich" else compound
     return [
         Role("largest", net.max_config, from_base),
-        Role("smallest", net.min_config, True),
-        *(Role("random", draw(rng), True) for _ in range(settings.random_subnets)),
+        Role("smallest", subnet({v.name: v.choices[0] for v in net.space.variables}), True),
+        *(Role("random", subnet(draw(net.space, rng)), True) for _ in range(settings.random_subnets)),
     ]
+
+
+def uniform(space: Any, rng: np.random.Generator) -> Config:
+    """Each variable uniform over its choices."""
+    codes = rng.integers(0, space.cardinalities).tolist()
+    return {variable.name: variable.choices[code] for variable, code in zip(space.variables, codes, strict=True)}
 
 
 def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
@@ -47,8 +69,7 @@ def progressive(space: Any, rng: np.random.Generator, done: float) -> Config:
                 steps = min(2, max(0, 1 + math.floor(2 * (done * len(phases) - number))))
                 first = last - math.ceil(last * steps / 2)
         config[variable.name] = variable.choices[int(rng.integers(first, last + 1))]
-    canonical: Config = space.canonical(config)
-    return canonical
+    return config
 
 
 def with_alternatives(space: Any, rng: np.random.Generator) -> Config:
@@ -77,12 +98,10 @@ def compound(space: Any, rng: np.random.Generator) -> Config:
     last = [len(variable.choices) - 1 for variable in space.variables]
     finest = {group: max(n for n, other in zip(last, groups, strict=True) if other == group) for group in groups}
     size = {group: rng.integers(count + 1) / max(1, count) for group, count in finest.items()}
-    config = {
+    return {
         variable.name: variable.choices[round(size[group] * n)]
         for variable, group, n in zip(space.variables, groups, last, strict=True)
     }
-    canonical: Config = space.canonical(config)
-    return canonical
 
 
 def _group(name: str, stages: set[str]) -> str:

@@ -18,8 +18,8 @@ from tasks.finetune.settings import Settings
 class TrainableExits:
     """A SuperNet, the exits of each of its SubNets trained in one pass: `draw` gives the SubNets of a step, the largest first.
 
-    teaching: the position of the exit of the first SubNet that teaches the others; None: none does. original: where heads alone
-    are trained.
+    share: the weight of soft labels. teaching: the position of the exit of the first SubNet that teaches the others; None: none
+    does. original: where heads alone are trained.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class TrainableExits:
         draw: Callable[[int], list[Role]],
         judge: Judge,
         settings: Settings,
+        share: float,
         teaching: Callable[[], int | None] = lambda: None,
         original: FrozenOriginal | None = None,
     ) -> None:
@@ -40,7 +41,7 @@ class TrainableExits:
         self.judge: Judge | None = judge
         self.base_size = input_size(net, net.max_config)
         self.roles = draw
-        self._net, self._course, self._settings = net, course, settings
+        self._net, self._course, self._settings, self._share = net, course, settings, share
         self._teaching, self._original = teaching, original
 
     def undecayed(self) -> Sequence[torch.Tensor]:
@@ -62,7 +63,7 @@ class TrainableExits:
         """Those of the trained exits (P,) of each SubNet."""
         net, exits, constant = self._net, self._course.exits, self._course.constant
         taught_BK = self._taught(x_BCHW)
-        teaching = None if taught_BK is not None or not self._settings.distillation else self._teaching()
+        teaching = None if taught_BK is not None or not self._share else self._teaching()
         asked = exits if teaching is None or teaching in exits else (*exits, teaching)
         for role in roles:
             pixels = resize(x_BCHW, input_size(net, role.config))
@@ -71,13 +72,16 @@ class TrainableExits:
             if teaching is not None and taught_BK is None:
                 own, taught_BK = teaching, answers[teaching].detach()
             yield torch.stack(
-                [loss_of(answers[at], target, None if at == own else taught_BK, self._settings) for at in exits]
+                [
+                    loss_of(answers[at], target, self._settings, None if at == own else taught_BK, self._share)
+                    for at in exits
+                ]
             )
 
     @torch.no_grad()
     def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
         """Logits (B, K) of the frozen copy, where that teaches."""
-        if self.teacher is None or not self._settings.distillation:
+        if self.teacher is None or not self._share:
             return None
         taught_BK: torch.Tensor = self.teacher(resize(x_BCHW, self.base_size))
         return taught_BK

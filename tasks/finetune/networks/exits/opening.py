@@ -1,14 +1,17 @@
 """The network of a phase in which exits are trained."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from tailor_ir import Config, SuperNet
+from tailor_ir import Choice, Config, SuperNet
 from tasks.finetune.job import Job
 from tasks.finetune.networks.exits.course import Course, ExitRunner
 from tasks.finetune.networks.exits.judges import BestExit, ExitMeter, StageJudge
 from tasks.finetune.networks.exits.network import TrainableExits
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Role
+from tasks.finetune.networks.sampling import NOTHING
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.settings import Settings
 
@@ -16,10 +19,17 @@ Parts = tuple[tuple[str, float], ...]
 
 
 def open_exits(
-    net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings, original: FrozenOriginal | None
+    net: SuperNet,
+    job: Job,
+    phase: TrainingPhase,
+    settings: Settings,
+    original: FrozenOriginal | None,
+    fixed: Mapping[str, Choice],
 ) -> TrainableExits:
-    """The network, which trains as the phase says. original: of `heads`."""
+    """The network, which trains as the phase says. original: of `heads`. fixed: choices of all SubNets of `joint`."""
     names, runner = job.exits, ExitRunner(net)
+    assert phase.strategy is not None
+    share = settings.soft_share(phase.strategy)
     every = settings.exits.every_epochs * job.steps_per_epoch
     if phase.strategy == "staged":
         assert phase.part is not None
@@ -32,7 +42,7 @@ def open_exits(
         def part(step: int) -> list[Role]:
             return [Role("staged", net.max_config, False, parts=_weighted(names, course.exits, None))]
 
-        return TrainableExits(net, runner, course, part, stage_judge, settings)
+        return TrainableExits(net, runner, course, part, stage_judge, settings, share)
     heads = phase.strategy == "heads"
     course = Course(tuple(range(len(names) - 1)), len(names)) if heads else Course(tuple(range(len(names))))
     judge = BestExit(ExitMeter(net, runner, course), names, phase, every)
@@ -43,13 +53,13 @@ def open_exits(
         def alone(step: int) -> list[Role]:
             return [Role("heads", net.max_config, True, parts=parts)]
 
-        return TrainableExits(net, runner, course, alone, judge, settings, lambda: len(names) - 1, original)
+        return TrainableExits(net, runner, course, alone, judge, settings, share, lambda: len(names) - 1, original)
     weighted = _weighted(names, course.exits, settings.exits.weights)
 
     def together(step: int) -> list[Role]:
-        return joint_roles(net, settings, step, weighted)
+        return joint_roles(net, settings, step, weighted, fixed)
 
-    return TrainableExits(net, runner, course, together, judge, settings, lambda: judge.best)
+    return TrainableExits(net, runner, course, together, judge, settings, share, lambda: judge.best)
 
 
 def _stage(part: int, *, improves: bool) -> Course:
@@ -62,13 +72,15 @@ def _weighted(names: tuple[str, ...], exits: tuple[int, ...], weights: tuple[flo
     return tuple((f"exit_{names[at]}", weight / sum(own)) for at, weight in zip(exits, own, strict=True))
 
 
-def joint_roles(net: SuperNet, settings: Settings, step: int, parts: Parts) -> list[Role]:
+def joint_roles(
+    net: SuperNet, settings: Settings, step: int, parts: Parts, fixed: Mapping[str, Choice] = NOTHING
+) -> list[Role]:
     """The SubNets of a step, each up to its last exit: those of the sandwich rule where the space has more than exits."""
     space = net.space
     if len(space.variables) == 1:
         return [Role("joint", net.max_config, True, parts=parts)]
     rng = np.random.default_rng((settings.seed, step))
-    last = next({one.name: one.default} for one in space.variables if one.kind == "exit")
+    last = next({one.name: one.default, **fixed} for one in space.variables if one.kind == "exit")
     smallest: Config = {one.name: one.choices[0] for one in space.variables} | last
     random = [
         {one.name: one.choices[int(rng.integers(len(one.choices)))] for one in space.variables} | last

@@ -1,0 +1,99 @@
+"""A SubNet with exits that answers: one sample, or a batch whose samples leave one by one.
+
+Legend: N samples, K classes.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains.manifest import SEGMENTS_FILE, ChainManifest
+from adaptive_runtime.chains.runs import Array, ChainRuntime, load
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Decider, Thresholds
+
+
+class ChainAnswers(NamedTuple):
+    """Classes, positions of the exits that answered, and how sure these were: (N,) each."""
+
+    answers: NDArray[np.int64]
+    exits: NDArray[np.int64]
+    confidences: NDArray[np.float64]
+
+
+class ExitChain:
+    """A chain that is loaded, with thresholds; without them every sample goes to the last exit."""
+
+    def __init__(self, manifest: ChainManifest, runtime: ChainRuntime, thresholds: Thresholds | None = None) -> None:
+        last = len(manifest.segments) - 1
+        if thresholds is None:
+            thresholds = Thresholds(measure="top_probability", thresholds=(None,) * last)
+        if thresholds.full_exit > last:
+            got = f"{thresholds.full_exit} thresholds for {last + 1} exits"
+            raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
+        self.manifest, self.runtime = manifest, runtime
+        self._decider = Decider(thresholds)
+        self._shape = manifest.input.shape[1:]
+
+    @classmethod
+    def open(cls, folder: str | Path, thresholds: Thresholds | None = None, manifest: str = SEGMENTS_FILE) -> Self:
+        """Load the chain of a folder; its files are checked first. AdaptiveError in one line.
+
+        thresholds: None: those of the file that the manifest names, if it names one.
+        """
+        folder = Path(folder)
+        found = ChainManifest.read(folder / manifest)
+        if thresholds is None and found.thresholds is not None:
+            file = folder / found.thresholds
+            try:
+                thresholds = Thresholds.from_json(file.read_bytes(), str(file))
+            except OSError as error:
+                raise AdaptiveError(str(file), f"cannot be read ({error.strerror})") from error
+        return cls(found, load(found, folder), thresholds)
+
+    def infer(self, x_NCHW: Array) -> ChainAnswers:
+        """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type."""
+        self._check(x_NCHW)
+        size = self.runtime.batch or len(x_NCHW)
+        run = self._one if size == 1 else self._together
+        parts = [run(x_NCHW[start : start + size], size) for start in range(0, len(x_NCHW), size)]
+        return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _one(self, x_1CHW: Array, size: int) -> ChainAnswers:
+        decision, run = self._decider.sample(), self.runtime.start(x_1CHW)
+        while not decision.leaves(run.next()):
+            pass
+        return ChainAnswers(np.array([decision.answer]), np.array([decision.exit]), np.array([decision.confidence]))
+
+    def _together(self, x_NCHW: Array, size: int) -> ChainAnswers:
+        """A batch; files of a fixed batch go on with all of it while any sample is left."""
+        samples, filled = len(x_NCHW), self.runtime.batch is not None
+        if samples < size:
+            x_NCHW = np.concatenate([x_NCHW, np.repeat(x_NCHW[-1:], size - samples, axis=0)])
+        decision, run = self._decider.batch(samples), self.runtime.start(x_NCHW)
+        while len(decision.rows):
+            logits_NK = run.next()
+            leaving = decision.leave(logits_NK[decision.rows] if filled else logits_NK)
+            if not filled and len(decision.rows) and leaving.any():
+                run.keep(~leaving)
+        return ChainAnswers(decision.answers, decision.exits, decision.confidences)
+
+    def _check(self, x_NCHW: Array) -> None:
+        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
+            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
+            raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
+
+    def close(self) -> None:
+        """Free what the runtime holds."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

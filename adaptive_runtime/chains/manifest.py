@@ -1,0 +1,166 @@
+"""`segments.json`: what a host program needs to run a SubNet with exits, segment by segment."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Digest, Message, one_line
+
+SEGMENTS_FILE = "segments.json"
+VERSION = 1
+AGAIN = "export the SubNet again"
+
+ChainFormat = Literal["onnx", "ncnn"]
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""A name in the manifest's own folder."""
+
+
+class ChainTensor(Message):
+    """An input or output by name, float32. A size of None is any number."""
+
+    name: str
+    shape: tuple[int | None, ...]
+
+
+class ChainSegment(Message):
+    """What is computed between an exit and the one before it.
+
+    file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
+    network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments.
+    macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
+    """
+
+    exit: str
+    file: FileName | None = None
+    inputs: tuple[ChainTensor, ...]
+    outputs: Annotated[tuple[ChainTensor, ...], Field(min_length=1)]
+    macs: int
+    latency_ms: float | None = None
+
+
+class ImagePreparation(Message):
+    """What an application does with an image, with values in [0, 1], before the first segment sees it. In this order:
+
+    `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
+    `size` (height, width) by `size_interpolation` where that is another. layout: samples, channels, height, width.
+    """
+
+    layout: Literal["NCHW"] = "NCHW"
+    colours: Literal["RGB", "grey"]
+    crop: str
+    resolution: int
+    interpolation: str
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    size: tuple[int, int]
+    size_interpolation: str
+
+
+class ChainManifest(Message):
+    """A SubNet with exits as files, in the folder of this one.
+
+    files: sha256 by name. segments: in the order in which they run, each up to its exit; the last one gives the SubNet's own
+    answer. classes: names, in the order of answers. runtime, settings: with which the files were checked, by the names of the
+    runtime's own API. thresholds: name of a file of `adaptive_runtime.exits.Thresholds`; None: there is none yet.
+    """
+
+    version: int = VERSION
+    format: ChainFormat
+    digest: str
+    files: dict[FileName, Digest]
+    input: ChainTensor
+    segments: Annotated[tuple[ChainSegment, ...], Field(min_length=1)]
+    classes: tuple[str, ...] = ()
+    preparation: ImagePreparation | None = None
+    runtime: str
+    settings: dict[str, bool | int | str] = Field(default_factory=dict)
+    thresholds: FileName | None = None
+
+    @model_validator(mode="after")
+    def _is_a_chain(self) -> Self:
+        known = {self.input.name}
+        for number, segment in enumerate(self.segments):
+            unknown = [one.name for one in segment.inputs if one.name not in known]
+            if unknown:
+                raise ValueError(f"segment {number} reads '{unknown[0]}', which none before it gives")
+            if (segment.file is None) == (self.format == "onnx"):
+                raise ValueError(f"segment {number} has {'no' if segment.file is None else 'a'} file in {self.format}")
+            if segment.file is not None and segment.file not in self.files:
+                raise ValueError(f"segment {number} is in '{segment.file}', which is not among the files")
+            known |= {one.name for one in segment.outputs[1:]}
+        if self.format == "ncnn" and sorted(name.rpartition(".")[2] for name in self.files) != ["bin", "param"]:
+            raise ValueError(f"files {', '.join(self.files)}; ncnn has one .param and one .bin")
+        return self
+
+    @property
+    def exits(self) -> tuple[str, ...]:
+        """The exits in the order in which they are reached."""
+        return tuple(segment.exit for segment in self.segments)
+
+    @property
+    def until_ms(self) -> tuple[float | None, ...]:
+        """Latency [ms] from the input to each exit, decisions not counted; None from the first one on that was not measured."""
+        found: list[float | None] = []
+        so_far: float | None = 0.0
+        for segment in self.segments:
+            known = segment.latency_ms
+            so_far = None if so_far is None or known is None else so_far + known
+            found.append(so_far)
+        return tuple(found)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = SEGMENTS_FILE) -> Self:
+        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
+        content = _object(text, where)
+        version = content.get("version")
+        if isinstance(version, int) and version > VERSION:
+            got = f"has version {version}, of a later autotailor"
+            raise AdaptiveError(where, got, allowed=str(VERSION), next_step="update autotailor here")
+        if version != VERSION:
+            got = f"has {'no version' if version is None else f'version {version}'}"
+            raise AdaptiveError(where, got, allowed=str(VERSION), next_step=AGAIN)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
+        found = cls.from_json(_bytes(file), str(file))
+        for name, digest in found.files.items():
+            if hashlib.sha256(_bytes(file.parent / name)).hexdigest() != digest:
+                raise AdaptiveError(str(file.parent / name), f"is not the file that {file.name} names", next_step=AGAIN)
+        return found
+
+    def written(self) -> Iterator[str]:
+        """Names of all files of the chain but the manifest's own."""
+        yield from self.files
+        if self.thresholds is not None:
+            yield self.thresholds
+
+
+def _object(text: str | bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:  # also of decoding
+        raise AdaptiveError(where, f"is no JSON ({error})", next_step=AGAIN) from error
+    if not isinstance(content, dict):
+        raise AdaptiveError(where, "is no manifest of segments", next_step=AGAIN)
+    return content
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error

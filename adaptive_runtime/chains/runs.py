@@ -1,0 +1,166 @@
+"""Runs of a chain behind one protocol: segment after segment, in onnxruntime by files, in ncnn by one net.
+
+The runtimes are imported when a chain is opened. Legend: N samples, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains.manifest import ChainManifest
+from adaptive_runtime.errors import AdaptiveError
+
+Array = NDArray[np.float32]
+POOLS = ("blob_allocator", "workspace_allocator")
+NO_ALLOCATOR = "none"
+ENUMERATIONS = {
+    "execution_mode": "ExecutionMode",
+    "execution_order": "ExecutionOrder",
+    "graph_optimization_level": "GraphOptimizationLevel",
+}
+
+
+class ChainRun(Protocol):
+    """Samples on their way. `next`: the answer (N, K) at the next exit. `keep`: only these samples (N,) go on."""
+
+    def next(self) -> Array: ...
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None: ...
+
+
+class ChainRuntime(Protocol):
+    """A chain that is loaded. batch: samples of one run; None: any number. `start`: with samples (N, C, H, W)."""
+
+    @property
+    def batch(self) -> int | None: ...
+
+    def start(self, x_NCHW: Array) -> ChainRun: ...
+
+    def close(self) -> None: ...
+
+
+class OnnxChain:
+    """Segments in onnxruntime, one session each. Values go from one to the next without a copy."""
+
+    def __init__(self, manifest: ChainManifest, folder: Path) -> None:
+        import onnxruntime
+
+        self.batch = manifest.input.shape[0]
+        self.input = manifest.input.name
+        self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+        settings = manifest.settings if manifest.runtime == "onnxruntime" else {}
+        options = onnxruntime.SessionOptions()
+        for name, value in settings.items():
+            if "." in name:
+                options.add_session_config_entry(name, str(value))
+            else:
+                choices = getattr(onnxruntime, ENUMERATIONS[name]) if name in ENUMERATIONS else None
+                setattr(options, name, value if choices is None else getattr(choices, str(value)))
+        self.calls: list[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = []
+        for segment in manifest.segments:
+            session = onnxruntime.InferenceSession(
+                folder / str(segment.file), options, providers=["CPUExecutionProvider"]
+            )
+            names = ([one.name for one in each] for each in (segment.inputs, segment.outputs))
+            self.calls.append((session.run_with_ort_values, *map(tuple, names)))
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """Samples (N, C, H, W) at the start."""
+        return _OnnxRun(self, x_NCHW)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        self.calls.clear()
+
+
+class _OnnxRun:
+    __slots__ = ("_calls", "_value_of", "_values")
+
+    def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
+        self._value_of = chain.value_of
+        self._values = {chain.input: chain.value_of(x_NCHW)}
+        self._calls = iter(chain.calls)
+
+    def next(self) -> Array:
+        run, inputs, outputs = next(self._calls)
+        values = self._values
+        answer, *handed = run(outputs, {name: values[name] for name in inputs})
+        values.update(zip(outputs[1:], handed, strict=True))
+        found: Array = answer.numpy()
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        self._values = {name: self._value_of(value.numpy()[mask_N]) for name, value in self._values.items()}
+
+
+class NcnnChain:
+    """One net in ncnn, one sample at a time: to extract an answer computes what is missing, and nothing twice."""
+
+    batch = 1
+
+    def __init__(self, manifest: ChainManifest, folder: Path) -> None:
+        import ncnn
+
+        self._matrix_of = ncnn.Mat
+        self.net = ncnn.Net()
+        settings = manifest.settings if manifest.runtime == "ncnn" else {}
+        self._pools = {
+            name: getattr(ncnn, str(settings[name]))()
+            for name in POOLS
+            if settings.get(name, NO_ALLOCATOR) != NO_ALLOCATOR
+        }
+        for name, value in {**settings, **self._pools}.items():
+            if value != NO_ALLOCATOR:
+                setattr(self.net.opt, name, value)
+        param, weights = (next(name for name in manifest.files if name.endswith(end)) for end in (".param", ".bin"))
+        if self.net.load_param(str(folder / param)) or self.net.load_model(str(folder / weights)):
+            raise AdaptiveError(
+                str(folder / param), "ncnn cannot load it", next_step="install the ncnn that it was made for"
+            )
+        self.input = manifest.input.name
+        self.outputs = tuple(segment.outputs[0].name for segment in manifest.segments)
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """One sample (1, C, H, W) at the start."""
+        extractor = self.net.create_extractor()
+        # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
+        extractor.input(self.input, self._matrix_of(x_NCHW[0]).clone())
+        return _NcnnRun(extractor, self.outputs)
+
+    def close(self) -> None:
+        """Free the net, then its memory pools: the other order crashes."""
+        self.net.clear()
+        for pool in self._pools.values():
+            pool.clear()
+
+
+class _NcnnRun:
+    __slots__ = ("_extractor", "_outputs")
+
+    def __init__(self, extractor: Any, outputs: Sequence[str]) -> None:
+        self._extractor, self._outputs = extractor, iter(outputs)
+
+    def next(self) -> Array:
+        name = next(self._outputs)
+        status, answer = self._extractor.extract(name)
+        if status != 0:
+            raise AdaptiveError(f"output '{name}'", f"ncnn failed with code {status}")
+        found: Array = np.array(answer).reshape(1, -1)
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        assert mask_N.all(), "one sample goes on or not"
+
+
+def load(manifest: ChainManifest, folder: Path) -> ChainRuntime:
+    """The chain in its runtime. AdaptiveError where that is not installed or cannot load it."""
+    try:
+        return OnnxChain(manifest, folder) if manifest.format == "onnx" else NcnnChain(manifest, folder)
+    except ImportError as error:
+        needed = {"onnx": "onnxruntime", "ncnn": "ncnn"}[manifest.format]
+        raise AdaptiveError(
+            str(folder), f"needs {needed}, which is not installed", next_step=f"pip install {needed}"
+        ) from error

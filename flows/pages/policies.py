@@ -1,0 +1,28 @@
+"""Facts on policies of exits, as `flows.pages.facts` has them of other stages."""
+
+from flows.pages.facts import MOST_FAILURES, Facts
+from tasks.exits.policies import Policies
+from tasks.pages.text import count, milliseconds, percent
+
+
+def policies(result: Policies) -> Facts:
+    """What leaving early comes to on test images, of the SubNet whose early answers are the most accurate."""
+    done = sum(row.thresholds is not None for row in result.subnets)
+    found = {"SubNets with thresholds": f"{done} of {len(result.subnets)}", "held-out images": count(result.images)}
+    best = result.best
+    if best is None or best.tested is None:
+        return found
+    tested = best.tested
+    return found | {
+        "test accuracy": f"{percent(tested.accuracy)}, {tested.lost_points:+.2f} points lost",
+        "expected latency": f"{milliseconds(tested.expected_ms)} instead of {milliseconds(tested.whole_ms)}",
+        "p99": milliseconds(tested.p99_ms),
+        "saved": percent(tested.saved),
+    }
+
+
+def without_thresholds(result: Policies) -> Facts:
+    """Why SubNets have no thresholds."""
+    told = (result.reason, *(row.reason for row in result.subnets))
+    reasons = list(dict.fromkeys(reason for reason in told if reason is not None))
+    return {"without thresholds": "; ".join(reasons[:MOST_FAILURES])} if reasons else {}

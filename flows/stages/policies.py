@@ -1,0 +1,106 @@
+"""Policies of exits: thresholds for SubNets with exits, and the table of what leaving at each costs."""
+
+from pathlib import Path
+from typing import Any
+
+import tailor_ir
+import tasks.exits.stage
+from flows.config import AdaptConfig, FlowConfig
+from flows.pages import policies as facts
+from flows.results import of
+from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
+from flows.stages.winners import EXPORTS_FOLDER, chosen, target_of
+from tasks.artifacts import key_settings, write_bytes
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.exits.bench import PolicyDevice
+from tasks.exits.policies import POLICIES_FILE, TABLE_FILE, THRESHOLDS_FILE, Policies
+from tasks.measuring.settings import RepeatedTimingSettings
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.energy import EnergyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.resources import ENERGY_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
+from tasks.progress import Progress
+from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.operators import ChosenImplementations
+from tasks.schemas.stored import StageResult
+
+POLICY_FOLDER = "policy"
+"""In the folder of a device's exported files: thresholds and the table of exits."""
+
+
+def _has_exits(config: FlowConfig) -> bool:
+    spec = tailor_ir.load_spec(config.supernet) if isinstance(config, AdaptConfig) else config.space
+    return tailor_ir.asks_for_exits(spec)
+
+
+def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
+    config, profile = at.config, at.config.device[at.device]
+    device = PolicyDevice(
+        target=target_of(at),
+        accuracy=AccuracyPredictor.load(at.sensitivities(at.device)),
+        latency=LatencyPredictor.load(at.file("latency", LATENCY_FILE)),
+        energy=EnergyPredictor.load(at.file("resources", ENERGY_FILE)),
+        lut=at.file("profile", LUT_FOLDER),
+        front=Front.read(chosen(at)[at.device].folder / FRONT_FILE),
+        batch=at.batch,
+        precision=profile.precision,
+        implementations=ChosenImplementations.read(at.implementations()),
+    )
+    with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
+        given = (config.policy, config.predict, config.predict, config.data, at.trained, device, client)
+        return tasks.exits.stage.run(*given, out, progress, at.store)
+
+
+def _settings(at: Context) -> dict[str, Any]:
+    return {
+        **key_settings(at.config.policy),
+        "timing": key_settings(at.config.predict, RepeatedTimingSettings),
+        "evaluation": key_settings(at.config.predict, EvaluationSettings),
+    }
+
+
+def _inputs(at: Context) -> tuple[Any, ...]:
+    return (
+        at.fingerprint,
+        at.device,
+        at.data,
+        at.trained,
+        chosen(at)[at.device].folder / FRONT_FILE,
+        at.sensitivities(at.device),
+        at.file("latency", LATENCY_FILE),
+        at.file("resources", ENERGY_FILE),
+        at.file("profile", LUT_FOLDER),
+        at.implementations(),
+    )
+
+
+POLICY = StageSpec(
+    name="policy",
+    body=_policy,
+    scope=DEVICES,
+    needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
+    reads=("engine", "int8", "refine"),
+    modules=("tasks.exits.stage",),
+    settings=_settings,
+    inputs=_inputs,
+    artifacts=lambda at: (POLICIES_FILE,),
+    facts=of(Policies, facts.policies),
+    details=of(Policies, facts.without_thresholds),
+    wanted=lambda config, until: config.policy.subnets > 0 and _has_exits(config),
+    agent=True,
+)
+"""Thresholds for SubNets with exits on one device, tested there."""
+
+
+def readable_policies(config: FlowConfig, outputs: Outputs) -> None:
+    """Write thresholds and tables of exits of each device beside its exported files; those of earlier runs are removed."""
+    for name, output in outputs.get("policy", {}).items():
+        folder = config.output_dir / EXPORTS_FOLDER / name / POLICY_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [file for pattern in (TABLE_FILE, THRESHOLDS_FILE.format("*")) for file in output.folder.glob(pattern)]
+        for old in (*folder.glob(TABLE_FILE), *folder.glob(THRESHOLDS_FILE.format("*"))):
+            old.unlink()
+        for file in files:
+            write_bytes(folder / file.name, file.read_bytes())

@@ -1,0 +1,251 @@
+"""Thresholds of single SubNets on one device: made of held-out images, tested on test images, with pictures of the ends."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.exits import NO_EXIT, ExitChoice, ExitTable, Thresholds
+from profiling_agents.messages import Measurement
+from tailor_ir import Config, SuperNet
+from tasks.artifacts import SubNetLines, append_line, read_lines, write_bytes
+from tasks.data import Split
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, accuracies
+from tasks.exits.answers import Answers, answers_of
+from tasks.exits.calibrate import CalibratedExits, calibrate
+from tasks.exits.expected import expected_winners, weighed_by, weighed_subnets
+from tasks.exits.held_out import HeldOut
+from tasks.exits.judged import Leaving, classes_leaving, outcome_of
+from tasks.exits.pictures import write_pictures
+from tasks.exits.policies import (
+    THRESHOLDS_FILE,
+    LeavingImage,
+    MeasuredExit,
+    Policies,
+    SubnetPolicy,
+)
+from tasks.exits.settings import Settings
+from tasks.exits.timing import ExitTimes, times_of
+from tasks.exits.whole import EXIT, exits_of, with_exit
+from tasks.layers import Layers
+from tasks.measuring.subnets import SubNetMeter
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.energy import EnergyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.progress import Progress
+from tasks.schemas.front import Front
+from tasks.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.search.stage import Target
+
+POLICY_LINES = "policies.jsonl"
+PICTURES = "pictures"
+HELD_OUT: Split = "validation"
+TEST: Split = "test"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDevice:
+    """One device: its predictors, its look-up table, and its winners. target: as in the search. batch: samples of one run."""
+
+    target: Target
+    accuracy: AccuracyPredictor
+    latency: LatencyPredictor
+    energy: EnergyPredictor
+    lut: Path
+    front: Front
+    batch: int = 1
+    precision: str = "fp32"
+    implementations: ChosenImplementations = OWN_CHOICES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBench:
+    """Makes and tests thresholds of SubNets. measured: latencies by the SubNet's digest."""
+
+    settings: Settings
+    net: SuperNet
+    device: PolicyDevice
+    held_out: EvaluationData
+    test: EvaluationData
+    layers: Layers
+    out: Path
+    progress: Progress
+    measured: dict[str, Measurement] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The exits, the whole network last."""
+        return exits_of(self.net.space)
+
+    def upto(self, config: Config) -> list[Config]:
+        """A SubNet up to each exit."""
+        return [with_exit(self.net.space, config, name) for name in self.names]
+
+    def time(self, whole: Sequence[Config], meter: SubNetMeter, lines: SubNetLines) -> None:
+        """Measure SubNets up to each exit, and the winners. The largest SubNet is the first, as the meter wants it."""
+        every = [self.net.max_config, *(one for config in whole for one in self.upto(config))]
+        every += [row.config for row in self.device.front.winners]
+        different = {self.net.space.digest(config): config for config in every}
+        found = meter.measure(list(different.values()), lines, self.progress, "measure exits")
+        self.measured.update({one.key: one for one in found})
+
+    def times(self, config: Config) -> ExitTimes:
+        """Of a SubNet's exits. UserError: one cannot be timed."""
+        upto = self.upto(config)
+        return times_of(self.layers, upto, [self.measured[self.net.space.digest(one)] for one in upto])
+
+    def policy(self, config: Config) -> SubnetPolicy:
+        """Thresholds of a SubNet, and what they come to; without them, the reason."""
+        digest = self.net.space.digest(config)
+        known = [line["policy"] for line in read_lines(self.out / POLICY_LINES) if line["digest"] == digest]
+        if known:
+            return SubnetPolicy.model_validate(known[0])
+        upto, short = self.upto(config), digest[:8]
+        try:
+            times = self.times(config)
+        except UserError as error:
+            return self._kept(SubnetPolicy(digest=digest, config=config, exits=(), reason=self._told(error)))
+        held_out = answers_of(self.net, upto, self.held_out, self.progress, f"{short}: exits, held-out images")
+        test = answers_of(self.net, upto, self.test, self.progress, f"{short}: exits, test images")
+        plain = SubnetPolicy(digest=digest, config=config, exits=self._exits(times, held_out, test))
+        try:
+            images = HeldOut(
+                logits_NEK=held_out[0], labels_N=held_out[1], latency_ms_E=times.latency_ms_E, names=self.names
+            )
+            found = calibrate(images, self.settings.promise, np.random.default_rng(self.settings.seed))
+        except UserError as error:
+            return self._kept(plain.model_copy(update={"reason": self._told(error)}))
+        return self._kept(self._tested(plain, found, times, test))
+
+    def _told(self, error: UserError) -> str:
+        self.progress.say(f"{self.device.target.name}: {error}; no thresholds")
+        return str(error)
+
+    def _kept(self, row: SubnetPolicy) -> SubnetPolicy:
+        if row.thresholds is not None:
+            text = Thresholds.model_validate(row.thresholds).to_json()
+            write_bytes(self.out / THRESHOLDS_FILE.format(row.digest), text.encode())
+        append_line(self.out / POLICY_LINES, {"digest": row.digest, "policy": row.model_dump(mode="json")})
+        return row
+
+    def _exits(self, times: ExitTimes, held_out: Answers, test: Answers) -> tuple[MeasuredExit, ...]:
+        shares = {
+            split: (logits_NEK.argmax(2) == labels_N[:, None]).mean(0)
+            for split, (logits_NEK, labels_N) in ((HELD_OUT, held_out), (TEST, test))
+        }
+        return tuple(
+            MeasuredExit(
+                exit=name,
+                alone_ms=float(times.alone_ms_E[place]),
+                latency_ms=float(times.latency_ms_E[place]),
+                accuracy={split: float(right_E[place]) for split, right_E in shares.items()},
+            )
+            for place, name in enumerate(self.names)
+        )
+
+    def _tested(self, plain: SubnetPolicy, found: CalibratedExits, times: ExitTimes, test: Answers) -> SubnetPolicy:
+        """A SubNet with its thresholds, on the test images."""
+        thresholds, (logits_NEK, labels_N) = found.thresholds, test
+        images = HeldOut(logits_NEK=logits_NEK, labels_N=labels_N, latency_ms_E=times.latency_ms_E)
+        leaving = Leaving.of(thresholds, images)
+        exits = len(self.names)
+        rates, right = leaving.rates(exits).tolist(), leaving.accuracy_at(exits)
+        bars = [*thresholds.thresholds, *[None] * (exits - len(thresholds.thresholds))]
+        earliest, latest = leaving.earliest(self.settings.pictures), leaving.latest(self.settings.pictures)
+        shown = self._pictures(plain, leaving, labels_N, {"first": earliest, "last": latest})
+        changed = {
+            "exits": tuple(
+                row.model_copy(update={"threshold": bar, "share": rate, "share_accuracy": accuracy})
+                for row, bar, rate, accuracy in zip(plain.exits, bars, rates, right, strict=True)
+            ),
+            "thresholds": thresholds.model_dump(mode="json"),
+            "by_measure": dict(found.by_measure),
+            "tested": outcome_of(leaving, times, self._energies_mj(plain.config, times)),
+            "classes": classes_leaving(
+                leaving, labels_N, self.test.dataset.class_names, thresholds.full_exit, times.latency_ms_E
+            ),
+            "earliest": shown["first"],
+            "latest": shown["last"],
+        }
+        return plain.model_copy(update=changed)
+
+    def _energies_mj(self, config: Config, times: ExitTimes) -> NDArray[np.float64]:
+        """Energy of a SubNet up to each exit [mJ]: measured, or as predicted."""
+        if times.energies_mj_E is not None:
+            return times.energies_mj_E
+        space = self.net.space
+        return self.device.energy.predict(space.canonical_codes(space.encode(self.upto(config))))
+
+    def _pictures(
+        self, row: SubnetPolicy, leaving: Leaving, labels_N: NDArray[np.int64], chosen: Mapping[str, Sequence[int]]
+    ) -> dict[str, tuple[LeavingImage, ...]]:
+        """Pictures of chosen test images, written into the stage's folder."""
+        names, files = self.test.dataset.class_names, dict[int, list[Path]]()
+        found: dict[str, tuple[LeavingImage, ...]] = {}
+        for end, numbers in chosen.items():
+            rows = []
+            for place, number in enumerate(numbers):
+                file = f"{PICTURES}/{row.digest[:16]}-{end}-{place}.png"
+                files.setdefault(number, []).append(self.out / file)
+                rows.append(
+                    LeavingImage(
+                        file=file,
+                        label=names[int(labels_N[number])],
+                        answer=names[int(leaving.answers_N[number])],
+                        exit=self.names[int(leaving.taken_N[number])],
+                        confidence=float(leaving.confidences_N[number]),
+                    )
+                )
+            found[end] = tuple(rows)
+        height, width = self.net.input_shape(row.config)[-2:]
+        write_pictures(self.test.batches((height, width)), files)
+        return found
+
+    def table(self, rows: Sequence[SubnetPolicy], evaluated: SubNetLines) -> ExitTable:
+        """All that was measured: SubNets up to each exit, and the winners. Accuracies are of the held-out images."""
+        winners = self.device.front.winners
+        configs = [row.config for row in winners]
+        shares = [one.share for one in accuracies(self.net, configs, self.held_out, evaluated, self.progress)]
+        last, space = len(self.names) - 1, self.net.space
+        found: dict[tuple[str, int], tuple[float, float]] = {}
+        for row in rows:
+            for place, one in enumerate(row.exits):
+                found[row.digest, NO_EXIT if place == last else place] = (one.accuracy[HELD_OUT], one.alone_ms)
+        for winner, share in zip(winners, shares, strict=True):
+            place = self.names.index(str(winner.config[EXIT]))
+            whole = space.digest(with_exit(space, winner.config, self.names[last]))
+            timed = self.measured[winner.digest].p50_ms
+            if timed is not None:
+                found.setdefault((whole, NO_EXIT if place == last else place), (share, timed))
+        subnets = tuple(dict.fromkeys(digest for digest, _ in found))
+        choices = [ExitChoice(subnets.index(digest), place, *known) for (digest, place), known in found.items()]
+        return ExitTable(subnets=subnets, exits=self.names, choices=tuple(choices))
+
+    def policies(self, rows: Sequence[SubnetPolicy], reason: str | None) -> Policies:
+        """All of it, with the expected latencies of others at the rates of the best SubNet, and the winners by them."""
+        settings = self.settings
+        found = Policies(
+            device=self.device.target.name,
+            epsilon=settings.epsilon,
+            confidence=settings.confidence,
+            images=self.held_out.counts["images"],
+            needed=settings.promise.images_needed(),
+            reason=reason,
+            subnets=tuple(rows),
+        )
+        best = found.best
+        if best is None:
+            return found
+        rates = [one.share or 0.0 for one in best.exits]
+        expected = weighed_by(self.device.latency, self.net.space, rates, self.times(best.config).passed_ms_E)
+        changed = {
+            "rates_of": best.digest,
+            "weighed": weighed_subnets(self.net.space, expected, self.device.accuracy, self.device.front),
+        }
+        if self.settings.by_expected:
+            given = (self.net, self.device.target, expected, self.device.accuracy, self.device.front, self.progress)
+            changed["by_expected"] = expected_winners(*given)
+        return found.model_copy(update=changed)

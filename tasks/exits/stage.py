@@ -1,0 +1,93 @@
+"""The policy stage: for a few SubNets of one device thresholds with a promise, and what they come to on test images.
+
+SubNets are those of `tasks.exits.whole`. All exits of one answer the held-out images (the validation split) in one pass; the
+device times the SubNet up to each exit; `calibrate` makes thresholds of both, and the test split tells what they come to. What
+cannot be promised is told in one line, and the run goes on. A second call in the same folder goes on.
+"""
+
+from pathlib import Path
+
+import tailor_ir
+from profiling_agents.client import AgentClient
+from tasks.artifacts import NO_STORE, SubNetStore, write_bytes
+from tasks.data import DataSettings, load_splits
+from tasks.data.description import check_same
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.evaluation.subnets import EvaluationData, accuracy_lines
+from tasks.exits.bench import HELD_OUT, TEST, PolicyBench, PolicyDevice
+from tasks.exits.policies import (
+    POLICIES_FILE,
+    TABLE_FILE,
+    SubnetPolicy,
+)
+from tasks.exits.settings import Settings
+from tasks.exits.whole import whole_subnets
+from tasks.finetune.device import pick_device
+from tasks.layers import Layers
+from tasks.lut import Lut
+from tasks.measuring.settings import RepeatedTimingSettings
+from tasks.measuring.subnets import SubNetMeter
+from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
+
+TIMED_FILE = "timed.jsonl"
+EVALUATED_FILE = "evaluated.jsonl"
+
+
+def run(
+    settings: Settings,
+    timing: RepeatedTimingSettings,
+    evaluation: EvaluationSettings,
+    data: DataSettings,
+    supernet: Path,
+    device: PolicyDevice,
+    client: AgentClient,
+    out: Path,
+    progress: Progress,
+    store: SubNetStore = NO_STORE,
+) -> StageResult:
+    """Write thresholds and the table of exits; writes and returns `policies.json`.
+
+    client: its lease is held. UserError for other data than the SuperNet was made for.
+    """
+    splits = load_splits(data)
+    check_same(splits["train"], supernet)
+    net = tailor_ir.load(supernet)
+    images = EvaluationData(
+        splits[HELD_OUT],
+        splits["train"],
+        device=pick_device("auto"),
+        limit=settings.images,
+        recalibration_images=evaluation.recalibration_images,
+        features_mib=evaluation.features_mib,
+    )
+    net.elastic.to(images.device)
+    bench = PolicyBench(
+        settings=settings, net=net, device=device, held_out=images, test=images.of(splits[TEST], limited=False),
+        layers=Layers(net, Lut.open(device.lut), device.latency.correction), out=out, progress=progress,
+    )  # fmt: skip
+    reason = _unfit(device)
+    rows: list[SubnetPolicy] = []
+    if reason is None:
+        whole = whole_subnets(net, device.front, settings.subnets)
+        meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, device.implementations)
+        bench.time(whole, meter, meter.lines(store, supernet, out / TIMED_FILE, progress))
+        rows = [bench.policy(config) for config in whole]
+        evaluated = accuracy_lines(store, supernet, HELD_OUT, images, out / EVALUATED_FILE, progress)
+        write_bytes(out / TABLE_FILE, bench.table(rows, evaluated).to_json().encode())
+    else:
+        progress.say(reason)
+    return bench.policies(rows, reason).write(out / POLICIES_FILE)
+
+
+def _unfit(device: PolicyDevice) -> str | None:
+    """Why no SubNet of a device gets thresholds."""
+    name = device.target.name
+    if device.precision == "int8":
+        return f"policy: device.{name} runs in int8, where exits answer otherwise than they were tested; no thresholds"
+    if device.batch > 1:
+        return (
+            f"policy: device.{name}.batch={device.batch}: samples leave one by one; allowed: 1, in a run of its own; "
+            "no thresholds"
+        )
+    return None

@@ -1,0 +1,167 @@
+"""Chains as files beside the other files of a SubNet: checked, timed, and told by a manifest."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from adaptive_runtime.chains import (
+    SEGMENTS_FILE,
+    ChainFormat,
+    ChainManifest,
+    ChainSegment,
+    ChainTensor,
+    ImagePreparation,
+)
+from profiling_agents.client import ModelJob, ModelTooLargeError, RunError
+from profiling_agents.messages import Precision
+from tailor_ir import Segment, SuperNet
+from tasks.artifacts import write_bytes
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData
+from tasks.export.chains.checking import largest_difference
+from tasks.export.chains.making import MadeChain, chain_statistics, make_chain
+from tasks.export.files import Images, Maker
+from tasks.export.running import run_of
+from tasks.export.settings import Settings
+from tasks.measuring.subnets import SubNetMeter
+from tasks.ncnn.conversion import ConversionError
+from tasks.schemas.exports import Card, ExportedFile, ExportedSegment, FileRun, FileTensor
+
+FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
+
+
+def require_exits(settings: Settings, net: SuperNet) -> None:
+    """UserError where chains are asked for and the space has no exits."""
+    if settings.segments is True and not net.exits(net.max_config):
+        next_step = "compile with space.exits=auto for some"
+        raise UserError(
+            "export.segments", "true, but the space has no exits", allowed="auto, false", next_step=next_step
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWriter:
+    """Writes the chains of SubNets into `out`. images: for BatchNorm statistics."""
+
+    maker: Maker
+    images: EvaluationData
+    out: Path
+
+    def write(self, card: Card, inputs: Images) -> dict[str, ExportedFile]:
+        """The chain of a SubNet in each exported format that has one, by name: `onnx_segments`, `ncnn_segments`.
+
+        None for a SubNet that passes no exit before its own. inputs: images for the check (N, C, H, W).
+        """
+        maker = self.maker
+        if maker.settings.segments is False or len(maker.net.exits(card.config)) < 2:
+            return {}
+        statistics = chain_statistics(maker.net, card, self.images)
+        segments = maker.net.segments(card.config, statistics)
+        found = {}
+        for name in (one for one in FORMATS if one in maker.settings.formats):
+            try:
+                made = make_chain(name, maker, card, statistics)
+                found[f"{name}_segments"] = self._file(card, made, segments, inputs)
+            except (ConversionError, ModelTooLargeError, RunError) as error:
+                found[f"{name}_segments"] = ExportedFile(state="failed", reason=str(error))
+        return found
+
+    def _file(self, card: Card, made: MadeChain, segments: Sequence[Segment], inputs: Images) -> ExportedFile:
+        """Check a chain against torch, and keep its files when all segments agree."""
+        client = self.maker.runtime(made.format)
+        device, on_device = client.capabilities(), client is self.maker.client
+        precision: Precision = "fp32" if device.precision == "int8" else device.precision  # the files are not quantised
+        differences = largest_difference(client, made, segments, inputs)
+        difference, tolerance = max(differences), self.maker.settings.tolerance.of(precision)
+        file = ExportedFile(
+            state="ok",
+            relative_difference=difference if math.isfinite(difference) else None,
+            tolerance=tolerance,
+            images=len(inputs),
+            on_device=on_device,
+            runtime=device.backend,
+            precision=precision,
+        )
+        wrong = [at for at, one in enumerate(differences) if not one <= tolerance]
+        if wrong:
+            where = f"segment {wrong[0]}, exit {segments[wrong[0]].exit}"
+            reason = f"{where}: outputs differ from torch by {differences[wrong[0]]:.3g}"
+            reason += f"; allowed in {precision}: {tolerance:g}"
+            return file.model_copy(update={"state": "failed", "reason": reason})
+        rows = self._rows(made, segments, on_device=on_device)
+        run = run_of(device, made.own_jobs[-1 if made.format == "ncnn" else 0])
+        told = {"precision": precision, "masks": dict(made.masks), "outputs": _answers(made)}
+        run = run.model_copy(update=told)
+        return self._kept(card, made, run, file.model_copy(update={"run": run, "segments": tuple(rows)}))
+
+    def _rows(self, made: MadeChain, segments: Sequence[Segment], *, on_device: bool) -> list[ExportedSegment]:
+        times_ms = self._timed(made) if on_device else [None] * len(segments)
+        return [
+            ExportedSegment(exit=segment.exit, macs=segment.macs, latency_ms=time_ms)
+            for segment, time_ms in zip(segments, times_ms, strict=True)
+        ]
+
+    def _timed(self, made: MadeChain) -> list[float | None]:
+        """Latency of each segment on the device [ms], p50; in ncnn what its exit takes more than the one before it."""
+        maker = self.maker
+        meter = SubNetMeter(maker.net, maker.client, maker.settings.measure, maker.settings.limits)
+        times_ms = [one.p50_ms for one in meter.time(made.own_jobs)]
+        known = [one for one in times_ms if one is not None]
+        if made.format == "onnx" or len(known) < len(times_ms):
+            return times_ms if made.format == "onnx" else [None] * len(times_ms)
+        return [max(0.0, later - earlier) for earlier, later in pairwise([0.0, *known])]
+
+    def _kept(self, card: Card, made: MadeChain, run: FileRun, file: ExportedFile) -> ExportedFile:
+        """Write the files, the manifest last."""
+        manifest = _manifest(card, made, run, file.segments)
+        contents = {**made.contents, SEGMENTS_FILE: manifest.to_json().encode()}
+        folder = f"{card.digest}.{made.format}.segments"
+        (self.out / folder).mkdir(exist_ok=True)
+        for name, content in contents.items():
+            write_bytes(self.out / folder / name, content)
+        digests = {f"{folder}/{name}": _sha256(content) for name, content in contents.items()}
+        return file.model_copy(update={"sha256": digests, "bytes": sum(map(len, contents.values()))})
+
+
+def _manifest(card: Card, made: MadeChain, run: FileRun, rows: Sequence[ExportedSegment]) -> ChainManifest:
+    segments = []
+    for at, (row, job) in enumerate(zip(rows, made.own_jobs, strict=True)):
+        read, given = _tensors(job, free=made.free), _tensors(job, inputs=False, free=made.free)
+        own = {"file": f"{at}.onnx"} if made.format == "onnx" else {}
+        if made.format == "ncnn":  # goes on from what it has computed
+            read, given = () if at else read, given[-1:]
+        segments.append(ChainSegment(**own, inputs=read, outputs=given, **row.model_dump()))
+    return ChainManifest(
+        format=made.format,
+        digest=card.digest,
+        files={name: _sha256(content) for name, content in made.contents.items()},
+        input=segments[0].inputs[0],
+        segments=tuple(segments),
+        classes=card.classes,
+        preparation=ImagePreparation.model_validate(card.preparation.model_dump()),
+        runtime=run.runtime,
+        settings=run.settings,
+    )
+
+
+def _tensors(job: ModelJob, *, inputs: bool = True, free: bool = False) -> tuple[ChainTensor, ...]:
+    """Inputs or outputs of a job. free: the number of samples is open."""
+    names, shapes = (job.input_names, job.input_shapes) if inputs else (job.output_names, job.output_shapes or ())
+    return tuple(
+        ChainTensor(name=name, shape=(None, *shape[1:]) if free else shape)
+        for name, shape in zip(names, shapes, strict=True)
+    )
+
+
+def _answers(made: MadeChain) -> tuple[FileTensor, ...]:
+    """The answers of all exits by their names in the files."""
+    place = -1 if made.format == "ncnn" else 0
+    found = [_tensors(job, inputs=False, free=made.free)[place] for job in made.own_jobs]
+    return tuple(FileTensor(name=one.name, shape=one.shape) for one in found)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
