@@ -15,7 +15,7 @@ from tasks.finetune.networks.sampling import NOTHING
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.settings import Settings
 
-Parts = tuple[tuple[str, float], ...]
+WeightedNames = tuple[tuple[str, float], ...]
 
 
 def open_exits(
@@ -66,14 +66,14 @@ def _stage(part: int, *, improves: bool) -> Course:
     return Course(tuple(range(part + 1)), earlier=part) if improves and part else Course((part,), part)
 
 
-def _weighted(names: tuple[str, ...], exits: tuple[int, ...], weights: tuple[float, ...] | None) -> Parts:
+def _weighted(names: tuple[str, ...], exits: tuple[int, ...], weights: tuple[float, ...] | None) -> WeightedNames:
     """Names and weights of the exits' losses; the weights sum up to 1."""
     own = [1.0 if weights is None else weights[position] for position in exits]
     return tuple((f"exit_{names[at]}", weight / sum(own)) for at, weight in zip(exits, own, strict=True))
 
 
 def joint_roles(
-    net: SuperNet, settings: Settings, step: int, parts: Parts, fixed: Mapping[str, Choice] = NOTHING
+    net: SuperNet, settings: Settings, step: int, parts: WeightedNames, fixed: Mapping[str, Choice] = NOTHING
 ) -> list[Role]:
     """The SubNets of a step, each up to its last exit: those of the sandwich rule where the space has more than exits."""
     space = net.space
