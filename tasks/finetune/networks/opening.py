@@ -38,7 +38,7 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings)
     original = None
     fixed: dict[str, Choice] = {}
     if strategy in FROZEN:
-        before = [one.strategy for one in job.phases if one.last_step <= phase.first_step]
+        before = [one.strategy for one in job.phases if one.last_step == phase.first_step]
         original = FrozenOriginal(net, settings.seed, refit=not FROZEN.issuperset(before))
     elif any(one.strategy in FROZEN for one in job.phases if one.first_step >= phase.last_step):
         fixed = {each.name: each.default for each in net.space.variables if each.kind == "block"}
