@@ -204,7 +204,7 @@ def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
 
 
 def test_tune_goes_on_with_what_branches_has_trained_behind_sizes(compiled: Path, tmp_path: Path) -> None:
-    """First weights are fitted once, behind the phase that trained the network; a rate of nearly 0 then leaves weights alone."""
+    """First weights are fitted once, behind the phase that trained the network; a rate near 0 then leaves weights alone."""
     phases: dict[str, Any] = {
         "strategy": "sandwich,branches,tune",
         "phase_rates": [1, 1, 1e-9],
