@@ -67,7 +67,7 @@ _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "engine", "profile")
 _MEASURED = ("device", "engine", "profile", "predict", "resources")
-_ADAPT = ("data", *_MEASURED, "search", "refine", "baselines", "export", "report")
+_ADAPT = ("data", *_MEASURED, "search", "refine", "policy", "baselines", "export", "report")
 _ALL = (*_FINETUNE, *_ADAPT[1:])
 
 LUT_ACTIONS = {
@@ -176,7 +176,7 @@ COMMANDS = {
         "their SubNets alone, each on its device.",
         forms=("[FILE.json…] [OVERRIDE…] [FLAG…]",),
         flags=OF_STAGES,
-        groups=(*_FINETUNE, *_MEASURED, "search", "refine", "export", *_RUN),
+        groups=(*_FINETUNE, *_MEASURED, "search", "refine", "policy", "export", *_RUN),
         examples=("autotailor export search.budgets_ms=[2] device=[ncnn] export.formats=[onnx,ncnn_fp16]",),
     ),
     "report": Command(

@@ -203,6 +203,26 @@ def test_sizes_first_then_alternatives(compiled: Path, tmp_path: Path) -> None:
     assert names[2 * STEPS] == {"loss_tune"}
 
 
+def test_tune_goes_on_with_what_branches_has_trained_behind_sizes(compiled: Path, tmp_path: Path) -> None:
+    """First weights are fitted once, behind the phase that trained the network; a rate near 0 then leaves weights alone."""
+    phases: dict[str, Any] = {
+        "strategy": "sandwich,branches,tune",
+        "phase_rates": [1, 1, 1e-9],
+        "weight_decay": 0,
+        "checkpoint_every_s": 0,
+    }
+    used = settings(processes=1, epochs=3, **phases)
+    job = job_of(compiled, tmp_path).model_copy(update={"finetune": used, "total_steps": 3 * STEPS})
+    branched, tuned = (tailor_ir.load(compiled) for _ in range(2))
+    killed_at(job, 2 * STEPS)
+    checkpoint.load_model(job.checkpoint, branched.elastic)
+    train_here(job)
+    checkpoint.load_model(job.checkpoint, tuned.elastic)
+    for branch in Branches(tuned.elastic).branches:
+        for name in branch.parameters:
+            torch.testing.assert_close(tuned.elastic.tensor(name), branched.elastic.tensor(name), rtol=1e-4, atol=1e-6)
+
+
 def test_alternatives_are_fitted_to_the_network_that_an_earlier_phase_has_trained(compiled: Path) -> None:
     """A changed network moves away from its alternatives; the phase that freezes it begins close to it again."""
     net = tailor_ir.load(compiled)

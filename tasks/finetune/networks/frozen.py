@@ -13,7 +13,7 @@ from tailor_ir.subnets.branches import Branches
 class FrozenOriginal:
     """Makes everything but the alternatives' own parameters constant.
 
-    refit: the network was trained in an earlier phase, so that its BatchNorm statistics and the first weights of its
+    refit: the network was trained in the phase before, so that its BatchNorm statistics and the first weights of its
     alternatives are made anew when this one begins. Random numbers follow from the seed.
     """
 
