@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.variables import Choice
@@ -85,6 +86,7 @@ class ExitParts:
                 )
             )
         self.parts = tuple(parts)
+        self._linear = {_last_layer(part).outputs[0] for part in parts if part.head}
         self._schedule = cache(self._make_schedule)
 
     def begin(self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0) -> Values:
@@ -95,16 +97,23 @@ class ExitParts:
             self._run(schedule.steps[: schedule.constant], values)
         return values
 
-    def finish(self, values: Values, exits: Sequence[int], constant: int = 0) -> list[torch.Tensor]:
-        """The answers (B, K) of the exits, from what `begin` gave; `values` is used up."""
+    def finish(
+        self, values: Values, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
+    ) -> list[torch.Tensor]:
+        """The answers (B, K) of the exits, from what `begin` gave; `values` is used up.
+
+        dropout: the share of numbers that are dropped before the linear layers of heads.
+        """
         schedule = self._schedule(tuple(exits), constant)
-        self._run(schedule.steps[schedule.constant :], values)
+        self._run(schedule.steps[schedule.constant :], values, dropout)
         return [values[self.parts[position].answer] for position in exits]
 
-    def answers(self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0) -> list[torch.Tensor]:
-        """The answers (B, K) of some exits, by position, in one pass."""
+    def answers(
+        self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
+    ) -> list[torch.Tensor]:
+        """The answers (B, K) of some exits, by position, in one pass; dropout: as of `finish`."""
         values = self.begin(x_BCHW, exits, constant) if constant else {self._source: x_BCHW}
-        return self.finish(values, exits, constant)
+        return self.finish(values, exits, constant, dropout)
 
     @torch.no_grad()
     def observe(self, batches: Iterable[torch.Tensor], exits: Sequence[int], constant: int = 0) -> Statistics:
@@ -112,8 +121,11 @@ class ExitParts:
         runs = (partial(self.finish, self.begin(x, exits, constant), exits, constant) for x in batches)
         return self._elastic.observed(runs)
 
-    def _run(self, steps: Sequence[tuple[Instruction, tuple[str, ...]]], values: Values) -> None:
+    def _run(self, steps: Sequence[tuple[Instruction, tuple[str, ...]]], values: Values, dropout: float = 0.0) -> None:
         for instruction, released in steps:
+            if dropout and instruction.outputs[0] in self._linear:
+                read = instruction.operands[0]
+                values[read] = functional.dropout(values[read], dropout)
             execute((instruction,), self._elastic.tensor, values)
             for name in released:
                 del values[name]
@@ -129,6 +141,11 @@ class ExitParts:
         kept = {self.parts[position].answer for position in exits}
         released = last_reads([*first, *rest], kept)
         return _Schedule(tuple(zip([*first, *rest], released, strict=True)), len(first))
+
+
+def _last_layer(part: ExitPart) -> Instruction:
+    """The last layer of a head that has weights."""
+    return [one for one in part.head if one.cuts][-1]
 
 
 def _stored(instructions: Iterable[Instruction]) -> dict[str, None]:

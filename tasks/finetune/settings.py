@@ -131,6 +131,8 @@ class ExitTraining(BaseModel):
 
     weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     """Of the exits' losses in `joint`, one for each, the whole network's last, as [1,1,1,2]; none: equal ones."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the numbers that are dropped in training before the linear layer of a head."""
     earlier: Literal["freeze", "improve"] = "freeze"
     """What becomes of the parts before the one that `staged` trains. freeze: they are constant, and cost no memory for
     gradients. improve: they are trained as well, as long as no earlier exit gets worse on validation images; else all weights

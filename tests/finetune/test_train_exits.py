@@ -145,6 +145,24 @@ def test_a_killed_training_goes_on_at_the_same_curve(compiled: Path, trained: An
     assert [line["loss"] for line in again] == pytest.approx([line["loss"] for line in trained[0]], rel=RTOL)
 
 
+def test_dropout_in_heads_is_of_training_alone_and_of_heads_alone(compiled: Path) -> None:
+    net = tailor_ir.load(compiled)
+    runner, everything = ExitRunner(net, dropout=0.5), range(len(EXITS))
+    x = torch.randn(net.input_shape(net.max_config, 8))
+
+    def answers(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            return runner(x, net.max_config, everything, 0)
+
+    net.elastic.train()
+    *heads, last = zip(answers(0), answers(1), strict=True)
+    assert all(not torch.allclose(first, second) for first, second in heads)
+    assert torch.equal(*last)
+    net.elastic.eval()
+    assert all(torch.equal(first, second) for first, second in zip(answers(0), answers(1), strict=True))
+
+
 # -- joint -------------------------------------------------------------------------------------------------------------
 
 

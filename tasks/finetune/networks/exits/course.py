@@ -15,10 +15,11 @@ PARTS_KEPT = 32
 
 
 class ExitRunner(nn.Module):
-    """Runs exits of any SubNet in one forward pass."""
+    """Runs exits of any SubNet in one forward pass, in training with dropout in heads."""
 
-    def __init__(self, net: SuperNet) -> None:
+    def __init__(self, net: SuperNet, dropout: float = 0.0) -> None:
         super().__init__()
+        self._dropout = dropout
         self.elastic = net.elastic
         self._space = net.space
         self._known: OrderedDict[bytes, ExitParts] = OrderedDict()
@@ -30,7 +31,8 @@ class ExitRunner(nn.Module):
 
     def forward(self, x_BCHW: torch.Tensor, config: Config, exits: Sequence[int], constant: int) -> list[torch.Tensor]:
         """The answers (B, K) of some exits; no gradients go to the bodies of the first `constant` parts."""
-        return self.parts(config).answers(x_BCHW, exits, constant)
+        dropout = self._dropout if self.elastic.training else 0.0
+        return self.parts(config).answers(x_BCHW, exits, constant, dropout)
 
 
 @dataclass(slots=True)

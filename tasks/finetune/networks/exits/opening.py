@@ -27,7 +27,7 @@ def open_exits(
     fixed: Mapping[str, Choice],
 ) -> TrainableExits:
     """The network, which trains as the phase says. original: of `heads`. fixed: choices of all SubNets of `joint`."""
-    names, runner = job.exits, ExitRunner(net)
+    names, runner = job.exits, ExitRunner(net, settings.exits.dropout)
     assert phase.strategy is not None
     share = settings.soft_share(phase.strategy)
     every = settings.exits.every_epochs * job.steps_per_epoch
