@@ -131,10 +131,10 @@ def test_one_process_finds_what_two_find_also_when_it_was_killed(
     job = one_process(compiled, tmp_path / "run")
     real = checkpoint.save
 
-    def save(path: Path, module: Any, optimiser: Any, step: int, average: Any = None) -> None:
+    def save(path: Path, module: Any, optimiser: Any, step: int, *more: Any) -> None:
         if step == STEPS:
             raise InterruptedError
-        real(path, module, optimiser, step, average)
+        real(path, module, optimiser, step, *more)
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(InterruptedError):

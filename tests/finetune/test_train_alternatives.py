@@ -152,8 +152,8 @@ def killed_at(job: Job, stop: int) -> None:
 
     real = checkpoint.save
 
-    def save(path: Path, module: Any, optimiser: Any, step: int, average: Any = None) -> None:
-        real(path, module, optimiser, step, average)
+    def save(path: Path, module: Any, optimiser: Any, step: int, *more: Any) -> None:
+        real(path, module, optimiser, step, *more)
         if step == stop:
             raise Killed
 

@@ -22,7 +22,7 @@ from tasks.errors import UserError
 from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.networks.exits.course import Course, ExitRunner
-from tasks.finetune.networks.exits.judges import BestExit, StageJudge, StageProgress
+from tasks.finetune.networks.exits.judges import BestExit, PartTraining, StageJudge
 from tasks.finetune.networks.exits.opening import joint_roles
 from tasks.finetune.phases import TrainingPhase, phases_of
 from tasks.finetune.settings import ExitTraining
@@ -333,7 +333,7 @@ def test_a_stage_ends_with_its_best_weights(compiled: Path) -> None:
 def test_the_kept_weights_are_the_best_that_no_earlier_exit_has_paid_for(
     found: list[tuple[float, float]], patience: int
 ) -> None:
-    stage = StageProgress(floors=(0.5,), best=0.3)
+    stage = PartTraining(floors=(0.5,), best=0.3)
     good = [0.3]
     row = 0
     for earlier, own in found:

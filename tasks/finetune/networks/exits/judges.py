@@ -108,7 +108,7 @@ def told(names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgress:
+class PartTraining:
     """How far the training of one part has come.
 
     floors: accuracies that earlier exits had when it began, which they must not fall below. best: the highest accuracy of its
@@ -119,7 +119,7 @@ class StageProgress:
     best: float
     waited: int = 0
 
-    def after(self, found: Sequence[float]) -> tuple["StageProgress", bool, bool]:
+    def after(self, found: Sequence[float]) -> tuple["PartTraining", bool, bool]:
         """The stage when exits have these accuracies, whether an earlier one is worse, and whether its own is better."""
         worse = any(share < floor for share, floor in zip(found, self.floors, strict=False))
         better = not worse and found[-1] > self.best
@@ -153,7 +153,7 @@ class StageJudge:
         self.is_due = _Due(phase, settings.every_epochs * steps_per_epoch)
         self.kept: Mapping[str, torch.Tensor] = {}
         self._data: EvaluationData | None = None
-        self._stage = StageProgress(floors=(), best=0.0)
+        self._stage = PartTraining(floors=(), best=0.0)
 
     @property
     def _target(self) -> float | None:
@@ -164,13 +164,13 @@ class StageJudge:
         """Judge and keep the weights that the part begins with."""
         self._data = data
         *floors, best = self._measure(move)
-        self._stage = StageProgress(floors=tuple(floors) if self._course.earlier else (), best=best)
+        self._stage = PartTraining(floors=tuple(floors) if self._course.earlier else (), best=best)
         self._keep()
 
     def go_on(self, data: EvaluationData, state: Mapping[str, Any], kept: Mapping[str, torch.Tensor]) -> None:
         """Go on from a checkpoint."""
         self._data, self.kept = data, kept
-        self._stage = StageProgress(floors=tuple(state["floors"]), best=state["best"], waited=state["waited"])
+        self._stage = PartTraining(floors=tuple(state["floors"]), best=state["best"], waited=state["waited"])
         if state["frozen"] and self._course.earlier:
             self._freeze()
 
