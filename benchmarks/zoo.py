@@ -9,7 +9,8 @@ one over all outputs, relative to the largest output. FILE grows network by netw
 --alternatives: all kinds of alternatives at every block, beside the proposed sizes. Then weights of the network must be
 bit-equal in the SuperNet, and the operators of random SubNets among the listed ones.
 
---exits: a few exits beside the proposed sizes, and the same conditions.
+--exits: a few exits beside the proposed sizes, and the same conditions; and for the largest and random SubNets, what the chain
+of segments gives at the last exit is what the whole network gives, and at each exit what the SubNet that ends there gives.
 """
 
 import argparse
@@ -35,9 +36,12 @@ SPACES = {
     "alternatives": {"*": "auto", "alternatives": "auto"},
     "exits": {"*": "auto", "exits": "auto"},
 }
+EXIT_HEADS = ("exits, with shares of the MACs", "parameters of heads", "difference of chains")
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
-TOLERANCE = 1e-4
+TOLERANCE, CHAIN_TOLERANCE = 1e-4, 1e-5
+CHAINS = 3
+"""SubNets whose segments are compared."""
 
 
 def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
@@ -82,7 +86,8 @@ def measure(name: str, subnets: int, space: str) -> dict[str, Any]:
             row |= _compare(net, subnets, Path(folder))
     if space == "sizes":
         return row
-    return row | (_alternatives(net) if space == "alternatives" else _exits(net)) | _listed(net, model, subnets)
+    own = _alternatives(net) if space == "alternatives" else _exits(net) | _chains(net)
+    return row | own | _listed(net, model, subnets)
 
 
 def _alternatives(net: Any) -> dict[str, Any]:
@@ -103,6 +108,28 @@ def _exits(net: Any) -> dict[str, Any]:
         "exits": {place: net.macs({"exit": place}) / whole for place in places[:-1]},
         "head_parameters": heads / net.parameters(net.max_config),
     }
+
+
+def _chains(net: Any) -> dict[str, float]:
+    """Largest differences of chains of segments: from the whole network at the last exit, from the SubNets at all exits."""
+    import numpy as np
+    import torch
+
+    from tests.ir.invariants import difference
+
+    rng, last, exits = np.random.default_rng(1), 0.0, 0.0
+    drawn = [net.max_config, *({**net.space.sample(rng), "exit": "last"} for _ in range(CHAINS - 1))]
+    with torch.no_grad():
+        for config in map(net.space.canonical, drawn):
+            segments = net.segments(config)
+            x = torch.randn(net.input_shape(config, 2))
+            values = {segments[0].inputs[0]: x}
+            for segment in segments:
+                answer = segment(values)
+                exits = max(exits, difference(net.build({**config, "exit": segment.exit})(x), answer))
+            net.elastic.activate(config)
+            last = max(last, difference(net.elastic(x), answer))
+    return {"chain_last": last, "chain_exits": exits}
 
 
 def _listed(net: Any, model: Any, subnets: int) -> dict[str, Any]:
@@ -218,7 +245,19 @@ def bars_beside_sizes(rows: list[dict[str, Any]], space: str) -> list[tuple[str,
         ]
     else:
         wished = "exits"
-        found = [("three exits", "–", count(lambda r: len(r["exits"]) == 3))]
+        found = [
+            (
+                "chain of segments = whole network at the last exit (1e-5)",
+                "all that compile",
+                count(lambda r: r["chain_last"] <= CHAIN_TOLERANCE),
+            ),
+            (
+                "chain of segments = SubNets at all exits (1e-5)",
+                "all that compile",
+                count(lambda r: r["chain_exits"] <= CHAIN_TOLERANCE),
+            ),
+            ("three exits", "–", count(lambda r: len(r["exits"]) == 3)),
+        ]
     return [
         (
             f"compile with {wished} and the proposed sizes",
@@ -244,7 +283,11 @@ def _bars(rows: list[dict[str, Any]], space: str) -> list[tuple[str, str, str]]:
 def _show(rows: list[dict[str, Any]], space: str) -> None:
     kinds = KINDS if space == "sizes" else ()
     columns = ("network", *kinds, "largest", "built", "exported", "smallest_macs", "compile_and_export_s", "peak_mib")
-    columns += {"sizes": (), "alternatives": ("blocks", "alternatives"), "exits": ("exits", "head_parameters")}[space]
+    columns += {
+        "sizes": (),
+        "alternatives": ("blocks", "alternatives"),
+        "exits": ("exits", "head_parameters", "chain_last", "chain_exits"),
+    }[space]
     columns += () if space == "sizes" else ("changed_tensors", "outside")
     table = Table(*(c.replace("_", " ") for c in columns))
     for row in rows:
@@ -285,43 +328,31 @@ def _markdown(rows: list[dict[str, Any]]) -> None:
         print(f"| {' | '.join(map(str, cells))} | {'; '.join(_missing(row))} |")
 
 
-def _markdown_of_alternatives(rows: list[dict[str, Any]]) -> None:
-    """The tables of benchmarks/README.md where alternatives were asked for."""
+def _markdown_beside_sizes(rows: list[dict[str, Any]], space: str) -> None:
+    """The tables of benchmarks/README.md where alternatives or exits were asked for."""
     print("| bar | limit | measured |\n|---|---|---|")
-    for bar in bars_beside_sizes(rows, "alternatives"):
+    for bar in bars_beside_sizes(rows, space):
         print(f"| {' | '.join(bar)} |")
-    heads = ("network", "blocks", *ALTERNATIVES, "largest difference", "operators", "compile and export, s")
+    own = ("blocks", *ALTERNATIVES) if space == "alternatives" else EXIT_HEADS
+    heads = ("network", *own, "largest difference", "operators", "compile and export, s")
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for row in rows:
         if "error" in row:
             print(f"| {row['network']} | {row['error']} |" + " |" * (len(heads) - 2))
             continue
         worst = max(row[key] for key in ("largest", "built", "exported"))
-        blocks = (row["alternatives"][name] or "–" for name in ALTERNATIVES)
+        cells = _cells_of_blocks(row) if space == "alternatives" else _cells_of_exits(row)
         measured = (f"{worst:.1e}", row["unique_operators"], f"{row['compile_and_export_s']:.1f}")
-        print(f"| {' | '.join(map(str, (row['network'], row['blocks'] or '–', *blocks, *measured)))} |")
+        print(f"| {' | '.join(map(str, (row['network'], *cells, *measured)))} |")
 
 
-def _markdown_of_exits(rows: list[dict[str, Any]]) -> None:
-    """The tables of benchmarks/README.md where exits were asked for."""
-    print("| bar | limit | measured |\n|---|---|---|")
-    for bar in bars_beside_sizes(rows, "exits"):
-        print(f"| {' | '.join(bar)} |")
-    heads = ("network", "exits, with shares of the MACs", "parameters of heads", "largest difference", "operators")
-    print(f"\n| {' | '.join(heads)} | compile and export, s |\n|---{'|---' * len(heads)}|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['network']} | {row['error']} |" + " |" * (len(heads) - 1))
-            continue
-        worst = max(row[key] for key in ("largest", "built", "exported"))
-        places = ", ".join(f"{place} {share:.0%}" for place, share in row["exits"].items())
-        measured = (
-            f"{row['head_parameters']:.1%}",
-            f"{worst:.1e}",
-            row["unique_operators"],
-            f"{row['compile_and_export_s']:.1f}",
-        )
-        print(f"| {' | '.join(map(str, (row['network'], places, *measured)))} |")
+def _cells_of_blocks(row: dict[str, Any]) -> list[Any]:
+    return [row["blocks"] or "–", *(row["alternatives"][name] or "–" for name in ALTERNATIVES)]
+
+
+def _cells_of_exits(row: dict[str, Any]) -> list[Any]:
+    places = ", ".join(f"{place} {share:.0%}" for place, share in row["exits"].items())
+    return [places, f"{row['head_parameters']:.1%}", f"{max(row['chain_last'], row['chain_exits']):.1e}"]
 
 
 def _missing(row: dict[str, Any]) -> list[str]:
@@ -352,8 +383,10 @@ def main() -> None:
             with file.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
     if arguments.markdown:
-        writers = {"sizes": _markdown, "alternatives": _markdown_of_alternatives, "exits": _markdown_of_exits}
-        writers[arguments.space](rows)
+        if arguments.space == "sizes":
+            _markdown(rows)
+        else:
+            _markdown_beside_sizes(rows, arguments.space)
     else:
         _show(rows, arguments.space)
 
