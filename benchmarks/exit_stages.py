@@ -9,11 +9,11 @@ each of the four parts; *joint*, all exits by labels, and with self-distillation
 as take the time of staged. *Alone*: the network up to an exit, with its head, from random weights, for the epochs that its
 parts had together. Accuracies on test images, BatchNorm recalibrated.
 
-Peak memory of a training: what five steps of a process add to the most memory [MiB] that it had taken before them, for each
-part with all parts before frozen, for all exits at once, and for the network without heads. Storage: bytes of heads over those
-of the network. Latency: onnxruntime on one thread, best p50 of rounds. Energy: of the analytic model. Bars: later stages take
-less than half of the memory of end-to-end training; two to four heads take at most 13.2 % of the network's storage (published:
-13.2 to 1.03 %).
+Peak memory of a training: what five steps with 128 images each add to the memory [MiB] that a process had taken before them,
+for each part with all parts before frozen, for all exits at once, and for the network without heads (end to end). Storage:
+bytes of heads over those of the network. Latency: onnxruntime on one thread, best p50 of rounds. Energy: of the analytic model.
+Bars: later stages take less than half of the memory of end-to-end training; two to four heads take at most 13.2 % of the
+network's storage (published: 13.2 to 1.03 %).
 """
 
 import argparse
@@ -59,7 +59,8 @@ NETWORKS = {
 PLACES = {"resnet18": ("stage.1", "stage.2", "stage.3"), "mobilenetv2": ("stage.2", "stage.3", "stage.4")}
 COMMON: dict[str, Any] = {"processes": 1, "learning_rate": 0.002, "micro_batch": 64, "ranges": {"subnets": 0}}
 WHOLE, TOGETHER = "whole", "together"
-STEPS, ROUNDS = 5, 3
+STEPS, PROBED, ROUNDS = 5, 128, 3
+PASSES = {"batch_size": PROBED, "micro_batch": PROBED}
 TIMING = MeasureSettings(time_cap_ms=200.0)
 LESS, MOST_STORED = 0.5, 0.132
 Row = dict[str, Any]
@@ -179,7 +180,9 @@ def probe(name: str, supernet: Path, what: str) -> float:
     data = DataSettings.model_validate(
         {"kind": "glyphs", "images": 1500, "classes": 10, "resolution": 32, "workers": 1}
     )
-    settings = finetune.Settings.model_validate(COMMON | {"strategy": "joint" if what == TOGETHER else "staged"})
+    settings = finetune.Settings.model_validate(
+        COMMON | PASSES | {"strategy": "joint" if what == TOGETHER else "staged"}
+    )
     exits = finetune.exits_of(net.space)
     os.environ |= {"LOCAL_RANK": "0"}
     with tempfile.TemporaryDirectory() as folder:
@@ -189,7 +192,7 @@ def probe(name: str, supernet: Path, what: str) -> float:
         job = Job(**common, finetune=settings, supernet=supernet, exits=exits)
         dataset = load(data, "train")
         if what == WHOLE:
-            train = base.Settings(processes=1, micro_batch=64)
+            train = base.Settings.model_validate({"processes": 1, **PASSES})
             job = Job(**common, train=train)
             phase = TrainingPhase(None, 0, STEPS)
             network: Any = TrainableNetwork(net.build(net.max_config), (data.resolution, data.resolution), train)
@@ -266,11 +269,11 @@ def show_network(name: str, found: Row, *, markdown: bool) -> None:
     show((*heads, *names), cells, markdown=markdown, width=190)
     totals = ", ".join(f"{row['training']} {row['total_s']:.0f} s" for row in rows)
     later = max(peaks[str(at)] for at in range(1, len(found["costs"])))
-    share, kept = later / peaks[TOGETHER], sum(cost["head"] for cost in found["costs"])
+    share, kept = later / peaks[WHOLE], sum(cost["head"] for cost in found["costs"])
     print(f"training: {totals}")
     print(
         f"memory: all exits at once {peaks[TOGETHER]:.0f} MiB, the network without heads {peaks[WHOLE]:.0f} MiB; most of a "
-        f"later stage {share:.2f} of all at once ({'holds' if share < LESS else 'does NOT hold'}, < {LESS})"
+        f"later stage {share:.2f} of the latter ({'holds' if share < LESS else 'does NOT hold'}, < {LESS})"
     )
     print(
         f"storage of all heads: {kept:.2%} ({'holds' if kept <= MOST_STORED else 'does NOT hold'}, <= {MOST_STORED:.1%})"
