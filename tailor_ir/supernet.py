@@ -189,11 +189,11 @@ class SuperNet:
 
     def _macs_of_parts(self, config: Mapping[str, Choice], exits: Sequence[str]) -> Iterator[int]:
         """Multiply-accumulates of one sample that each exit takes more than those before it."""
-        table, known = self._operator_table(1), set[str]()
+        table, known = self._operator_table(1), set[int]()
         for name in exits:
-            operators = table.placed(self.space.row({**config, EXIT.name: name})).operators
-            yield sum(one.feature.macs for one in operators if known.isdisjoint(one.outputs))
-            known |= {value for one in operators for value in one.outputs}
+            operators = table.numbered(self.space.row({**config, EXIT.name: name}))
+            yield sum(operator.macs for position, operator in operators.items() if position not in known)
+            known |= operators.keys()
 
     def export_segments(
         self,

@@ -163,12 +163,16 @@ class OperatorTable:
 
     def operators(self, codes: np.ndarray) -> tuple[OperatorFeature, ...]:
         """The operators of one SubNet, in order."""
+        return tuple(self.numbered(codes).values())
+
+    def numbered(self, codes: np.ndarray) -> dict[int, OperatorFeature]:
+        """The same by their positions in the whole network: SubNets that share an operator have it at the same position."""
         sizes = self.space.sizes(codes, self._batch)
-        return tuple(
-            template.feature(tuple([sizes(axis) for axis in axes]))
-            for (template, axes), there in zip(self.templates, self._there(codes), strict=True)
+        return {
+            position: template.feature(tuple([sizes(axis) for axis in axes]))
+            for position, ((template, axes), there) in enumerate(zip(self.templates, self._there(codes), strict=True))
             if there
-        )
+        }
 
     def _there(self, codes: np.ndarray) -> list[bool]:
         """For each cluster whether one SubNet has it."""
