@@ -36,8 +36,7 @@ from benchmarks.bars import Terminal
 from benchmarks.tables import show
 from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
-from tailor_ir import Config, SuperNet
-from tailor_ir.exits import ExitParts
+from tailor_ir import Config, ExitParts, SuperNet
 from tasks import base, finetune
 from tasks import compile as compilation
 from tasks.artifacts import read_json, read_lines, write_json

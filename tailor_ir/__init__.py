@@ -5,7 +5,7 @@ from tailor_ir.alternatives import FirstWeights
 from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
 from tailor_ir.errors import ConfigError, ImportFailed, SpaceError, TailorError
 from tailor_ir.exits import PASSES as EXIT_PASSES
-from tailor_ir.exits import FirstExit
+from tailor_ir.exits import ExitParts, FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
 from tailor_ir.spaces.kinds import KINDS
@@ -31,6 +31,7 @@ __all__ = [
     "Conversion",
     "ConversionRule",
     "Elastic",
+    "ExitParts",
     "FirstExit",
     "FirstWeights",
     "ImportFailed",

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 
 import tailor_ir
-from tailor_ir import SuperNet
-from tailor_ir.exits import ExitParts
+from tailor_ir import ExitParts, SuperNet
 from tasks import compile as compile_stage
 from tasks import finetune
 from tasks.artifacts import read_lines

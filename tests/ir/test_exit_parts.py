@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tailor_ir
-from tailor_ir.exits import ExitParts
+from tailor_ir import ExitParts
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.networks import perturb, small_net
 

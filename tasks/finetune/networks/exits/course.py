@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tailor_ir import Config, SuperNet
-from tailor_ir.exits import ExitParts
+from tailor_ir import Config, ExitParts, SuperNet
 from tailor_ir.subnets.plans import remembered
 
 PARTS_KEPT = 32
