@@ -38,8 +38,8 @@ from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits import HeldOut, PromiseSettings
 from tasks.exits.answers import answers_of
+from tasks.exits.passing import with_exit
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
-from tasks.exits.whole import exits_of, with_exit
 
 DEVICES = ("onnxruntime", "ncnn")
 TRAINED = (
@@ -96,7 +96,7 @@ def pooled(trained: Trained, policy: SubnetPolicy) -> tuple[HeldOut, int]:
     """Answers of all exits to the held-out and the test images together, and how many were held out."""
     net, splits = tailor_ir.load(trained.supernet), load_splits(trained.data)
     data = EvaluationData(splits["validation"], splits["train"], recalibration_images=512)
-    exits = [with_exit(net.space, policy.config, name) for name in exits_of(net.space)]
+    exits = [with_exit(net.space, policy.config, name) for name in net.exits(policy.config)]
     both = [answers_of(net, exits, data.of(splits[split]), Terminal()) for split in ("validation", "test")]
     logits_NEK, labels_N = (np.concatenate(parts) for parts in zip(*both, strict=True))
     latency_ms_E = np.array([one.latency_ms for one in policy.exits])

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,25 +260,28 @@ class SuperNet:
         self,
         subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]],
         folder: str | Path,
-        chains: Collection[str] = (),
+        chains: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
 
         Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
-        chains: names of those whose segments (`segments`) are written, too, as `NAME.0.onnx`, `NAME.1.onnx`, …
+        chains: by name the exits of those whose segments (`segments`), up to the last of these exits, are written, too, as
+        `NAME.0.onnx`, `NAME.1.onnx`, …
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
+        chains = chains or {}
+        ended = {name: self.space.row({**subnets[name][0], EXIT.name: exits[-1]}) for name, exits in chains.items()}
         elastic = self.elastic
         parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
-        parts += [with_all_answers(self.structure, rows[name], batch=self.batch) for name in chains]
+        parts += [with_all_answers(self.structure, ended[name], exits, self.batch) for name, exits in chains.items()]
         common = CommonWeights(elastic, parts)
         segments = (
             (f"{name}.{number}", model)
-            for name in chains
+            for name, exits in chains.items()
             for number, model in enumerate(
                 parts_onnx(
                     elastic,
-                    find_parts(self.structure, rows[name], batch=self.batch),
+                    find_parts(self.structure, ended[name], exits, self.batch),
                     statistics=subnets[name][1],
                     fold_batch_norm=False,
                     weights=True,

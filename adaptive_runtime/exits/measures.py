@@ -21,13 +21,21 @@ Step = tuple[Any, Any, MeasureState]
 
 
 class ConfidenceMeasure(Protocol):
-    """One way to judge the answer of an exit. `step`: for logits (…, K) of the next exit, its answers and confidences (…)."""
+    """One way to judge the answer of an exit.
+
+    remembers: whether earlier exits count, too. `step`: for logits (…, K) of the next exit, its answers and confidences (…).
+    """
+
+    @property
+    def remembers(self) -> bool: ...
 
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step: ...
 
 
 class TopProbability:
     """The largest probability of the softmax."""
+
+    remembers = False
 
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
         weights = np.exp(_below_top(logits))
@@ -37,6 +45,8 @@ class TopProbability:
 class Margin:
     """The largest probability less the second largest."""
 
+    remembers = False
+
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
         weights = np.exp(_below_top(logits))
         second = np.partition(weights, -2, -1)[..., -2]
@@ -45,6 +55,8 @@ class Margin:
 
 class Entropy:
     """One less the entropy of the softmax, as a share of the largest possible one."""
+
+    remembers = False
 
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
         below = _below_top(logits)
@@ -57,6 +69,8 @@ class Entropy:
 class Patience:
     """How many exits in a row have given this answer, this one counted. Source: PABEE (NeurIPS 2020)."""
 
+    remembers = True
+
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
         answers = logits.argmax(-1)
         agreeing = np.ones(answers.shape) if not state else np.where(answers == state[0], state[1] + 1.0, 1.0)
@@ -68,6 +82,8 @@ class Ensemble:
 
     A head has `FADING` times the weight of the next one. Source: Zero Time Waste (NeurIPS 2021), where weights are learned.
     """
+
+    remembers = True
 
     def step(self, logits: NDArray[Any], state: MeasureState) -> Step:
         below = _below_top(logits)

@@ -1,11 +1,12 @@
 """Thresholds as a file: what a device needs to leave early, and the promise that stands behind it."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.exits.measures import MeasureName
+from adaptive_runtime.exits.measures import MEASURES, MeasureName
 from profiling_agents.messages import Message, one_line
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -54,6 +55,22 @@ class Thresholds(Message):
     def bars(self) -> tuple[float, ...]:
         """Thresholds as numbers: infinity where nobody leaves."""
         return tuple(float("inf") if bar is None else bar for bar in self.thresholds)
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """The exits whose heads have to run: where samples leave, and that of the full answer.
+
+        All up to the last of these where the measure remembers earlier exits.
+        """
+        leaving = [place for place, bar in enumerate(self.thresholds) if bar is not None]
+        if leaving and MEASURES[self.measure].remembers:
+            leaving = list(range(leaving[-1] + 1))
+        return (*leaving, self.full_exit)
+
+    def at(self, places: Sequence[int]) -> "Thresholds":
+        """For a network with some of the exits alone, all that are `needed` among them."""
+        early = tuple(self.thresholds[place] for place in places if place < self.full_exit)
+        return self.model_copy(update={"thresholds": early})
 
     def to_json(self) -> str:
         """The file's text."""

@@ -23,6 +23,7 @@ from tasks.data import load_splits
 from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData
+from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import origin_of, weights_source
 from tasks.predict.accuracy import AccuracyPredictor
@@ -304,7 +305,8 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     pool = (at.file("refine", tasks.refine.MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
     others = pool if at.config.export.replacements else ()
     made_from = dict(provenance.network), dict(provenance.digests)
-    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations()
+    rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
+    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations(), *rules
 
 
 def _export(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -313,7 +315,12 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
-        return tasks.export.run(settings, *given, _substitutes(at), implementations)
+        return tasks.export.run(settings, *given, _substitutes(at), implementations, _policies(at))
+
+
+def _policies(at: Context) -> Sequence[SubnetPolicy]:
+    """Thresholds of SubNets on a device, for their chains."""
+    return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
 
 
 def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
@@ -347,7 +354,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("engine", "int8", "refine"),
+    reads=("engine", "int8", "refine", "policy"),
     modules=("tasks.export",),
     settings=lambda at: {
         **key_settings(at.config.export),

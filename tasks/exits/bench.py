@@ -16,9 +16,10 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits.answers import Answers, answers_of
 from tasks.exits.calibrate import CalibratedExits, calibrate
-from tasks.exits.expected import expected_winners, weighed_by, weighed_subnets
+from tasks.exits.expected import ExpectedLatency, expected_winners, weighed_by, weighed_subnets
 from tasks.exits.held_out import HeldOut
-from tasks.exits.judged import Leaving, classes_leaving, outcome_of
+from tasks.exits.judged import Leaving, classes_leaving, exits_left, outcome_of
+from tasks.exits.passing import EXIT, exits_of, with_exit
 from tasks.exits.pictures import write_pictures
 from tasks.exits.policies import (
     THRESHOLDS_FILE,
@@ -29,7 +30,6 @@ from tasks.exits.policies import (
 )
 from tasks.exits.settings import Settings
 from tasks.exits.timing import ExitTimes, times_of
-from tasks.exits.whole import EXIT, exits_of, with_exit
 from tasks.layers import Layers
 from tasks.measuring.subnets import SubNetMeter
 from tasks.predict.accuracy import AccuracyPredictor
@@ -81,12 +81,12 @@ class PolicyBench:
         return exits_of(self.net.space)
 
     def upto(self, config: Config) -> list[Config]:
-        """A SubNet up to each exit."""
-        return [with_exit(self.net.space, config, name) for name in self.names]
+        """A SubNet up to each exit that it passes, its own as the last one."""
+        return [with_exit(self.net.space, config, name) for name in self.net.exits(config)]
 
-    def time(self, whole: Sequence[Config], meter: SubNetMeter, lines: SubNetLines) -> None:
+    def time(self, subnets: Sequence[Config], meter: SubNetMeter, lines: SubNetLines) -> None:
         """Measure SubNets up to each exit, and the winners. The largest SubNet is the first, as the meter wants it."""
-        every = [self.net.max_config, *(one for config in whole for one in self.upto(config))]
+        every = [self.net.max_config, *(one for config in subnets for one in self.upto(config))]
         every += [row.config for row in self.device.front.winners]
         different = {self.net.space.digest(config): config for config in every}
         found = meter.measure(list(different.values()), lines, self.progress, "measure exits")
@@ -103,18 +103,16 @@ class PolicyBench:
         known = [line["policy"] for line in read_lines(self.out / POLICY_LINES) if line["digest"] == digest]
         if known:
             return SubnetPolicy.model_validate(known[0])
-        upto, short = self.upto(config), digest[:8]
+        upto, names, short = self.upto(config), self.net.exits(config), digest[:8]
         try:
             times = self.times(config)
         except UserError as error:
             return self._kept(SubnetPolicy(digest=digest, config=config, exits=(), reason=self._told(error)))
         held_out = answers_of(self.net, upto, self.held_out, self.progress, f"{short}: exits, held-out images")
         test = answers_of(self.net, upto, self.test, self.progress, f"{short}: exits, test images")
-        plain = SubnetPolicy(digest=digest, config=config, exits=self._exits(times, held_out, test))
+        plain = SubnetPolicy(digest=digest, config=config, exits=_rows(names, times, held_out, test))
         try:
-            images = HeldOut(
-                logits_NEK=held_out[0], labels_N=held_out[1], latency_ms_E=times.latency_ms_E, names=self.names
-            )
+            images = HeldOut(logits_NEK=held_out[0], labels_N=held_out[1], latency_ms_E=times.latency_ms_E, names=names)
             found = calibrate(images, self.settings.promise, np.random.default_rng(self.settings.seed))
         except UserError as error:
             return self._kept(plain.model_copy(update={"reason": self._told(error)}))
@@ -131,41 +129,21 @@ class PolicyBench:
         append_line(self.out / POLICY_LINES, {"digest": row.digest, "policy": row.model_dump(mode="json")})
         return row
 
-    def _exits(self, times: ExitTimes, held_out: Answers, test: Answers) -> tuple[MeasuredExit, ...]:
-        shares = {
-            split: (logits_NEK.argmax(2) == labels_N[:, None]).mean(0)
-            for split, (logits_NEK, labels_N) in ((HELD_OUT, held_out), (TEST, test))
-        }
-        return tuple(
-            MeasuredExit(
-                exit=name,
-                alone_ms=float(times.alone_ms_E[place]),
-                latency_ms=float(times.latency_ms_E[place]),
-                accuracy={split: float(right_E[place]) for split, right_E in shares.items()},
-            )
-            for place, name in enumerate(self.names)
-        )
-
     def _tested(self, plain: SubnetPolicy, found: CalibratedExits, times: ExitTimes, test: Answers) -> SubnetPolicy:
         """A SubNet with its thresholds, on the test images."""
         thresholds, (logits_NEK, labels_N) = found.thresholds, test
         images = HeldOut(logits_NEK=logits_NEK, labels_N=labels_N, latency_ms_E=times.latency_ms_E)
         leaving = Leaving.of(thresholds, images)
-        exits = len(self.names)
-        rates, right = leaving.rates(exits).tolist(), leaving.accuracy_at(exits)
-        bars = [*thresholds.thresholds, *[None] * (exits - len(thresholds.thresholds))]
+        chain = times.of_chain(thresholds)
         earliest, latest = leaving.earliest(self.settings.pictures), leaving.latest(self.settings.pictures)
         shown = self._pictures(plain, leaving, labels_N, {"first": earliest, "last": latest})
         changed = {
-            "exits": tuple(
-                row.model_copy(update={"threshold": bar, "share": rate, "share_accuracy": accuracy})
-                for row, bar, rate, accuracy in zip(plain.exits, bars, rates, right, strict=True)
-            ),
+            "exits": exits_left(plain.exits, thresholds, leaving, chain),
             "thresholds": thresholds.model_dump(mode="json"),
             "by_measure": dict(found.by_measure),
-            "tested": outcome_of(leaving, times, self._energies_mj(plain.config, times)),
+            "tested": outcome_of(leaving, chain, self._energies_mj(plain.config, times)),
             "classes": classes_leaving(
-                leaving, labels_N, self.test.dataset.class_names, thresholds.full_exit, times.latency_ms_E
+                leaving, labels_N, self.test.dataset.class_names, thresholds.full_exit, chain.latency_ms_E
             ),
             "earliest": shown["first"],
             "latest": shown["last"],
@@ -195,7 +173,7 @@ class PolicyBench:
                         file=file,
                         label=names[int(labels_N[number])],
                         answer=names[int(leaving.answers_N[number])],
-                        exit=self.names[int(leaving.taken_N[number])],
+                        exit=row.exits[int(leaving.taken_N[number])].exit,
                         confidence=float(leaving.confidences_N[number]),
                     )
                 )
@@ -209,20 +187,23 @@ class PolicyBench:
         winners = self.device.front.winners
         configs = [row.config for row in winners]
         shares = [one.share for one in accuracies(self.net, configs, self.held_out, evaluated, self.progress)]
-        last, space = len(self.names) - 1, self.net.space
         found: dict[tuple[str, int], tuple[float, float]] = {}
         for row in rows:
-            for place, one in enumerate(row.exits):
-                found[row.digest, NO_EXIT if place == last else place] = (one.accuracy[HELD_OUT], one.alone_ms)
+            for one in row.exits:
+                found[self._place(row.config, one.exit)] = (one.accuracy[HELD_OUT], one.alone_ms)
         for winner, share in zip(winners, shares, strict=True):
-            place = self.names.index(str(winner.config[EXIT]))
-            whole = space.digest(with_exit(space, winner.config, self.names[last]))
             timed = self.measured[winner.digest].p50_ms
             if timed is not None:
-                found.setdefault((whole, NO_EXIT if place == last else place), (share, timed))
+                found.setdefault(self._place(winner.config, str(winner.config[EXIT])), (share, timed))
         subnets = tuple(dict.fromkeys(digest for digest, _ in found))
         choices = [ExitChoice(subnets.index(digest), place, *known) for (digest, place), known in found.items()]
         return ExitTable(subnets=subnets, exits=self.names, choices=tuple(choices))
+
+    def _place(self, config: Config, exit_: str) -> tuple[str, int]:
+        """The whole SubNet's digest, and the number of an exit, as a table of exits has them."""
+        *_, last = self.names
+        whole = self.net.space.digest(with_exit(self.net.space, config, last))
+        return whole, NO_EXIT if exit_ == last else self.names.index(exit_)
 
     def policies(self, rows: Sequence[SubnetPolicy], reason: str | None) -> Policies:
         """All of it, with the expected latencies of others at the rates of the best SubNet, and the winners by them."""
@@ -239,8 +220,7 @@ class PolicyBench:
         best = found.best
         if best is None:
             return found
-        rates = [one.share or 0.0 for one in best.exits]
-        expected = weighed_by(self.device.latency, self.net.space, rates, self.times(best.config).passed_ms_E)
+        expected = self._expected(best)
         changed = {
             "rates_of": best.digest,
             "weighed": weighed_subnets(self.net.space, expected, self.device.accuracy, self.device.front),
@@ -249,3 +229,26 @@ class PolicyBench:
             given = (self.net, self.device.target, expected, self.device.accuracy, self.device.front, self.progress)
             changed["by_expected"] = expected_winners(*given)
         return found.model_copy(update=changed)
+
+    def _expected(self, row: SubnetPolicy) -> ExpectedLatency:
+        """Expected latencies of whole SubNets if their samples leave as those of one with thresholds."""
+        passed_ms = self.times(row.config).of_chain(Thresholds.model_validate(row.thresholds)).passed_ms_E.tolist()
+        known = {one.exit: (one.share or 0.0, passed) for one, passed in zip(row.exits, passed_ms, strict=True)}
+        rates, passed = zip(*(known.get(name, (0.0, 0.0)) for name in self.names), strict=True)
+        return weighed_by(self.device.latency, self.net.space, rates, np.array(passed))
+
+
+def _rows(names: Sequence[str], times: ExitTimes, held_out: Answers, test: Answers) -> tuple[MeasuredExit, ...]:
+    shares = {
+        split: (logits_NEK.argmax(2) == labels_N[:, None]).mean(0)
+        for split, (logits_NEK, labels_N) in ((HELD_OUT, held_out), (TEST, test))
+    }
+    return tuple(
+        MeasuredExit(
+            exit=name,
+            alone_ms=float(times.alone_ms_E[place]),
+            latency_ms=float(times.latency_ms_E[place]),
+            accuracy={split: float(right_E[place]) for split, right_E in shares.items()},
+        )
+        for place, name in enumerate(names)
+    )

@@ -15,8 +15,8 @@ import numpy as np
 from adaptive_runtime.exits import reach
 from solvers.tables import Codes, Table, Values
 from tailor_ir import Space, SuperNet
+from tasks.exits.passing import EXIT, exits_of, with_exit
 from tasks.exits.policies import ExpectedWinner, WeighedSubnet
-from tasks.exits.whole import EXIT, exits_of, with_exit
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.exits import MEASURES, Thresholds, exit_rates, predict, trace
 from tasks.exits.held_out import HeldOut
-from tasks.exits.policies import ClassLeaving, PolicyOutcome
+from tasks.exits.policies import ClassLeaving, MeasuredExit, PolicyOutcome
 from tasks.exits.timing import ExitTimes, Values
 
 
@@ -57,6 +57,19 @@ class Leaving:
     def latest(self, count: int) -> list[int]:
         """Images that leave last, the most doubtful first."""
         return np.lexsort((self.confidences_N, -self.taken_N))[:count].tolist()
+
+
+def exits_left(
+    exits: Sequence[MeasuredExit], thresholds: Thresholds, leaving: Leaving, times: ExitTimes
+) -> tuple[MeasuredExit, ...]:
+    """The exits of a SubNet with thresholds: who leaves there, how often rightly, and what it takes in the chain (`times`)."""
+    rates, right = leaving.rates(len(exits)).tolist(), leaving.accuracy_at(len(exits))
+    bars = [*thresholds.thresholds, *[None] * (len(exits) - thresholds.full_exit)]
+    columns = zip(exits, times.latency_ms_E.tolist(), bars, rates, right, strict=True)
+    return tuple(
+        row.model_copy(update={"latency_ms": until_ms, "threshold": bar, "share": share, "share_accuracy": accuracy})
+        for row, until_ms, bar, share, accuracy in columns
+    )
 
 
 def outcome_of(leaving: Leaving, times: ExitTimes, alone_mj_E: Values | None) -> PolicyOutcome:

@@ -15,9 +15,9 @@ THRESHOLDS_FILE = "{}.thresholds.json"
 class MeasuredExit(Record):
     """One exit of a SubNet.
 
-    alone_ms: measured, the SubNet ending there. latency_ms: with the heads of all exits before it. accuracy: of all images, by
-    split. threshold: None where nobody leaves, and behind the full answer. share, share_accuracy: of the test images that
-    leave there; None without thresholds.
+    alone_ms: measured, the SubNet ending there. latency_ms: with the heads before it; with thresholds those alone that have to
+    run. accuracy: of all images, by split. threshold: None where nobody leaves, and behind the full answer. share,
+    share_accuracy: of the test images that leave there; None without thresholds.
     """
 
     exit: str

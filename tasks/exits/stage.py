@@ -1,6 +1,6 @@
 """The policy stage: for a few SubNets of one device thresholds with a promise, and what they come to on test images.
 
-SubNets are those of `tasks.exits.whole`. All exits of one answer the held-out images (the validation split) in one pass; the
+SubNets are those of `tasks.exits.passing`. All exits of one answer the held-out images (the validation split) in one pass; the
 device times the SubNet up to each exit; `calibrate` makes thresholds of both, and the test split tells what they come to. What
 cannot be promised is told in one line, and the run goes on. A second call in the same folder goes on.
 """
@@ -15,13 +15,13 @@ from tasks.data.description import check_same
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData, accuracy_lines
 from tasks.exits.bench import HELD_OUT, TEST, PolicyBench, PolicyDevice
+from tasks.exits.passing import passing_subnets
 from tasks.exits.policies import (
     POLICIES_FILE,
     TABLE_FILE,
     SubnetPolicy,
 )
 from tasks.exits.settings import Settings
-from tasks.exits.whole import whole_subnets
 from tasks.finetune.device import pick_device
 from tasks.layers import Layers
 from tasks.lut import Lut
@@ -69,13 +69,15 @@ def run(
     reason = _unfit(device)
     rows: list[SubnetPolicy] = []
     if reason is None:
-        whole = whole_subnets(net, device.front, settings.subnets)
+        passing = passing_subnets(net, device.front, settings.subnets)
+        if not passing:
+            reason = f"policy: no winner of device.{device.target.name} passes an exit before its own; no thresholds"
         meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, device.implementations)
-        bench.time(whole, meter, meter.lines(store, supernet, out / TIMED_FILE, progress))
-        rows = [bench.policy(config) for config in whole]
+        bench.time(passing, meter, meter.lines(store, supernet, out / TIMED_FILE, progress))
+        rows = [bench.policy(config) for config in passing]
         evaluated = accuracy_lines(store, supernet, HELD_OUT, images, out / EVALUATED_FILE, progress)
         write_bytes(out / TABLE_FILE, bench.table(rows, evaluated).to_json().encode())
-    else:
+    if reason is not None:
         progress.say(reason)
     return bench.policies(rows, reason).write(out / POLICIES_FILE)
 

@@ -7,11 +7,12 @@ correction's offset.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
+from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.exits.prediction import Values
 from profiling_agents.messages import Measurement
 from tailor_ir import Config
@@ -35,6 +36,11 @@ class ExitTimes:
         """Until the answer of each exit, heads on the way counted [ms]."""
         passed = [0.0, *accumulate(self.passed_ms_E[:-1].tolist())]
         return self.alone_ms_E + np.array(passed)
+
+    def of_chain(self, thresholds: Thresholds) -> "ExitTimes":
+        """With the heads alone that thresholds need, as the exported chain has them."""
+        there = np.isin(np.arange(len(self.passed_ms_E)), thresholds.needed)
+        return replace(self, passed_ms_E=np.where(there, self.passed_ms_E, 0.0))
 
     @property
     def whole_ms(self) -> float:

@@ -229,7 +229,12 @@ def _exits(files: Mapping[str, ExportedFile]) -> list[str]:
         rows.append((segment.exit, f"{segment.macs / 1e6:.4g} M", *map(_milliseconds, times_ms)))
     head = ("up to exit", "MACs more than before", *(f"{name}, p50 more than before" for name in timed))
     text = f"A chain's `{SEGMENTS_FILE}` says how a program runs it: {', '.join(timed)}."
-    return ["## Exits", _table(head, rows), text]
+    expected = [
+        f"{name}: samples that leave by `thresholds.json` as test images do take {_milliseconds(file.expected_ms)} on average."
+        for name, file in files.items()
+        if file.expected_ms is not None
+    ]
+    return ["## Exits", _table(head, rows), text, *expected]
 
 
 def _milliseconds(time_ms: float | None) -> str:

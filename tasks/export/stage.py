@@ -8,7 +8,8 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
-from tasks.artifacts import NO_STORE, SubNetStore, append_line, read_lines, write_bytes
+from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
+from tasks.exits.policies import SubnetPolicy
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -77,14 +79,15 @@ def run(
     store: SubNetStore = NO_STORE,
     substitutes: Callable[[], Substitutes] | None = None,
     implementations: ChosenImplementations = OWN_CHOICES,
+    policies: Sequence[SubnetPolicy] = (),
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
-    `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX
-    file; NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an
-    earlier call finished is not done again. Winners are always timed here: the store's latencies have chosen them. The
-    store's other measurements are used. `substitutes`: SubNets for budgets that winners miss, asked for at the first miss.
-    `implementations`: of operators there; UserError for those that it has not. AgentError when it is gone; call again.
+    `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX file;
+    NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an earlier call
+    finished is not done again. Winners are always timed here: the store's latencies have chosen them. Its other measurements
+    are used. `substitutes`: SubNets for missed budgets, asked for at the first miss. `implementations`: of operators there;
+    UserError for those that it has not. `policies`: of SubNets, for their chains. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
@@ -94,16 +97,11 @@ def run(
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
         maker = Maker(settings, net, client, stack, data, progress, implementations)
-
-        def measure(configs: Mapping[str, Config]) -> dict[str, Measurement]:
-            subjects = subjects_of(maker, configs)
-            found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
-            return dict(zip(subjects, found, strict=True))
-
+        measure = partial(_measured, maker, meter, lines, progress)
         rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
-        winners = {row.digest: row for row in rows}
+        winners, rules = {row.digest: row for row in rows}, {row.digest: row for row in policies}
         accuracy = _evaluated(net, winners, supernet, data, out, progress, store)
-        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out)
+        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, rules)
         done = exporter.export_all(winners, measured, progress)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
     return Exports(
@@ -114,6 +112,15 @@ def run(
         **_bundle(settings, net, cards, data, out, progress),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
+
+
+def _measured(
+    maker: Maker, meter: SubNetMeter, lines: SubNetLines, progress: Progress, configs: Mapping[str, Config]
+) -> dict[str, Measurement]:
+    """SubNets as their files run, by digest."""
+    subjects = subjects_of(maker, configs)
+    found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
+    return dict(zip(subjects, found, strict=True))
 
 
 def _in_precision(
@@ -194,7 +201,7 @@ def _winner(
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Exports single SubNets. accuracy: by split, of each SubNet (digest)."""
+    """Exports single SubNets. accuracy: by split, of each SubNet (digest). policies: of SubNets with thresholds (digest)."""
 
     settings: Settings
     net: SuperNet
@@ -203,6 +210,7 @@ class Exporter:
     maker: Maker
     provenance: Provenance
     out: Path
+    policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
 
     def export_all(
         self, winners: Mapping[str, Winner], measured: Mapping[str, Measurement], progress: Progress
@@ -239,7 +247,7 @@ class Exporter:
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
-        files |= ChainWriter(self.maker, images, self.out).write(card, inputs)
+        files |= ChainWriter(self.maker, images, self.out, self.policies).write(card, inputs)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():

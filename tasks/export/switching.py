@@ -13,7 +13,7 @@ import onnxruntime
 
 from tailor_ir import Statistics, SuperNet
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.export.chains import bundle_chain, chain_statistics, has_chain
+from tasks.export.chains import bundle_chain, chain_exits, chain_statistics
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
@@ -36,7 +36,7 @@ def write_bundle(
     partial.mkdir()
     with progress.bar("bundle", len(cards)) as bar:
         statistics = {card.digest: _statistics(net, card, images) for card in cards}
-        chains = [card.digest for card in cards if has_chain(card)]
+        chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
         net.export_together({card.digest: (card.config, statistics[card.digest]) for card in cards}, partial, chains)
         rows = []
         for card in cards:
@@ -46,7 +46,7 @@ def write_bundle(
             inputs, expected = references(net, module, card.config, images, settings.check_images)
             got = _run(file, inputs, net.batch)
             row = _row(card, float(np.abs(got - expected).max() / np.abs(expected).max()))
-            if has_chain(card):
+            if card.digest in chains:
                 row = _with_chain(row, net, card, statistics[card.digest], out, inputs)
             rows.append(row)
             bar.advance()
@@ -71,8 +71,9 @@ def write_bundle(
 
 
 def _statistics(net: SuperNet, card: Card, images: EvaluationData) -> Statistics:
-    """BatchNorm statistics of a SubNet, and of the heads on its way where it is a chain, too."""
-    return chain_statistics(net, card, images) if has_chain(card) else statistics_of(net, dict(card.config), images)
+    """BatchNorm statistics of a SubNet, and of the heads of its chain where it is one, too."""
+    own = statistics_of(net, dict(card.config), images)
+    return chain_statistics(net, card.config, chain_exits(card), images) | own
 
 
 def _with_chain(

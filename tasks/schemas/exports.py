@@ -116,6 +116,7 @@ class ExportedFile(Record):
 
     `relative_difference`: from torch; of an int8 file from onnxruntime on this machine. `examples`: sha256 of the programs that
     run it so, by file. `run`: None where there are no files. `segments`: of a chain, in order.
+    `expected_ms`: of a chain with thresholds, the mean latency of samples that leave as test images do, by measured segments.
     """
 
     state: Literal["ok", "failed"]
@@ -133,6 +134,7 @@ class ExportedFile(Record):
     examples: dict[str, str] = Field(default_factory=dict)
     run: FileRun | None = None
     segments: tuple[ExportedSegment, ...] = ()
+    expected_ms: float | None = None
 
     @property
     def written(self) -> dict[str, str]:

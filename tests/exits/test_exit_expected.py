@@ -15,7 +15,7 @@ from solvers.tables import Derived
 from tailor_ir import SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.exits.expected import ExpectedLatency, column_of, expected_winners, weighed_by
-from tasks.exits.whole import exits_of, with_exit
+from tasks.exits.passing import exits_of, with_exit
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor

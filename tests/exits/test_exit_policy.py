@@ -23,11 +23,11 @@ from tasks.exits import HeldOut, PromiseSettings, calibrate
 from tasks.exits.answers import answers_of
 from tasks.exits.bench import PolicyDevice
 from tasks.exits.judged import Leaving, classes_leaving, outcome_of
+from tasks.exits.passing import exits_of, passing_subnets, with_exit
 from tasks.exits.pictures import png, write_pictures
 from tasks.exits.settings import Settings
 from tasks.exits.stage import _unfit
 from tasks.exits.timing import ExitTimes
-from tasks.exits.whole import exits_of, whole_subnets, with_exit
 from tasks.progress import Silent
 from tests.exits.exit_answers import LATENCY_MS, drawn_held_out
 
@@ -49,19 +49,25 @@ def front_of(net: SuperNet, *configs: dict[str, Any]) -> Any:
 def test_winners_that_run_as_a_whole_are_taken_the_most_accurate_first(net: SuperNet) -> None:
     small = {"stage.2.width_mult": 0.5}
     front = front_of(net, {"exit": exits_of(net.space)[0]}, small, {}, {})
-    assert whole_subnets(net, front, 5) == [net.max_config, net.space.canonical(small)]
-    assert whole_subnets(net, front, 1) == [net.max_config]
-    assert whole_subnets(net, front, 0) == []
+    assert passing_subnets(net, front, 5) == [net.max_config, net.space.canonical(small)]
+    assert passing_subnets(net, front, 1) == [net.max_config]
+    assert passing_subnets(net, front, 0) == []
 
 
-def test_where_all_winners_leave_early_they_are_taken_with_what_lies_behind(net: SuperNet) -> None:
-    (found,) = whole_subnets(net, front_of(net, {"exit": exits_of(net.space)[0]}), 3)
-    assert found == net.max_config
+def test_where_no_winner_runs_as_a_whole_those_that_pass_an_exit_are_taken(net: SuperNet) -> None:
+    first, second, *_ = exits_of(net.space)
+    (found,) = passing_subnets(net, front_of(net, {"exit": first}, {"exit": second}), 3)
+    assert found == with_exit(net.space, net.max_config, second)
+    assert passing_subnets(net, front_of(net, {"exit": first}), 3) == []
 
 
 def test_heads_and_runs_on_the_way_are_counted() -> None:
     assert TIMES.latency_ms_E.tolist() == pytest.approx([1.0, 2.0, 4.0])
     assert TIMES.whole_ms == 3.5
+    one = TIMES.of_chain(Thresholds(measure="margin", thresholds=(None, 0.5)))
+    assert one.latency_ms_E.tolist() == pytest.approx([1.0, 1.8, 3.8])
+    all_heads = TIMES.of_chain(Thresholds(measure="ensemble", thresholds=(None, 0.5)))
+    assert all_heads.latency_ms_E.tolist() == pytest.approx([1.0, 2.0, 4.0])
     segments_mj = TIMES.segments_mj(np.array([1.0, 1.8, 3.5]))
     assert np.cumsum(segments_mj).tolist() == pytest.approx([1.0, 2.0, 4.0])
 

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from adaptive_runtime.chains import ExitChain
 from adaptive_runtime.exits import NO_EXIT, Decider, ExitTable, Thresholds
+from tasks.data import DataSettings, load_splits
+from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import Policies
 from tests.flows.conftest import Command
 from tests.flows.tiny import TINY
@@ -68,7 +72,31 @@ def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, 
     assert best.tested.accuracy == pytest.approx(
         sum(share * (one.share_accuracy or 0) for share, one in zip(shares, best.exits, strict=True))
     )
-    assert all(one.latency_ms > one.alone_ms for one in best.exits[1:])
+    heads = [one.threshold is not None for one in best.exits]
+    for place, one in enumerate(best.exits):
+        assert (one.latency_ms > one.alone_ms) == any(heads[:place]) or thresholds.measure in {"patience", "ensemble"}
+
+
+def test_the_chain_on_the_device_leaves_as_the_policy_says(report: dict[str, Any], command: Command) -> None:
+    found, _ = policies_of(command)
+    best = found.best
+    assert best is not None
+    assert best.tested is not None
+    (folder,) = (command.output / "exports" / "onnxruntime").glob(f"*-{best.digest[:8]}.onnx.segments")
+    splits = load_splits(DataSettings(kind="digits"))
+    images = EvaluationData(splits["test"], splits["train"])
+    with ExitChain.open(folder) as chain:
+        _, _, height, width = chain.manifest.input.shape
+        assert height is not None
+        assert width is not None
+        batches = [(x_BCHW.numpy(), y_B.numpy()) for x_BCHW, y_B in images.batches((height, width))]
+        x_NCHW, labels_N = map(np.concatenate, zip(*batches, strict=True))
+        answered = chain.infer(x_NCHW)
+    shares = {one.exit: one.share for one in best.exits}
+    for place, name in enumerate(chain.manifest.exits):
+        assert (answered.exits == place).mean() == pytest.approx(shares[name], abs=0.005)
+    assert sum(shares[name] or 0 for name in chain.manifest.exits) == pytest.approx(1)
+    assert (answered.answers == labels_N).mean() == pytest.approx(best.tested.accuracy, abs=0.005)
 
 
 def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: dict[str, Any], command: Command) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from tasks import export
 from tasks.data import DataSettings, load_splits
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
+from tasks.exits.policies import MeasuredExit, SubnetPolicy
 from tasks.export.chains import chain_statistics
 from tasks.progress import Silent
 from tasks.schemas.bundle import BundleIndex
@@ -59,7 +60,14 @@ def images() -> EvaluationData:
     return EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
 
 
-def exported_on(client: AgentClient, supernet: Path, images: EvaluationData, folder: Path, **settings: Any) -> Exported:
+def exported_on(
+    client: AgentClient,
+    supernet: Path,
+    images: EvaluationData,
+    folder: Path,
+    policies: Sequence[SubnetPolicy] = (),
+    **settings: Any,
+) -> Exported:
     net = tailor_ir.load(supernet)
     search, out = folder / "search", folder / "out"
     search.mkdir()
@@ -68,12 +76,12 @@ def exported_on(client: AgentClient, supernet: Path, images: EvaluationData, fol
     write_front(search, net, [(net.max_config, 1e6), (small, 1e6)])
     chosen = export.Settings.model_validate({"measure": QUICK, **settings})
     with client.lease():
-        result = export.run(chosen, supernet, search, {"test": images}, client, out, Silent())
+        result = export.run(chosen, supernet, search, {"test": images}, client, out, Silent(), policies=policies)
     cards = Exports.model_validate(result).subnets
     x = next(iter(images.batches((16, 16))))[0][:IMAGES]
     answers = []
     for card in cards:
-        segments = net.segments(card.config, chain_statistics(net, card, images))
+        segments = net.segments(card.config, chain_statistics(net, card.config, net.exits(card.config), images))
         values = {segments[0].inputs[0]: x}
         with torch.inference_mode():
             answers.append(np.stack([segment(values).numpy() for segment in segments]))
@@ -170,6 +178,54 @@ def test_thresholds_beside_the_manifest_are_found(exported: Exported, tmp_path: 
             found = chain.infer(exported.x)
         assert set(found.exits) == {0}
         assert found.answers.tolist() == answers[0].argmax(-1).tolist()
+
+
+def with_policy(
+    client: AgentClient, supernet: Path, images: EvaluationData, folder: Path, full_exit: int
+) -> tuple[Exported, float]:
+    """The largest SubNet with thresholds up to a full answer, and the bar of its first exit, where half of the images leave."""
+    (folder / "plain").mkdir()
+    plain = exported_on(client, supernet, images, folder / "plain", segments=False, formats=["onnx"])
+    (card, *_), bar = plain.cards, median_sureness(plain.answers[0][0])
+    thresholds = Thresholds(measure="top_probability", thresholds=(bar, *[None] * (full_exit - 1)))
+    rows = tuple(
+        MeasuredExit(
+            exit=name, alone_ms=1.0, latency_ms=1.0, accuracy={}, share=0.5 if place in (0, full_exit) else 0.0
+        )
+        for place, name in enumerate(tailor_ir.load(supernet).exits(card.config))
+    )
+    written = thresholds.model_dump(mode="json")
+    policy = SubnetPolicy(digest=card.digest, config=card.config, exits=rows, thresholds=written)
+    return exported_on(client, supernet, images, folder, policies=[policy], bundle=True), bar
+
+
+@pytest.mark.parametrize("full_exit", [1, 2])
+def test_a_chain_with_thresholds_has_the_heads_alone_that_they_need(
+    net: Path, images: EvaluationData, tmp_path: Path, full_exit: int
+) -> None:
+    with local_agent("onnxruntime") as client:
+        made, bar = with_policy(client, net, images, tmp_path, full_exit)
+    (card, other), answers = made.cards, made.answers[0]
+    sure = 1 / np.exp(answers[0] - answers[0].max(-1, keepdims=True)).sum(-1) >= bar
+    expected = np.where(sure, answers[0].argmax(-1), answers[full_exit].argmax(-1)).tolist()
+    for name in ("onnx", "ncnn"):
+        file, folder = card.files[f"{name}_segments"], made.folder / f"{card.digest}.{name}.segments"
+        assert file.state == "ok", file.reason
+        assert [one.exit for one in file.segments] == ["stage.1.block.1", ("stage.1.block.2", "last")[full_exit - 1]]
+        assert f"{folder.name}/thresholds.json" in file.sha256
+        with ExitChain.open(folder) as chain:
+            found = chain.infer(made.x)
+        assert found.answers.tolist() == expected
+        assert found.exits.tolist() == (~sure).astype(int).tolist()
+        if file.on_device:
+            first, second = (one.latency_ms or 0 for one in file.segments)
+            assert file.expected_ms == pytest.approx(first + 0.5 * second)
+            assert f"take {file.expected_ms:.4g} ms on average" in (made.folder / f"{card.digest}.md").read_text()
+    with ExitChain.open(made.folder / "bundle", manifest=f"{card.digest}.segments.json") as chain:
+        assert chain.infer(made.x).answers.tolist() == expected
+    plain = ChainManifest.read(made.folder / f"{other.digest}.onnx.segments" / SEGMENTS_FILE)
+    assert plain.thresholds is None
+    assert plain.exits == ("stage.1.block.1", "stage.1.block.2")
 
 
 def test_files_of_any_batch_and_of_a_fixed_one_leave_sample_by_sample(

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -18,26 +19,33 @@ from tasks.schemas.exports import Card
 CHAIN = "onnx_segments"
 
 
-def has_chain(card: Card) -> bool:
-    """Whether a SubNet is exported as a chain of ONNX files."""
-    return CHAIN in card.files and card.files[CHAIN].state == "ok"
+def chain_exits(card: Card) -> tuple[str, ...]:
+    """The exits of a SubNet's chain of ONNX files; () where there is none."""
+    return tuple(segment.exit for segment in card.files[CHAIN].segments) if CHAIN in card.files else ()
 
 
 def bundle_chain(
     net: SuperNet, card: Card, statistics: Statistics, out: Path, folder: Path, inputs: Images
 ) -> tuple[str, float]:
-    """Write the manifest of the segments `DIGEST.0.onnx`, … that are in the bundle `folder`; its name, and their difference.
+    """Write the manifest of the segments `DIGEST.0.onnx`, … that are in the bundle `folder`, and their thresholds.
+
+    Its name, and their difference.
 
     out: the stage's folder, which has the chain's own files. The difference is the largest from torch's segments on some images
     (N, C, H, W), over the largest value; inf where it is no number.
     """
-    alone = ChainManifest.read(out / f"{card.digest}.onnx.segments" / SEGMENTS_FILE)
+    own = out / f"{card.digest}.onnx.segments"
+    alone = ChainManifest.read(own / SEGMENTS_FILE)
     segments = tuple(
         _renamed(segment, f"{card.digest}.{at}.onnx", net.batch) for at, segment in enumerate(alone.segments)
     )
     names = [*(str(segment.file) for segment in segments), WEIGHTS_FILE]
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-    manifest = alone.model_copy(update={"files": digests, "segments": segments, "input": segments[0].inputs[0]})
+    changed: dict[str, Any] = {"files": digests, "segments": segments, "input": segments[0].inputs[0]}
+    if alone.thresholds is not None:
+        changed["thresholds"] = f"{card.digest}.{alone.thresholds}"
+        write_bytes(folder / changed["thresholds"], (own / alone.thresholds).read_bytes())
+    manifest = alone.model_copy(update=changed)
     name = f"{card.digest}.{SEGMENTS_FILE}"
     write_bytes(folder / name, manifest.to_json().encode())
     sessions = [
@@ -53,7 +61,8 @@ def bundle_chain(
             values.update(zip(given, found, strict=True))
             yield list(found)
 
-    worst = max(differences_of(net.segments(card.config, statistics), inputs, net.batch, run))
+    config = net.space.canonical({**card.config, "exit": manifest.exits[-1]})
+    worst = max(differences_of(net.segments(config, statistics, manifest.exits), inputs, net.batch, run))
     return name, worst if np.isfinite(worst) else np.inf
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from adaptive_runtime.chains import ChainFormat
 from profiling_agents.client import ModelJob
-from tailor_ir import Statistics, SuperNet
+from tailor_ir import Config, Statistics, SuperNet
 from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.export.chains.leaving import ChainPlan
 from tasks.export.dynamic import BATCHES, dynamic_batch
 from tasks.export.files import Maker
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import implementations_of
 from tasks.ncnn.conversion import convert
 from tasks.ncnn.kernels import masks_of
-from tasks.schemas.exports import Card
 
 NCNN_FILES = ("segments.param", "segments.bin")
 
@@ -42,31 +42,31 @@ class MadeChain:
         return self.jobs[self.batch]
 
 
-def chain_statistics(net: SuperNet, card: Card, images: EvaluationData) -> Statistics:
-    """BatchNorm statistics of a SubNet and of the heads of all exits that it passes."""
+def chain_statistics(net: SuperNet, config: Config, exits: Sequence[str], images: EvaluationData) -> Statistics:
+    """BatchNorm statistics of a SubNet and of the heads of exits."""
     found: Statistics = {}
-    for name in net.exits(card.config):
-        found |= statistics_of(net, {**card.config, "exit": name}, images)
+    for name in exits:
+        found |= statistics_of(net, {**config, "exit": name}, images)
     return found
 
 
-def make_chain(name: ChainFormat, maker: Maker, card: Card, statistics: Statistics) -> MadeChain:
+def make_chain(name: ChainFormat, maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
     """The chain of a SubNet in one format. ConversionError where there is none."""
-    return _onnx(maker, card, statistics) if name == "onnx" else _ncnn(maker, card, statistics)
+    return _onnx(maker, digest, plan, statistics) if name == "onnx" else _ncnn(maker, digest, plan, statistics)
 
 
-def _onnx(maker: Maker, card: Card, statistics: Statistics) -> MadeChain:
+def _onnx(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
     net, settings = maker.net, maker.settings
     if settings.dynamic_batch:
-        pairs = zip(*(_segment_files(net, card, statistics, batch) for batch in BATCHES), strict=True)
+        pairs = zip(*(_segment_files(net, plan, statistics, batch) for batch in BATCHES), strict=True)
         models, sizes = [dynamic_batch(pair) for pair in pairs], {1, net.batch, settings.check_images}
     else:
-        models, sizes = _segment_files(net, card, statistics, net.batch), {net.batch}
+        models, sizes = _segment_files(net, plan, statistics, net.batch), {net.batch}
     return MadeChain(
         format="onnx",
         contents={f"{at}.onnx": model for at, model in enumerate(models)},
         jobs={
-            size: [onnx_job(f"{card.digest} segment {at}", model, size) for at, model in enumerate(models)]
+            size: [onnx_job(f"{digest} segment {at}", model, size) for at, model in enumerate(models)]
             for size in sorted(sizes)
         },
         batch=net.batch,
@@ -74,29 +74,31 @@ def _onnx(maker: Maker, card: Card, statistics: Statistics) -> MadeChain:
     )
 
 
-def _segment_files(net: SuperNet, card: Card, statistics: Statistics, batch: int) -> list[bytes]:
+def _segment_files(net: SuperNet, plan: ChainPlan, statistics: Statistics, batch: int) -> list[bytes]:
     """The ONNX models of all segments, BatchNorm folded."""
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
-        net.export_segments(card.config, folder, statistics=statistics, fold_batch_norm=True, batch=batch)
-        return [(Path(folder) / f"{at}.onnx").read_bytes() for at in range(len(net.exits(card.config)))]
+        net.export_segments(
+            plan.config, folder, statistics=statistics, exits=plan.exits, fold_batch_norm=True, batch=batch
+        )
+        return [(Path(folder) / f"{at}.onnx").read_bytes() for at in range(len(plan.exits))]
 
 
-def _ncnn(maker: Maker, card: Card, statistics: Statistics) -> MadeChain:
+def _ncnn(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
     net = maker.net
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "answers.onnx"
-        net.export_answers(card.config, path, statistics=statistics, fold_batch_norm=True, batch=1)
+        net.export_answers(plan.config, path, statistics=statistics, exits=plan.exits, fold_batch_norm=True, batch=1)
         model = path.read_bytes()
     names: dict[str, str] = {}
-    for name in net.exits(card.config):
-        names |= implementations_of(net, {**card.config, "exit": name}, maker.implementations)
+    for name in plan.exits:
+        names |= implementations_of(net, {**plan.config, "exit": name}, maker.implementations)
     files = convert(model, maker.settings.limits, implementations=names)
-    job = ncnn_job(card.digest, model, files)
+    job = ncnn_job(digest, model, files)
     assert job.output_shapes is not None, "a job made from ONNX has the shapes of its outputs"
     until = [
         replace(
             job,
-            key=f"{card.digest} until exit {count - 1}",
+            key=f"{digest} until exit {count - 1}",
             output_names=job.output_names[:count],
             output_shapes=job.output_shapes[:count],
         )

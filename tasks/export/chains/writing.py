@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,14 +21,16 @@ from tailor_ir import Segment, SuperNet
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
+from tasks.exits.policies import SubnetPolicy
 from tasks.export.chains.checking import largest_difference
+from tasks.export.chains.leaving import ChainPlan, plan_of
 from tasks.export.chains.making import MadeChain, chain_statistics, make_chain
 from tasks.export.files import Images, Maker
 from tasks.export.running import run_of
 from tasks.export.settings import Settings
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
-from tasks.schemas.exports import Card, ExportedFile, ExportedSegment, FileRun, FileTensor
+from tasks.schemas.exports import Card, ExportedFile, ExportedSegment, FileTensor
 
 FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
 
@@ -44,11 +46,12 @@ def require_exits(settings: Settings, net: SuperNet) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChainWriter:
-    """Writes the chains of SubNets into `out`. images: for BatchNorm statistics."""
+    """Writes the chains of SubNets into `out`. images: for BatchNorm statistics. policies: by the digests of SubNets."""
 
     maker: Maker
     images: EvaluationData
     out: Path
+    policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
 
     def write(self, card: Card, inputs: Images) -> dict[str, ExportedFile]:
         """The chain of a SubNet in each exported format that has one, by name: `onnx_segments`, `ncnn_segments`.
@@ -58,18 +61,21 @@ class ChainWriter:
         maker = self.maker
         if maker.settings.segments is False or len(maker.net.exits(card.config)) < 2:
             return {}
-        statistics = chain_statistics(maker.net, card, self.images)
-        segments = maker.net.segments(card.config, statistics)
+        plan = plan_of(maker.net, card, self.policies.get(card.digest))
+        statistics = chain_statistics(maker.net, plan.config, plan.exits, self.images)
+        segments = maker.net.segments(plan.config, statistics, plan.exits)
         found = {}
         for name in (one for one in FORMATS if one in maker.settings.formats):
             try:
-                made = make_chain(name, maker, card, statistics)
-                found[f"{name}_segments"] = self._file(card, made, segments, inputs)
+                made = make_chain(name, maker, card.digest, plan, statistics)
+                found[f"{name}_segments"] = self._file(card, plan, made, segments, inputs)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 found[f"{name}_segments"] = ExportedFile(state="failed", reason=str(error))
         return found
 
-    def _file(self, card: Card, made: MadeChain, segments: Sequence[Segment], inputs: Images) -> ExportedFile:
+    def _file(
+        self, card: Card, plan: ChainPlan, made: MadeChain, segments: Sequence[Segment], inputs: Images
+    ) -> ExportedFile:
         """Check a chain against torch, and keep its files when all segments agree."""
         client = self.maker.runtime(made.format)
         device, on_device = client.capabilities(), client is self.maker.client
@@ -95,7 +101,8 @@ class ChainWriter:
         run = run_of(device, made.own_jobs[-1 if made.format == "ncnn" else 0])
         told = {"precision": precision, "masks": dict(made.masks), "outputs": _answers(made)}
         run = run.model_copy(update=told)
-        return self._kept(card, made, run, file.model_copy(update={"run": run, "segments": tuple(rows)}))
+        found = {"run": run, "segments": tuple(rows), "expected_ms": plan.expected_ms(rows)}
+        return self._kept(card, plan, made, file.model_copy(update=found))
 
     def _rows(self, made: MadeChain, segments: Sequence[Segment], *, on_device: bool) -> list[ExportedSegment]:
         times_ms = self._timed(made) if on_device else [None] * len(segments)
@@ -114,10 +121,10 @@ class ChainWriter:
             return times_ms if made.format == "onnx" else [None] * len(times_ms)
         return [max(0.0, later - earlier) for earlier, later in pairwise([0.0, *known])]
 
-    def _kept(self, card: Card, made: MadeChain, run: FileRun, file: ExportedFile) -> ExportedFile:
+    def _kept(self, card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) -> ExportedFile:
         """Write the files, the manifest last."""
-        manifest = _manifest(card, made, run, file.segments)
-        contents = {**made.contents, SEGMENTS_FILE: manifest.to_json().encode()}
+        manifest = _manifest(card, plan, made, file)
+        contents = {**made.contents, **plan.thresholds_file, SEGMENTS_FILE: manifest.to_json().encode()}
         folder = f"{card.digest}.{made.format}.segments"
         (self.out / folder).mkdir(exist_ok=True)
         for name, content in contents.items():
@@ -126,9 +133,10 @@ class ChainWriter:
         return file.model_copy(update={"sha256": digests, "bytes": sum(map(len, contents.values()))})
 
 
-def _manifest(card: Card, made: MadeChain, run: FileRun, rows: Sequence[ExportedSegment]) -> ChainManifest:
+def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) -> ChainManifest:
+    assert file.run is not None, "a chain that was checked has run"
     segments = []
-    for at, (row, job) in enumerate(zip(rows, made.own_jobs, strict=True)):
+    for at, (row, job) in enumerate(zip(file.segments, made.own_jobs, strict=True)):
         read, given = _tensors(job, free=made.free), _tensors(job, inputs=False, free=made.free)
         own = {"file": f"{at}.onnx"} if made.format == "onnx" else {}
         if made.format == "ncnn":  # goes on from what it has computed
@@ -142,8 +150,9 @@ def _manifest(card: Card, made: MadeChain, run: FileRun, rows: Sequence[Exported
         segments=tuple(segments),
         classes=card.classes,
         preparation=ImagePreparation.model_validate(card.preparation.model_dump()),
-        runtime=run.runtime,
-        settings=run.settings,
+        runtime=file.run.runtime,
+        settings=file.run.settings,
+        thresholds=next(iter(plan.thresholds_file), None),
     )
 
 
