@@ -39,9 +39,9 @@ DIFFERENCES = (
     "ResNet101 is that with two pruned versions of each block, which the text has for MobileNetV2 alone.",
     "Storage: of AdaptiveNet's Table 3 the range is known, not the rows.",
     "Pruned blocks: the most important channels here, the first ones in the public AdaptiveNet.",
-    "AdaScale does not say what its 480 variants are made of; the preset's choices are ours. Early exits and training stage by "
-    "stage are not there: alternatives are distilled and tuned as AdaptiveNet's. Its stages are small networks of their own, "
-    "not SubNets of ResNet18.",
+    "AdaScale does not say what its 480 variants are made of; the preset's choices are ours. It has no exits (early exits and "
+    "training stage by stage: `benchmarks.exit_stages`): alternatives are distilled and tuned as AdaptiveNet's. AdaScale's "
+    "stages are small networks of their own, not SubNets of ResNet18.",
     "Depth in AdaScale's preset is not trained by branches and tune, which leave the network as it is; the search sees how "
     "little a shallower SubNet then gets right.",
     "Fronts: AdaptiveNet's accuracies are in figures alone, so that none of its points stands beside ours.",
