@@ -1,16 +1,10 @@
 """Errors that are the user's to mend: one clear line each, exit code 2."""
 
+from adaptive_runtime.errors import AdaptiveError
 
-class UserError(Exception):
-    """Bad input: where, what it got, what is allowed, what to do next. `str(error)` is the finished line."""
 
-    def __init__(self, where: str, got: str, *, allowed: str = "", next_step: str = "") -> None:
-        line = f"{where}: {got}"
-        if allowed:
-            line += f"; allowed: {allowed}"
-        if next_step:
-            line += f"; {next_step}"
-        super().__init__(" ".join(line.split()))
+class UserError(AdaptiveError):
+    """Bad input of a command: where, what it got, what is allowed, what to do next. `str(error)` is the finished line."""
 
 
 def shortened(error: BaseException, length: int = 200) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from adaptive_runtime.errors import AdaptiveError
 from flows.adapt import adapt
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
@@ -27,7 +28,8 @@ from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
 
-USERS_ERRORS = (UserError, TailorError, AgentError)
+USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
+"""Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
 UNTIL = {"run": "report", "compare": "search"}
 LONG = 200
 
