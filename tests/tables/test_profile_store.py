@@ -66,10 +66,11 @@ def test_the_next_network_measures_only_what_the_first_did_not(
     assert (planned["known"], planned["to_measure"]) == (len(shared), count(second) - len(shared))
     assert sum(planned["to_measure_by_operator"].values()) == planned["to_measure"]
     assert planned["estimated_from"] == "earlier measurements"
+    costs_ms = [entry.cost_ms or 0 for entry in Lut.open(tmp_path / "one" / profile.LUT_FOLDER).entries()]
+    assert min(costs_ms) <= 1e3 * planned["estimated_s"] / planned["to_measure"] <= max(costs_ms)
 
     result = profile.run(settings, second, device, tmp_path / "two", Silent())
     assert (result["known"], result["measured_now"]) == (len(shared), planned["to_measure"])
-    assert result["wall_s"] / 4 < planned["estimated_s"] < result["wall_s"] * 4
     one, two = (Lut.open(tmp_path / name / profile.LUT_FOLDER) for name in ("one", "two"))
     assert {entry.digest for entry in two.entries()} == set(enumeration.read_operators(second))
     assert all(one.get(digest) == two.get(digest) for digest in shared)
