@@ -3,8 +3,34 @@
 [The choice at run time](docs/runtime_choice.md) explains it with examples.
 """
 
+from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
+from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, read_log, replay
 from adaptive_runtime.choice.lookup import Found, VariantLookUp
+from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
+from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
+from adaptive_runtime.choice.switching import Switching
 from adaptive_runtime.choice.table import VariantTable
 
-__all__ = ["ChoiceLimits", "Found", "LoadFactors", "VariantLookUp", "VariantTable"]
+__all__ = [
+    "ChoiceLimits",
+    "ChoicePolicy",
+    "ChoiceState",
+    "Decision",
+    "DecisionInputs",
+    "DecisionLog",
+    "FixedChoice",
+    "Found",
+    "LeastCost",
+    "LoadBandChoice",
+    "LoadFactors",
+    "LoggedDecision",
+    "MostAccurate",
+    "Objective",
+    "RatioChoice",
+    "Switching",
+    "VariantLookUp",
+    "VariantTable",
+    "read_log",
+    "replay",
+]

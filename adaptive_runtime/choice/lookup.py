@@ -32,6 +32,7 @@ class VariantLookUp:
 
     def __init__(self, table: VariantTable) -> None:
         self.table = table
+        self.load_classes = table.load_classes
         self.error_V = rounded_errors(table.latency_error_V)
         keys = (table.memory_mib_V, table.energy_mj_V, table.latency_ms_V, -table.accuracy_V)
         self._order_V = np.lexsort((np.arange(len(table)), *keys))
@@ -83,15 +84,21 @@ class VariantLookUp:
         extras = self.extra_limits(limits)
         return self._keeps(variant, limits.budget_ms, *extras, factors, deviations(limits.quantile))
 
+    def keeps_extras(self, variant: int, limits: ChoiceLimits) -> bool:
+        """Whether a variant keeps the limits of energy and memory."""
+        energy_mj, memory_mib = self.extra_limits(limits)
+        energy, memory = self._extras[variant]
+        return energy <= energy_mj and memory <= memory_mib
+
     def prefers(self, one: int, other: int) -> bool:
         """Whether one variant is preferred to another where both keep the limits."""
         return self._place[one] < self._place[other]
 
     def cells_without(self, factors: LoadFactors) -> list[VariantCell]:
         """Cells of all variants that have no factor of their own. AdaptiveError: there are more classes than factors."""
-        if len(factors.mean) < self.table.load_classes:
+        if len(factors.mean) < self.load_classes:
             got = f"factors of {len(factors.mean)} load classes"
-            raise AdaptiveError("slow-down", got, allowed=f"{self.table.load_classes}, as in the table")
+            raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
         if factors.own.keys() != self._apart:
             unknown = [variant for variant in factors.own if not 0 <= variant < len(self.table)]
             if unknown:

@@ -4,7 +4,6 @@ Legend: V variants.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -56,31 +55,31 @@ class VariantTable(Message):
         """Columns that the table does not have."""
         return tuple(name for name in OPTIONAL if getattr(self, name) is None)
 
-    @cached_property
+    @property
     def accuracy_V(self) -> NDArray[np.float64]:
         return np.array(self.accuracy)
 
-    @cached_property
+    @property
     def latency_ms_V(self) -> NDArray[np.float64]:
         return np.array(self.latency_ms)
 
-    @cached_property
+    @property
     def latency_error_V(self) -> NDArray[np.float64]:
         return self._or_zeros(self.latency_error)
 
-    @cached_property
+    @property
     def energy_mj_V(self) -> NDArray[np.float64]:
         return self._or_zeros(self.energy_mj)
 
-    @cached_property
+    @property
     def memory_mib_V(self) -> NDArray[np.float64]:
         return self._or_zeros(self.memory_mib)
 
-    @cached_property
+    @property
     def load_class_V(self) -> NDArray[np.int64]:
         return self._or_zeros(self.load_class).astype(np.int64)
 
-    @cached_property
+    @property
     def load_classes(self) -> int:
         """How many load classes there are, C."""
         return int(self.load_class_V.max()) + 1
