@@ -6,7 +6,7 @@
 from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
 from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, read_log, replay
-from adaptive_runtime.choice.lookup import Found, VariantLookUp
+from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
 from adaptive_runtime.choice.switching import Switching
@@ -20,7 +20,7 @@ __all__ = [
     "DecisionInputs",
     "DecisionLog",
     "FixedChoice",
-    "Found",
+    "FoundVariant",
     "LeastCost",
     "LoadBandChoice",
     "LoadFactors",

@@ -19,7 +19,7 @@ MOST_APART = 64
 """Variants with factors of their own; where there are more, all variants are looked through."""
 
 
-class Found(NamedTuple):
+class FoundVariant(NamedTuple):
     """A variant. effective_ms: its latency under load at the limits' quantile. within: whether it keeps all limits."""
 
     variant: int
@@ -53,7 +53,7 @@ class VariantLookUp:
         found = [cell.best(latency_ms, energy_mj, memory_mib) for cell in self._whole]
         return found[0] if len(found) == 1 else self._first(found)
 
-    def under(self, limits: ChoiceLimits, factors: LoadFactors) -> Found:
+    def under(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
         """The best variant that keeps the budget with the limits' probability, energy and memory.
 
         Where no variant keeps all limits, it is the fastest of those within energy and memory, else the fastest of all.
@@ -71,7 +71,7 @@ class VariantLookUp:
                 found.append(variant)
         best = self._first(found)
         if best is not None:
-            return Found(best, self.effective_ms(best, limits, factors), True)
+            return FoundVariant(best, self.effective_ms(best, limits, factors), True)
         return self._fastest(limits, factors)
 
     def effective_ms(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> float:
@@ -133,7 +133,7 @@ class VariantLookUp:
         limit_ms = budget_ms / self._own_factor(variant, factors, above)
         return self._rows[variant][0] <= limit_ms and energy <= energy_mj and memory <= memory_mib
 
-    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors) -> Found:
+    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
         for energy_mj, memory_mib in (self.extra_limits(limits), (inf, inf)):
             found = [
                 variant
@@ -147,9 +147,9 @@ class VariantLookUp:
                 break
         times = [(self.effective_ms(variant, limits, factors), self._place[variant], variant) for variant in found]
         effective_ms, _, variant = min(times)
-        return Found(variant, effective_ms, False)
+        return FoundVariant(variant, effective_ms, False)
 
-    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors) -> Found:
+    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
         """The same answer without an index."""
         table, classes_V = self.table, self.table.load_class_V
         mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
@@ -167,7 +167,7 @@ class VariantLookUp:
             allowed_V = extra_V if extra_V.any() else np.ones(len(table), bool)
             times_V = np.where(allowed_V, table.latency_ms_V * factor_V, inf)
             variant = int(np.lexsort((self.place_V, times_V))[0])
-        return Found(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))
+        return FoundVariant(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))
 
 
 def _factor(factors: LoadFactors, cell: VariantCell, above: float) -> float:

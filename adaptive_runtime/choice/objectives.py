@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
-from adaptive_runtime.choice.lookup import Found, VariantLookUp
+from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.errors import AdaptiveError
 
 
@@ -21,7 +21,7 @@ class Objective(Protocol):
     @property
     def look_up(self) -> VariantLookUp: ...
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> Found: ...
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant: ...
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool: ...
 
@@ -32,7 +32,7 @@ class MostAccurate:
 
     look_up: VariantLookUp
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> Found:
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
         return self.look_up.under(limits, factors)
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
@@ -59,12 +59,12 @@ class LeastCost:
         if self.beta_per_mj and self.look_up.table.energy_mj is None:
             raise AdaptiveError("objective", "a weight of energy for a table without energy", allowed="0")
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> Found:
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
         for least_accuracy in (self.least_accuracy, 0.0):
             costs = [*self._of_cells(limits, factors, least_accuracy), *self._apart(limits, factors, least_accuracy)]
             if costs:
                 _, _, variant = min(costs)
-                return Found(variant, self.look_up.effective_ms(variant, limits, factors), True)
+                return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
         return self.look_up.under(limits, factors)
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:

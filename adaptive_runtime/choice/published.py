@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptive_runtime.choice.decisions import ChoiceState, Decision, DecisionInputs, Step
 from adaptive_runtime.choice.inputs import LoadFactors
-from adaptive_runtime.choice.lookup import Found
+from adaptive_runtime.choice.lookup import FoundVariant
 from adaptive_runtime.choice.objectives import LeastCost, Objective
 from adaptive_runtime.choice.switching import made
 from adaptive_runtime.errors import AdaptiveError
@@ -30,7 +30,7 @@ class FixedChoice:
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         look_up = self.objective.look_up
         effective_ms = look_up.effective_ms(self.variant, inputs.limits, inputs.factors)
-        found = Found(self.variant, effective_ms, look_up.keeps(self.variant, inputs.limits, inputs.factors))
+        found = FoundVariant(self.variant, effective_ms, look_up.keeps(self.variant, inputs.limits, inputs.factors))
         return _chosen(self.objective, state, inputs, found, "the only variant")
 
 
@@ -38,14 +38,16 @@ class FixedChoice:
 class RatioChoice:
     """With r = measured over predicted latency of the running variant: the best of all within budget / r, at once.
 
-    Source: AdaptiveNet §5.3. A new search where nothing fits is not part of it; then the fastest runs.
+    share: of the budget that is used; published is all of it. Source: AdaptiveNet §5.3. A new search where nothing fits is not
+    part of it; then the fastest runs.
     """
 
     objective: Objective
+    share: float = 1.0
 
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         ratio = 1.0 if inputs.ratio is None else inputs.ratio
-        limits = inputs.limits.model_copy(update={"quantile": MEDIAN})
+        limits = inputs.limits.tighter(1 - self.share).model_copy(update={"quantile": MEDIAN})
         classes = self.objective.look_up.load_classes
         found = self.objective.find(limits, LoadFactors(mean=(ratio,) * classes, deviation=(0.0,) * classes))
         return _chosen(self.objective, state, inputs, found, f"measured over predicted latency is {ratio:.3g}")
@@ -91,7 +93,7 @@ class LoadBandChoice:
 
 
 def _chosen(
-    objective: Objective, state: ChoiceState, inputs: DecisionInputs, found: Found, why: str
+    objective: Objective, state: ChoiceState, inputs: DecisionInputs, found: FoundVariant, why: str
 ) -> tuple[ChoiceState, Decision]:
     running = state.running
     step: Step = "stay"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from adaptive_runtime.choice.decisions import ChoiceState, Decision, DecisionInputs, Step
-from adaptive_runtime.choice.lookup import Found
+from adaptive_runtime.choice.lookup import FoundVariant
 from adaptive_runtime.choice.objectives import Objective
 from adaptive_runtime.errors import AdaptiveError
 
@@ -14,9 +14,9 @@ MINUTE_S = 60.0
 class Switching:
     """Hysteresis around an objective.
 
-    margin: share of the budget that a better variant has to leave free for `dwell_s` without interruption before it runs; as
-    much faster the fastest variant has to be where none keeps the limits. most_per_minute: of all switches; the last of
-    them is kept for a switch down where there are several.
+    margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do so
+    for `dwell_s` without interruption; where none keeps the limits, the fastest has to be faster by this share.
+    most_per_minute: of all switches; half of them are kept for switches down.
     """
 
     objective: Objective
@@ -39,7 +39,7 @@ class Switching:
         if running is None:
             return self._switched(inputs, best, (), "start", f"{self._told(best, inputs)}")
         look_up = self.objective.look_up
-        now = Found(
+        now = FoundVariant(
             running,
             look_up.effective_ms(running, inputs.limits, inputs.factors),
             look_up.keeps(running, inputs.limits, inputs.factors),
@@ -51,7 +51,7 @@ class Switching:
         return self._towards(state, inputs, now, best, recent_s)
 
     def _away(
-        self, inputs: DecisionInputs, now: Found, best: Found, recent_s: tuple[float, ...]
+        self, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant, recent_s: tuple[float, ...]
     ) -> tuple[ChoiceState, Decision]:
         """From a variant that breaks a limit."""
         hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
@@ -63,11 +63,19 @@ class Switching:
             return self._stays(
                 inputs, now, recent_s, None, f"{why}, but {len(recent_s)} switches were in the last minute"
             )
+        spacious = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
+        if spacious.within:
+            best, why = spacious, f"{self._told(now, inputs)}; {self._told(spacious, inputs)}"
         step: Step = "up" if self.objective.prefers(best.variant, now.variant, inputs.factors) else "down"
         return self._switched(inputs, best, recent_s, step, why)
 
     def _towards(
-        self, state: ChoiceState, inputs: DecisionInputs, now: Found, best: Found, recent_s: tuple[float, ...]
+        self,
+        state: ChoiceState,
+        inputs: DecisionInputs,
+        now: FoundVariant,
+        best: FoundVariant,
+        recent_s: tuple[float, ...],
     ) -> tuple[ChoiceState, Decision]:
         """To a better variant, if there is one with a margin for long enough."""
         better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
@@ -79,25 +87,25 @@ class Switching:
         why = f"{self._told(better, inputs)}, and a better variant has fitted for {waited_s:.3g} s"
         if waited_s < self.dwell_s:
             return self._stays(inputs, now, recent_s, since_s, f"{why} of {self.dwell_s:g} s")
-        if len(recent_s) >= max(1, self.most_per_minute - 1):
+        if len(recent_s) >= max(1, self.most_per_minute // 2):
             why = f"{why}, but {len(recent_s)} switches were in the last minute"
             return self._stays(inputs, now, recent_s, since_s, why)
         return self._switched(inputs, better, recent_s, "up", why)
 
     def _switched(
-        self, inputs: DecisionInputs, to: Found, recent_s: tuple[float, ...], step: Step, why: str
+        self, inputs: DecisionInputs, to: FoundVariant, recent_s: tuple[float, ...], step: Step, why: str
     ) -> tuple[ChoiceState, Decision]:
         times_s = recent_s if step == "start" else (*recent_s, inputs.now_s)
         state = ChoiceState(running=to.variant, switched_s=times_s)
         return state, made(self.objective, inputs, to, step, why)
 
     def _stays(
-        self, inputs: DecisionInputs, now: Found, recent_s: tuple[float, ...], since_s: float | None, why: str
+        self, inputs: DecisionInputs, now: FoundVariant, recent_s: tuple[float, ...], since_s: float | None, why: str
     ) -> tuple[ChoiceState, Decision]:
         state = ChoiceState(running=now.variant, better_since_s=since_s, switched_s=recent_s)
         return state, made(self.objective, inputs, now, "stay", why)
 
-    def _told(self, found: Found, inputs: DecisionInputs) -> str:
+    def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
         limits = inputs.limits
         keeps = "keeps the limits with" if found.within else "breaks a limit with"
         return (
@@ -105,12 +113,12 @@ class Switching:
             f"budget {limits.budget_ms:.3g} ms"
         )
 
-    def _name(self, found: Found) -> str:
+    def _name(self, found: FoundVariant) -> str:
         table = self.objective.look_up.table
         return f"{table.names[found.variant]} ({table.accuracy[found.variant]:.2%})"
 
 
-def made(objective: Objective, inputs: DecisionInputs, found: Found, step: Step, reason: str) -> Decision:
+def made(objective: Objective, inputs: DecisionInputs, found: FoundVariant, step: Step, reason: str) -> Decision:
     """The message of a decision."""
     table = objective.look_up.table
     return Decision(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 Ranks = NDArray[np.int64]
 
-LARGEST_EXACT = 2048
+LARGEST_EXACT = 4096
 SHIFT = 7
 BLOCK = 1 << SHIFT
 

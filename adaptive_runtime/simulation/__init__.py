@@ -3,18 +3,18 @@
 [The choice at run time](docs/runtime_choice.md#simulation) explains it with examples.
 """
 
-from adaptive_runtime.simulation.comparison import Comparison, best_static, clairvoyant, compare
+from adaptive_runtime.simulation.comparison import PolicyRegret, best_static, clairvoyant, compare
 from adaptive_runtime.simulation.estimates import FadingEstimate, LoadEstimate
-from adaptive_runtime.simulation.outcomes import Outcome, RequestEnds
+from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
 from adaptive_runtime.simulation.requests import SimulatedRequests
 from adaptive_runtime.simulation.server import Simulation
 
 __all__ = [
-    "Comparison",
     "FadingEstimate",
     "LoadEstimate",
-    "Outcome",
+    "PolicyRegret",
     "RequestEnds",
+    "SimulatedOutcome",
     "SimulatedRequests",
     "Simulation",
     "best_static",

@@ -12,21 +12,21 @@ import numpy as np
 
 from adaptive_runtime.choice import ChoicePolicy, FixedChoice, MostAccurate, VariantLookUp
 from adaptive_runtime.choice.dominance import replacements
-from adaptive_runtime.simulation.outcomes import Outcome, RequestEnds
+from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
 from adaptive_runtime.simulation.server import Simulation
 
 PIECE = 4096
 
 
-class Comparison(NamedTuple):
+class PolicyRegret(NamedTuple):
     """regret_points: accuracy over all requests, late ones wrong, that the clairvoyant has more [percentage points]."""
 
     name: str
-    outcome: Outcome
+    outcome: SimulatedOutcome
     regret_points: float
 
 
-def clairvoyant(simulation: Simulation) -> Outcome:
+def clairvoyant(simulation: Simulation) -> SimulatedOutcome:
     """A bound for every policy: each request gets at once the most accurate variant that is in time for it.
 
     It knows the slow-down and noise of each request, and no request waits for another. Variants that break the limits of
@@ -49,12 +49,12 @@ def clairvoyant(simulation: Simulation) -> Outcome:
         ends_R[start + found] = RequestEnds.IN_TIME
         accuracy_R[start + found] = table.accuracy_V[best_first[row_R[found]]]
         taken_ms_R[start + found] = times_ms_VR[row_R[found], found]
-    return Outcome(
+    return SimulatedOutcome(
         ends_R=ends_R, accuracy_R=accuracy_R, latency_ms_R=taken_ms_R, duration_s=requests.trace.duration_s, switches=0
     )
 
 
-def best_static(simulation: Simulation, attainment: float) -> tuple[int, Outcome]:
+def best_static(simulation: Simulation, attainment: float) -> tuple[int, SimulatedOutcome]:
     """The variant that, always run, is in time for this share of requests and has the highest accuracy over all requests.
 
     Where no variant is in time so often, it is the one that is most often. Variants that others replace are left out.
@@ -81,11 +81,11 @@ def best_static(simulation: Simulation, attainment: float) -> tuple[int, Outcome
     return best, outcomes[best]
 
 
-def compare(simulation: Simulation, policies: Mapping[str, ChoicePolicy], like: str) -> list[Comparison]:
+def compare(simulation: Simulation, policies: Mapping[str, ChoicePolicy], like: str) -> list[PolicyRegret]:
     """Every policy, the best static variant that is in time as often as policy `like`, and the clairvoyant."""
     outcomes = {name: simulation.run(policy) for name, policy in policies.items()}
     variant, outcome = best_static(simulation, outcomes[like].attainment)
     outcomes[f"always {simulation.requests.table.names[variant]}"] = outcome
     best = clairvoyant(simulation)
     outcomes["clairvoyant"] = best
-    return [Comparison(name, each, (best.accuracy - each.accuracy) * 100) for name, each in outcomes.items()]
+    return [PolicyRegret(name, each, (best.accuracy - each.accuracy) * 100) for name, each in outcomes.items()]

@@ -19,7 +19,7 @@ class RequestEnds(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulatedOutcome:
     """ends_R: of `RequestEnds`. accuracy_R: of the variant that answered; 0 where none did. latency_ms_R: from arrival to
     answer; NaN where there is no answer. switches: of variants, the start not counted.
     """

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from adaptive_runtime.simulation.estimates import FadingEstimate, LoadEstimate
-from adaptive_runtime.simulation.outcomes import Outcome, RequestEnds
+from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
 from adaptive_runtime.simulation.requests import SimulatedRequests
 
 RATIOS = 4
@@ -37,7 +37,7 @@ class Simulation:
     switch_ms: float = 1.0
     estimate: Callable[[int], LoadEstimate] = FadingEstimate
 
-    def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> Outcome:
+    def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> SimulatedOutcome:
         """What becomes of all requests under a policy. heard: is told each decision."""
         run = _Run(self, policy, heard)
         while run.next():
@@ -125,9 +125,9 @@ class _Run:
         self.ratios.append(ratio)
         self.estimate.observe(self.free_s, variant, ratio)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulatedOutcome:
         """What became of all requests."""
-        return Outcome(
+        return SimulatedOutcome(
             ends_R=self.ends,
             accuracy_R=self.accuracy,
             latency_ms_R=self.latency_ms,

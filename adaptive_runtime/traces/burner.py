@@ -42,7 +42,7 @@ def streaming() -> Callable[[], object]:
 WORK: Mapping[str, Callable[[], Callable[[], object]]] = {"cpu": computing, "bandwidth": streaming}
 
 
-class Shares:
+class ToldShare:
     """The share that standard input told last."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Shares:
 
 
 def main(kind: str) -> None:
-    work, shares = WORK[kind](), Shares()
+    work, shares = WORK[kind](), ToldShare()
     print("ready", flush=True)
     alive = True
     while alive:

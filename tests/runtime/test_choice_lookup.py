@@ -52,8 +52,8 @@ def test_the_first_row_of_a_large_table_is_found_where_no_row_replaces_another(r
         assert index.first(a, b, c) == first_by_trying(columns_N3, (a, b, c))
 
 
-@settings(deadline=None)
-@given(st.integers(1, 700), st.integers(1, 3), st.sampled_from([3, 10, 10**6]), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 400), st.integers(1, 3), st.sampled_from([3, 10, 10**6]), st.integers(0, 99))
 def test_a_row_is_replaced_by_an_earlier_kept_row_that_is_nowhere_larger(
     rows: int, columns: int, steps: int, seed: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_row_is_replaced_by_an_earlier_kept_row_that_is_nowhere_larger(
         assert not (columns_ND[:row] <= columns_ND[row]).all(1).any()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(tables(), any_limit, any_limit, any_limit)
 def test_three_limits_give_the_best_variant(table: VariantTable, a: float, b: float, c: float) -> None:
     assert table.energy_mj is not None
@@ -80,7 +80,7 @@ def test_three_limits_give_the_best_variant(table: VariantTable, a: float, b: fl
     assert found == min(within, key=lambda each: preference(table, each), default=None)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_the_choice_under_load_is_that_of_trying_all(data: st.DataObject) -> None:
     table = data.draw(tables())

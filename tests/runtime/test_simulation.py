@@ -26,8 +26,8 @@ from adaptive_runtime.choice import (
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.simulation import (
     FadingEstimate,
-    Outcome,
     RequestEnds,
+    SimulatedOutcome,
     SimulatedRequests,
     Simulation,
     best_static,
@@ -161,7 +161,7 @@ def test_policies_are_compared_with_the_best_that_was_possible() -> None:
 
 def test_measures_of_an_outcome() -> None:
     ends = [RequestEnds.IN_TIME, RequestEnds.LATE, RequestEnds.IN_TIME, RequestEnds.REJECTED]
-    outcome = Outcome(
+    outcome = SimulatedOutcome(
         ends_R=np.array(ends),
         accuracy_R=np.array([0.5, 1.0, 1.0, 0.0]),
         latency_ms_R=np.array([1.0, 9.0, 2.0, np.nan]),
