@@ -73,15 +73,16 @@ def requests_of(table: VariantTable, pattern: Pattern, minutes: float, seed: int
 
 
 def policies(table: VariantTable, earlier: SimulatedRequests) -> dict[str, ChoicePolicy]:
-    """Ours in three settings, the published ones, and the largest variant."""
+    """Ours in four settings, the published ones, and the largest variant."""
     look_up = VariantLookUp(table)
     best = MostAccurate(look_up)
     trace: LoadTrace = earlier.trace
     loads_R = earlier.load_T[trace.at(trace.arrivals_s_R)]
     cheap = LeastCost(look_up, 1.0, 0.0, least_accuracy=max(table.accuracy) - LOST)
     return {
-        OURS: Switching(best, margin=0.05, dwell_s=1.0, most_per_minute=30),
-        "ours, 6 switches a minute": Switching(best, margin=0.05, dwell_s=1.0, most_per_minute=6),
+        OURS: Switching(best),
+        "ours, 30 switches a minute": Switching(best, most_per_minute=30),
+        "ours, 6 switches a minute": Switching(best, most_per_minute=6),
         "ours, no hysteresis": Switching(best, margin=0.0, dwell_s=0.0, most_per_minute=OFTEN),
         "AdaptiveNet's ratio": RatioChoice(best),
         "the same, 90 % of the budget": RatioChoice(best, share=0.9),

@@ -20,9 +20,9 @@ class Switching:
     """
 
     objective: Objective
-    margin: float = 0.1
-    dwell_s: float = 2.0
-    most_per_minute: int = 12
+    margin: float = 0.05
+    dwell_s: float = 1.0
+    most_per_minute: int = 60
 
     def __post_init__(self) -> None:
         if not (0 <= self.margin < 1 and self.dwell_s >= 0 and self.most_per_minute >= 1):

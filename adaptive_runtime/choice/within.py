@@ -11,8 +11,9 @@ with the limit's rank: a field's highest bit stays where the row is within. So a
 Legend: N rows, B rows of a block.
 """
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,17 @@ BLOCK = 1 << SHIFT
 class FirstWithin:
     """Index over columns (N, 3), whose rows stand in the order of preference. Any values but NaN."""
 
-    __slots__ = ("_blocks", "_guards", "_ones", "_sets", "_values", "_width", "rows")
+    __slots__ = ("_blocks", "_guards", "_ones", "_sets", "_steps", "_values", "_width", "rows")
 
     def __init__(self, columns_N3: Values) -> None:
         self.rows = len(columns_N3)
         large = self.rows > LARGEST_EXACT
         orders_3N = np.argsort(columns_N3, 0, kind="stable").T
         ranks_3N = np.argsort(orders_3N, 1)
-        self._values = [values[order].tolist() for values, order in zip(columns_N3.T, orders_3N, strict=True)]
+        self._values: Sequence[Sequence[float]]
+        sorted_3N = np.take_along_axis(columns_N3.T, orders_3N, 1)
+        self._values = [array("d", values_N) for values_N in sorted_3N] if large else sorted_3N.tolist()
+        self._steps: list[list[float]] = sorted_3N[:, ::BLOCK].tolist()
         self._sets = [list(_sets(order_N, BLOCK if large else 1)) for order_N in orders_3N]
         self._width = self.rows.bit_length() + 1
         self._ones = _packed(np.ones(BLOCK, np.int64), self._width)
@@ -44,11 +48,18 @@ class FirstWithin:
 
     def first(self, a: float, b: float, c: float) -> int:
         """The first row whose three values are at most the limits; the number of rows where there is none."""
+        if self._blocks:
+            return self._first_of_many(a, b, c)
         values_a, values_b, values_c = self._values
         sets_a, sets_b, sets_c = self._sets
-        rank_a, rank_b, rank_c = bisect_right(values_a, a), bisect_right(values_b, b), bisect_right(values_c, c)
-        if not self._blocks:
-            return self.rows - (sets_a[rank_a] & sets_b[rank_b] & sets_c[rank_c]).bit_length()
+        common = (
+            sets_a[bisect_right(values_a, a)] & sets_b[bisect_right(values_b, b)] & sets_c[bisect_right(values_c, c)]
+        )
+        return self.rows - common.bit_length()
+
+    def _first_of_many(self, a: float, b: float, c: float) -> int:
+        rank_a, rank_b, rank_c = self._rank(0, a), self._rank(1, b), self._rank(2, c)
+        sets_a, sets_b, sets_c = self._sets
         common = sets_a[rank_a >> SHIFT] & sets_b[rank_b >> SHIFT] & sets_c[rank_c >> SHIFT]
         best = self.rows - common.bit_length()
         guards, ones, width = self._guards, self._ones, self._width
@@ -61,6 +72,13 @@ class FirstWithin:
                     best = min(best, rows[BLOCK - 1 - (within.bit_length() - 1) // width])
         return best
 
+    def _rank(self, column: int, limit: float) -> int:
+        """How many values of a column are at most a limit: by every 128th of them first, which the caches hold."""
+        steps = bisect_right(self._steps[column], limit)
+        if not steps:
+            return 0
+        return bisect_right(self._values[column], limit, (steps - 1) << SHIFT, min(steps << SHIFT, self.rows))
+
 
 def _sets(order_N: Ranks, step: int) -> Iterator[int]:
     """The rows among the first 0, step, 2 · step, … of an order, as integers: the bit of row n is N − 1 − n."""
@@ -71,7 +89,7 @@ def _sets(order_N: Ranks, step: int) -> Iterator[int]:
         inside_N[order_N[start : start + step]] = True
 
 
-def _blocks(order_N: Ranks, ranks_3N: Ranks, width: int) -> Iterator[tuple[list[int], int, int, int]]:
+def _blocks(order_N: Ranks, ranks_3N: Ranks, width: int) -> Iterator[tuple[Sequence[int], int, int, int]]:
     """Blocks of an order: their rows in the order of preference, and the ranks of these in each column as fields.
 
     The last block is filled up with rows that are within no limit.
@@ -81,7 +99,7 @@ def _blocks(order_N: Ranks, ranks_3N: Ranks, width: int) -> Iterator[tuple[list[
         rows_B = np.sort(order_N[start : start + BLOCK])
         missing = np.full(BLOCK - len(rows_B), rows)
         a, b, c = (_packed(np.append(ranks_N[rows_B], missing), width) for ranks_N in ranks_3N)
-        yield np.append(rows_B, missing).tolist(), a, b, c
+        yield array("i", np.append(rows_B, missing).tolist()), a, b, c
 
 
 def _packed(numbers_B: Ranks, width: int) -> int:
