@@ -5,7 +5,7 @@
 
 from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
-from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, read_log, replay
+from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
 from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
@@ -24,6 +24,7 @@ __all__ = [
     "LeastCost",
     "LoadBandChoice",
     "LoadFactors",
+    "LogSection",
     "LoggedDecision",
     "MostAccurate",
     "Objective",

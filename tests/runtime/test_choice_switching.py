@@ -185,7 +185,8 @@ def test_a_log_replays_to_the_same_decisions(
         with DecisionLog(file, table, ChoiceState()) as log:
             for each, decision in made:
                 log.append(each, decision)
-        assert [(line.inputs, line.decision) for line in read_log(file)[1]] == made
+        (section,) = read_log(file)
+        assert [(line.inputs, line.decision) for line in section.decisions] == made
         assert replay(file, table, policy) == len(inputs)
 
 
@@ -198,12 +199,20 @@ def test_a_log_that_cannot_be_replayed_is_told_in_one_line(tmp_path: Path) -> No
     whole = file.read_text()
     with pytest.raises(AdaptiveError, match=r"line 2 decided '.*', the replay '.*'; replay it with the policy"):
         replay(file, TABLE, FixedChoice(objective, 0))
-    with pytest.raises(AdaptiveError, match="was decided with another table"):
+    with pytest.raises(AdaptiveError, match="line 1 and after were decided with another table"):
         replay(file, TABLE.model_copy(update={"accuracy": (0.1, 0.2, 0.3)}), Switching(objective))
     file.write_text(whole[:-20])  # the last line was cut off
     assert replay(file, TABLE, Switching(objective)) == 1
+    with DecisionLog(file, TABLE, ChoiceState()) as log:  # another process goes on
+        for each, decision in decided(Switching(objective), [at(0, 2.0), at(1, 2.0), at(2, 2.0)]):
+            log.append(each, decision)
+    assert [section.line for section in read_log(file)] == [1, 3]
+    assert replay(file, TABLE, Switching(objective)) == 4
     file.write_text(whole.replace('"step":"start"', '"step":"begin"'))
-    with pytest.raises(AdaptiveError, match=r"decisions\.jsonl, line 2: decision\.step: Input should be"):
+    with pytest.raises(AdaptiveError, match=r"decisions\.jsonl, line 2: .*step: Input should be"):
+        read_log(file)
+    file.write_text(whole.split("\n", 1)[1])
+    with pytest.raises(AdaptiveError, match="line 1: a decision without a head before it"):
         read_log(file)
     file.write_text("")
     with pytest.raises(AdaptiveError, match="is no log of decisions"):
