@@ -2,15 +2,14 @@
 
 Rows stand in the order of preference, so an earlier row replaces a later one if it is at most as large in every column.
 
-Legend: N rows, D columns, S rows that are tried first.
+Legend: N rows, D columns, S strong rows, which are preferred and small in all columns together, K other rows.
 """
 
 import numpy as np
 
 from adaptive_runtime.choice.within import FirstWithin, Ranks, Values
 
-STRONG_ROWS = 64
-FEW_ROWS = 256
+STRONG_ROWS = 1024
 
 
 def replacements(columns_ND: Values) -> Ranks:
@@ -18,25 +17,18 @@ def replacements(columns_ND: Values) -> Ranks:
     rows, columns = columns_ND.shape
     padded_N3 = np.zeros((rows, 3))
     padded_N3[:, :columns] = columns_ND
-    by_N = _by_strong_rows(padded_N3)
-    left = np.flatnonzero(by_N == np.arange(rows))
-    index = FirstWithin(padded_N3[left])
-    # the first row within a row's own values is kept: what replaced it would come before it
-    by_N[left] = left[np.array([index.first(*values) for values in padded_N3[left].tolist()], np.int64)]
-    return by_N[by_N]
-
-
-def _by_strong_rows(columns_N3: Values) -> Ranks:
-    """Replacements (N,) by a few rows that are small in all columns, which leave few rows of most tables."""
-    by_N = np.arange(len(columns_N3))
-    left = by_N.copy()
-    size_N = np.argsort(np.argsort(columns_N3, 0, kind="stable"), 0).sum(1)
-    for _ in range(STRONG_ROWS):
-        if len(left) <= FEW_ROWS:
-            break
-        strong = left[size_N[left].argmin()]
-        size_N[strong] = np.iinfo(np.int64).max
-        gone = (columns_N3[left] >= columns_N3[strong]).all(1) & (left > strong)
-        by_N[left[gone]] = strong
-        left = left[~gone]
+    by_N = np.arange(rows)
+    if rows > STRONG_ROWS:  # a few strong rows replace most rows of most tables
+        size_N = np.argsort(np.argsort(padded_N3, 0, kind="stable"), 0).sum(1) + 3 * np.arange(rows)
+        strong_S = np.sort(np.argsort(size_N)[:STRONG_ROWS])
+        first_N = np.append(strong_S, rows)[_first(padded_N3[strong_S], padded_N3)]
+        by_N = np.minimum(by_N, first_N)
+    left_K = np.flatnonzero(by_N == np.arange(rows))
+    by_N[left_K] = left_K[_first(padded_N3[left_K], padded_N3[left_K])]
     return by_N
+
+
+def _first(columns_S3: Values, limits_K3: Values) -> Ranks:
+    """The first of some rows within the values of each of others (K,). It is kept: what replaced it would come before it."""
+    index = FirstWithin(columns_S3)
+    return np.array([index.first(*limits) for limits in limits_K3.tolist()], np.int64)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adaptive_runtime.choice import ChoiceLimits, LoadFactors, VariantLookUp, VariantTable
 from adaptive_runtime.choice.cells import MOST_ERRORS
-from adaptive_runtime.choice.dominance import replacements
+from adaptive_runtime.choice.dominance import STRONG_ROWS, replacements
 from adaptive_runtime.choice.lookup import MOST_APART
 from adaptive_runtime.choice.within import BLOCK, LARGEST_EXACT, FirstWithin
 from adaptive_runtime.errors import AdaptiveError
@@ -64,6 +64,19 @@ def test_a_row_is_replaced_by_an_earlier_kept_row_that_is_nowhere_larger(
     assert (by_N <= np.arange(rows)).all()
     for row in np.flatnonzero(by_N == np.arange(rows)):
         assert not (columns_ND[:row] <= columns_ND[row]).all(1).any()
+
+
+@pytest.mark.parametrize("related", [0.0, 0.9, 1.0])
+def test_rows_of_a_large_table_are_replaced_by_kept_rows(related: float) -> None:
+    rng = np.random.default_rng(5)
+    columns_N3 = np.round(rng.random((2 * STRONG_ROWS, 3)), 2)
+    order_N = np.argsort(-related * columns_N3.sum(1) - (1 - related) * rng.random(len(columns_N3)))
+    columns_N3 = columns_N3[order_N]
+    by_N = replacements(columns_N3)
+    within_NN = (columns_N3[None] <= columns_N3[:, None]).all(2) & np.tri(len(columns_N3), k=-1, dtype=bool)
+    np.testing.assert_array_equal(by_N == np.arange(len(by_N)), ~within_NN.any(1))
+    assert (by_N[by_N] == by_N).all()
+    assert (columns_N3[by_N] <= columns_N3).all()
 
 
 @settings(deadline=None, max_examples=60)
