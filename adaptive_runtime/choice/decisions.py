@@ -1,0 +1,57 @@
+"""Decisions as messages: from what they follow, what they are and why; and the policies that make them."""
+
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
+from profiling_agents.messages import Message
+
+Step = Literal["start", "stay", "down", "up"]
+
+
+class DecisionInputs(Message):
+    """All that a policy may see at one time.
+
+    now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
+    predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
+    """
+
+    now_s: float
+    limits: ChoiceLimits
+    factors: LoadFactors = LoadFactors()
+    ratio: Annotated[float, Field(gt=0)] | None = None
+    load: float | None = None
+
+
+class ChoiceState(Message):
+    """What a policy remembers. running: None before the start. better_since_s: since when a better variant would have fitted.
+
+    switched_s: times of the switches in the last minute.
+    """
+
+    running: int | None = None
+    better_since_s: float | None = None
+    switched_s: tuple[float, ...] = ()
+
+
+class Decision(Message):
+    """Which variant runs from now on. within: whether it keeps all limits, as far as the policy knows.
+
+    effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers.
+    """
+
+    now_s: float
+    step: Step
+    variant: int
+    name: str
+    within: bool
+    effective_ms: float
+    accuracy: float
+    reason: str
+
+
+class ChoicePolicy(Protocol):
+    """A pure function of state and inputs: the same ones give the same decision."""
+
+    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]: ...

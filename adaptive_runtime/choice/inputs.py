@@ -1,0 +1,79 @@
+"""What a choice depends on besides the table: limits, and how much slower variants are under load.
+
+Legend: V variants, C load classes.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import sqrt
+from statistics import NormalDist
+from typing import Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Message
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+MeanAndDeviation = tuple[Positive, NotNegative]
+
+
+class ChoiceLimits(Message):
+    """budget_ms: kept with probability `quantile` at least. energy_mj, memory_mib: None is no limit."""
+
+    budget_ms: Positive
+    quantile: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    energy_mj: NotNegative | None = None
+    memory_mib: NotNegative | None = None
+
+    def tighter(self, margin: float) -> "ChoiceLimits":
+        """The same with a share of the latency left free."""
+        return self.model_copy(update={"budget_ms": self.budget_ms * (1 - margin)})
+
+
+class LoadFactors(Message):
+    """Mean and deviation of latency under load over latency without: of each load class (C,), and of variants by themselves."""
+
+    mean: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)
+    deviation: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0.0,)
+    own: Mapping[int, MeanAndDeviation] = {}
+
+    @model_validator(mode="after")
+    def _each_mean_has_a_deviation(self) -> Self:
+        if len(self.mean) != len(self.deviation):
+            raise ValueError(f"{len(self.mean)} means and {len(self.deviation)} deviations")
+        return self
+
+    @classmethod
+    def of(
+        cls, mean_V: NDArray[np.float64], deviation_V: NDArray[np.float64], load_class_V: NDArray[np.int64]
+    ) -> "LoadFactors":
+        """From one value for each variant: a class has what most of its variants have, others have factors of their own."""
+        if not len(mean_V) == len(deviation_V) == len(load_class_V):
+            got = f"{len(mean_V)} means, {len(deviation_V)} deviations and {len(load_class_V)} classes"
+            raise AdaptiveError("slow-down by variant", got, allowed="one of each for each variant")
+        pairs_V = mean_V + 1j * deviation_V
+        common_C = np.ones(int(load_class_V.max()) + 1, complex)
+        for load_class in np.unique(load_class_V):
+            found, counts = np.unique(pairs_V[load_class_V == load_class], return_counts=True)
+            common_C[load_class] = found[counts.argmax()]
+        apart = np.flatnonzero(pairs_V != common_C[load_class_V])
+        own = {int(variant): (float(mean_V[variant]), float(deviation_V[variant])) for variant in apart}
+        return cls(mean=tuple(common_C.real.tolist()), deviation=tuple(common_C.imag.tolist()), own=own)
+
+
+@lru_cache(maxsize=64)
+def deviations(quantile: float) -> float:
+    """How many deviations above its mean a normal variable has this quantile."""
+    return NormalDist().inv_cdf(quantile)
+
+
+def effective_factor(mean: float, deviation: float, error: float, above: float) -> float:
+    """A quantile of slow-down × (1 + error of the prediction), `above` deviations over the mean.
+
+    Both are independent; the product has mean `mean` and variance deviation² + error² · (mean² + deviation²).
+    """
+    return mean + above * sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation))

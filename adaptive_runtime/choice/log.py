@@ -1,0 +1,111 @@
+"""Decisions as lines of JSON in a file, and the same decisions made again from it."""
+
+import hashlib
+import mmap
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+from pydantic import ValidationError
+
+from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
+from adaptive_runtime.choice.table import VariantTable
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Digest, Message, one_line
+
+DECISION = '{"inputs":'
+
+
+class DecisionLogHead(Message):
+    """First line of a section of a log: a process began to decide. table: digest of its table. state: that it began with."""
+
+    version: Literal[1] = 1
+    table: Digest
+    state: ChoiceState
+
+
+class LoggedDecision(Message):
+    """Another line of a log."""
+
+    inputs: DecisionInputs
+    decision: Decision
+
+
+class LogSection(NamedTuple):
+    """What one process has decided. line: number of the head's line."""
+
+    line: int
+    head: DecisionLogHead
+    decisions: list[LoggedDecision]
+
+
+class DecisionLog:
+    """A section at the end of a log; a line is in the file when `append` returns."""
+
+    def __init__(self, file: Path, table: VariantTable, state: ChoiceState) -> None:
+        _cut_to_whole_lines(file)
+        self._stream = file.open("a", encoding="utf-8", buffering=1)
+        self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+
+    def append(self, inputs: DecisionInputs, decision: Decision) -> None:
+        """One more decision."""
+        self._stream.write(f'{DECISION}{inputs.model_dump_json()},"decision":{decision.model_dump_json()}}}\n')
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+def read_log(file: Path) -> list[LogSection]:
+    """The sections of a log. A last line that was cut off is left out. AdaptiveError: damage in another line."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # a line is whole when its end is there
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error})") from error
+    sections: list[LogSection] = []
+    for number, text in enumerate(lines, 1):
+        try:
+            line = (LoggedDecision if text.startswith(DECISION) else DecisionLogHead).model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(f"{file}, line {number}", one_line(error)) from error
+        if isinstance(line, DecisionLogHead):
+            sections.append(LogSection(number, line, []))
+        elif sections:
+            sections[-1].decisions.append(line)
+        else:
+            raise AdaptiveError(f"{file}, line {number}", "a decision without a head before it")
+    if not sections:
+        raise AdaptiveError(str(file), "is no log of decisions")
+    return sections
+
+
+def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
+    """Decide again from the inputs of a log; how many decisions were the same. AdaptiveError: the first that differs."""
+    count = 0
+    for first, head, decisions in read_log(file):
+        if head.table != digest(table):
+            got = f"line {first} and after were decided with another table"
+            raise AdaptiveError(str(file), got, next_step="replay it with that one")
+        state = head.state
+        for number, line in enumerate(decisions, first + 1):
+            state, decision = policy.decide(state, line.inputs)
+            if decision != line.decision:
+                got = f"line {number} decided '{line.decision.reason}', the replay '{decision.reason}'"
+                raise AdaptiveError(str(file), got, next_step="replay it with the policy that decided")
+        count += len(decisions)
+    return count
+
+
+def _cut_to_whole_lines(file: Path) -> None:
+    """Take away the part of a line that a process has left which was killed."""
+    if file.exists() and file.stat().st_size:
+        with file.open("r+b") as stream:
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as written:
+                whole = written.rfind(b"\n") + 1
+            stream.truncate(whole)
+
+
+def digest(table: VariantTable) -> str:
+    """SHA-256 of a table."""
+    return hashlib.sha256(table.to_json().encode()).hexdigest()

@@ -1,0 +1,174 @@
+"""The best variant within limits, exactly, out of many in microseconds: without load and under it.
+
+Preferred is the more accurate variant; of equally accurate ones the faster, the more frugal, the smaller, the first one.
+
+Legend: V variants.
+"""
+
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_runtime.choice.cells import VariantCell, cells, rounded_errors
+from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
+from adaptive_runtime.choice.table import VariantTable
+from adaptive_runtime.errors import AdaptiveError
+
+MOST_APART = 64
+"""Variants with factors of their own; where there are more, all variants are looked through."""
+
+
+class FoundVariant(NamedTuple):
+    """A variant. effective_ms: its latency under load at the limits' quantile. within: whether it keeps all limits."""
+
+    variant: int
+    effective_ms: float
+    within: bool
+
+
+class VariantLookUp:
+    """A table made ready. Errors of prediction are rounded up to at most four values, `error_V`."""
+
+    def __init__(self, table: VariantTable) -> None:
+        self.table = table
+        self.load_classes = table.load_classes
+        self.error_V = rounded_errors(table.latency_error_V)
+        keys = (table.memory_mib_V, table.energy_mj_V, table.latency_ms_V, -table.accuracy_V)
+        self._order_V = np.lexsort((np.arange(len(table)), *keys))
+        self.place_V = np.argsort(self._order_V)
+        self._whole = cells(table, self._order_V, self.error_V)
+        self._cells, self._apart = self._whole, frozenset[int]()
+        self._rows = list(zip(table.latency_ms, self.error_V.tolist(), table.load_class_V.tolist(), strict=True))
+        self._extras = list(zip(table.energy_mj_V.tolist(), table.memory_mib_V.tolist(), strict=True))
+        self._place = self.place_V.tolist()
+
+    @property
+    def kept(self) -> int:
+        """How many variants can be the answer of a look-up."""
+        return sum(len(cell.kept) for cell in self._whole)
+
+    def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
+        """The best variant within three limits, without load. None: no variant is."""
+        found = [cell.best(latency_ms, energy_mj, memory_mib) for cell in self._whole]
+        return found[0] if len(found) == 1 else self._first(found)
+
+    def under(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+        """The best variant that keeps the budget with the limits' probability, energy and memory.
+
+        Where no variant keeps all limits, it is the fastest of those within energy and memory, else the fastest of all.
+        """
+        energy_mj, memory_mib = self.extra_limits(limits)
+        above = deviations(limits.quantile)
+        if len(factors.own) > MOST_APART:
+            return self._looked_through(limits, factors)
+        found: list[int | None] = []
+        for cell in self.cells_without(factors):
+            factor = _factor(factors, cell, above)
+            found.append(cell.best(limits.budget_ms / factor, energy_mj, memory_mib))
+        for variant in factors.own:
+            if self._keeps(variant, limits.budget_ms, energy_mj, memory_mib, factors, above):
+                found.append(variant)
+        best = self._first(found)
+        if best is not None:
+            return FoundVariant(best, self.effective_ms(best, limits, factors), True)
+        return self._fastest(limits, factors)
+
+    def effective_ms(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> float:
+        """Latency of a variant under load, at the limits' quantile."""
+        latency_ms, _, _ = self._rows[variant]
+        return latency_ms * self._own_factor(variant, factors, deviations(limits.quantile))
+
+    def keeps(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> bool:
+        """Whether a variant keeps all limits."""
+        extras = self.extra_limits(limits)
+        return self._keeps(variant, limits.budget_ms, *extras, factors, deviations(limits.quantile))
+
+    def keeps_extras(self, variant: int, limits: ChoiceLimits) -> bool:
+        """Whether a variant keeps the limits of energy and memory."""
+        energy_mj, memory_mib = self.extra_limits(limits)
+        energy, memory = self._extras[variant]
+        return energy <= energy_mj and memory <= memory_mib
+
+    def prefers(self, one: int, other: int) -> bool:
+        """Whether one variant is preferred to another where both keep the limits."""
+        return self._place[one] < self._place[other]
+
+    def cells_without(self, factors: LoadFactors) -> list[VariantCell]:
+        """Cells of all variants that have no factor of their own. AdaptiveError: there are more classes than factors."""
+        if len(factors.mean) < self.load_classes:
+            got = f"factors of {len(factors.mean)} load classes"
+            raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
+        if factors.own.keys() != self._apart:
+            unknown = [variant for variant in factors.own if not 0 <= variant < len(self.table)]
+            if unknown:
+                raise AdaptiveError("slow-down", f"variant {unknown[0]}", allowed=f"0 to {len(self.table) - 1}")
+            self._apart = frozenset(factors.own)
+            self._cells = [cell for each in self._whole if (cell := each.without(self._apart)).kept]
+        return self._cells
+
+    def extra_limits(self, limits: ChoiceLimits) -> tuple[float, float]:
+        """Limits of energy and memory. AdaptiveError: the table does not know what is limited."""
+        energy_mj, memory_mib = limits.energy_mj, limits.memory_mib
+        if energy_mj is not None and self.table.energy_mj is None:
+            raise AdaptiveError("limit of energy", "the table knows no energy", next_step="measure it, or leave it out")
+        if memory_mib is not None and self.table.memory_mib is None:
+            raise AdaptiveError("limit of memory", "the table knows no memory", next_step="measure it, or leave it out")
+        return inf if energy_mj is None else energy_mj, inf if memory_mib is None else memory_mib
+
+    def _first(self, found: list[int | None]) -> int | None:
+        place = self._place
+        return min((variant for variant in found if variant is not None), key=place.__getitem__, default=None)
+
+    def _own_factor(self, variant: int, factors: LoadFactors, above: float) -> float:
+        _, error, load_class = self._rows[variant]
+        own = factors.own.get(variant)
+        mean, deviation = (factors.mean[load_class], factors.deviation[load_class]) if own is None else own
+        return effective_factor(mean, deviation, error, above)
+
+    def _keeps(
+        self, variant: int, budget_ms: float, energy_mj: float, memory_mib: float, factors: LoadFactors, above: float
+    ) -> bool:
+        energy, memory = self._extras[variant]
+        limit_ms = budget_ms / self._own_factor(variant, factors, above)
+        return self._rows[variant][0] <= limit_ms and energy <= energy_mj and memory <= memory_mib
+
+    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+        for energy_mj, memory_mib in (self.extra_limits(limits), (inf, inf)):
+            found = [
+                variant
+                for variant in factors.own
+                if self._extras[variant][0] <= energy_mj and self._extras[variant][1] <= memory_mib
+            ]
+            for cell in self.cells_without(factors):
+                fastest = cell.fastest(energy_mj, memory_mib)
+                found += [] if fastest is None else [fastest]
+            if found:
+                break
+        times = [(self.effective_ms(variant, limits, factors), self._place[variant], variant) for variant in found]
+        effective_ms, _, variant = min(times)
+        return FoundVariant(variant, effective_ms, False)
+
+    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+        """The same answer without an index."""
+        table, classes_V = self.table, self.table.load_class_V
+        mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
+        own = list(factors.own)
+        mean_V[own], deviation_V[own] = np.array(list(factors.own.values())).T
+        error_V = self.error_V
+        variance_V = deviation_V * deviation_V + error_V * error_V * (mean_V * mean_V + deviation_V * deviation_V)
+        factor_V = mean_V + deviations(limits.quantile) * np.sqrt(variance_V)
+        energy_mj, memory_mib = self.extra_limits(limits)
+        extra_V = (table.energy_mj_V <= energy_mj) & (table.memory_mib_V <= memory_mib)
+        within_V = extra_V & (table.latency_ms_V <= limits.budget_ms / factor_V)
+        if within_V.any():
+            variant = int(np.where(within_V, self.place_V, len(table)).argmin())
+        else:
+            allowed_V = extra_V if extra_V.any() else np.ones(len(table), bool)
+            times_V = np.where(allowed_V, table.latency_ms_V * factor_V, inf)
+            variant = int(np.lexsort((self.place_V, times_V))[0])
+        return FoundVariant(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))
+
+
+def _factor(factors: LoadFactors, cell: VariantCell, above: float) -> float:
+    return effective_factor(factors.mean[cell.load_class], factors.deviation[cell.load_class], cell.error, above)

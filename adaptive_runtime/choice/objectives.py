@@ -1,0 +1,105 @@
+"""What the best variant is: the most accurate one within limits, or the one with the least weighted cost.
+
+Legend: K variants of a cell that can be the answer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
+from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
+from adaptive_runtime.errors import AdaptiveError
+
+
+class Objective(Protocol):
+    """`find`: the best variant now. `prefers`: whether one variant is better than another where both keep the limits."""
+
+    @property
+    def look_up(self) -> VariantLookUp: ...
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant: ...
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MostAccurate:
+    """The most accurate variant within the limits."""
+
+    look_up: VariantLookUp
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+        return self.look_up.under(limits, factors)
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        return self.look_up.prefers(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastCost:
+    """The variant with the least J = alpha · latency + beta · energy within the limits, at least so accurate.
+
+    Latency: mean under load. Where none keeps all of that, the accuracy is given up first. Source: AdaScale, eq. 6 and 7, and
+    the accuracy of its eq. 1.
+    """
+
+    look_up: VariantLookUp
+    alpha_per_ms: float
+    beta_per_mj: float
+    least_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.alpha_per_ms < 0 or self.beta_per_mj < 0:
+            got = f"weights {self.alpha_per_ms:g} and {self.beta_per_mj:g}"
+            raise AdaptiveError("objective", got, allowed="0 and more")
+        if self.beta_per_mj and self.look_up.table.energy_mj is None:
+            raise AdaptiveError("objective", "a weight of energy for a table without energy", allowed="0")
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+        for least_accuracy in (self.least_accuracy, 0.0):
+            costs = [*self._of_cells(limits, factors, least_accuracy), *self._apart(limits, factors, least_accuracy)]
+            if costs:
+                _, _, variant = min(costs)
+                return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
+        return self.look_up.under(limits, factors)
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        place_V = self.look_up.place_V
+        return (self.cost(one, factors), place_V[one]) < (self.cost(other, factors), place_V[other])
+
+    def cost(self, variant: int, factors: LoadFactors) -> float:
+        """J of a variant under load."""
+        table = self.look_up.table
+        load_class = 0 if table.load_class is None else table.load_class[variant]
+        mean, _ = factors.own.get(variant, (factors.mean[load_class], 0.0))
+        energy_mj = 0.0 if table.energy_mj is None else table.energy_mj[variant]
+        return self.alpha_per_ms * (table.latency_ms[variant] * mean) + self.beta_per_mj * energy_mj
+
+    def _of_cells(
+        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float
+    ) -> Iterator[tuple[float, int, int]]:
+        energy_mj, memory_mib = self.look_up.extra_limits(limits)
+        above = deviations(limits.quantile)
+        for cell in self.look_up.cells_without(factors):
+            mean, deviation = factors.mean[cell.load_class], factors.deviation[cell.load_class]
+            limit_ms = limits.budget_ms / effective_factor(mean, deviation, cell.error, above)
+            allowed_K = (cell.latency_K <= limit_ms) & (cell.energy_K <= energy_mj)
+            allowed_K &= (cell.memory_K <= memory_mib) & (cell.accuracy_K >= least_accuracy)
+            cost_K = self.alpha_per_ms * (cell.latency_K * mean) + self.beta_per_mj * cell.energy_K
+            cost_K = np.where(allowed_K, cost_K, inf)
+            row = int(cost_K.argmin())
+            if allowed_K[row]:
+                variant = cell.kept[row]
+                yield float(cost_K[row]), int(self.look_up.place_V[variant]), variant
+
+    def _apart(
+        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float
+    ) -> Iterator[tuple[float, int, int]]:
+        for variant in factors.own:
+            accurate = self.look_up.table.accuracy[variant] >= least_accuracy
+            if accurate and self.look_up.keeps(variant, limits, factors):
+                yield self.cost(variant, factors), int(self.look_up.place_V[variant]), variant

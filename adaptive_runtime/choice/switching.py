@@ -1,0 +1,133 @@
+"""When to switch: down at once, up after a better variant has fitted with a margin for a while, never too often."""
+
+from dataclasses import dataclass
+
+from adaptive_runtime.choice.decisions import ChoiceState, Decision, DecisionInputs, Step
+from adaptive_runtime.choice.lookup import FoundVariant
+from adaptive_runtime.choice.objectives import Objective
+from adaptive_runtime.errors import AdaptiveError
+
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """Hysteresis around an objective.
+
+    margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do so
+    for `dwell_s` without interruption; where none keeps the limits, the fastest has to be faster by this share.
+    most_per_minute: of all switches; half of them are kept for switches down.
+    """
+
+    objective: Objective
+    margin: float = 0.05
+    dwell_s: float = 1.0
+    most_per_minute: int = 60
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.margin < 1 and self.dwell_s >= 0 and self.most_per_minute >= 1):
+            got = f"margin {self.margin:g}, dwell {self.dwell_s:g} s, {self.most_per_minute} a minute"
+            raise AdaptiveError(
+                "switching", got, allowed="a margin from 0 to below 1, 0 s and more, 1 a minute and more"
+            )
+
+    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
+        """The next state, and the decision with its reason."""
+        recent_s = tuple(time_s for time_s in state.switched_s if time_s > inputs.now_s - MINUTE_S)
+        best = self.objective.find(inputs.limits, inputs.factors)
+        running = state.running
+        if running is None:
+            return self._switched(inputs, best, (), "start", f"{self._told(best, inputs)}")
+        look_up = self.objective.look_up
+        now = FoundVariant(
+            running,
+            look_up.effective_ms(running, inputs.limits, inputs.factors),
+            look_up.keeps(running, inputs.limits, inputs.factors),
+        )
+        if best.variant == running:
+            return self._stays(inputs, now, recent_s, None, "no other variant is better")
+        if not now.within:
+            return self._away(inputs, now, best, recent_s)
+        return self._towards(state, inputs, now, best, recent_s)
+
+    def _away(
+        self, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant, recent_s: tuple[float, ...]
+    ) -> tuple[ChoiceState, Decision]:
+        """From a variant that breaks a limit."""
+        hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
+        if hardly_faster and self.objective.look_up.keeps_extras(now.variant, inputs.limits):
+            why = f"the fastest, {self._name(best)}, is hardly faster with {best.effective_ms:.3g} ms"
+            return self._stays(inputs, now, recent_s, None, why)
+        why = f"{self._told(now, inputs)}; {self._told(best, inputs)}"
+        if len(recent_s) >= self.most_per_minute:
+            return self._stays(
+                inputs, now, recent_s, None, f"{why}, but {len(recent_s)} switches were in the last minute"
+            )
+        spacious = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
+        if spacious.within:
+            best, why = spacious, f"{self._told(now, inputs)}; {self._told(spacious, inputs)}"
+        step: Step = "up" if self.objective.prefers(best.variant, now.variant, inputs.factors) else "down"
+        return self._switched(inputs, best, recent_s, step, why)
+
+    def _towards(
+        self,
+        state: ChoiceState,
+        inputs: DecisionInputs,
+        now: FoundVariant,
+        best: FoundVariant,
+        recent_s: tuple[float, ...],
+    ) -> tuple[ChoiceState, Decision]:
+        """To a better variant, if there is one with a margin for long enough."""
+        better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
+        if not better.within or not self.objective.prefers(better.variant, now.variant, inputs.factors):
+            why = f"{self._told(best, inputs)}, less than {self.margin:.0%} below it"
+            return self._stays(inputs, now, recent_s, None, why)
+        since_s = inputs.now_s if state.better_since_s is None else min(state.better_since_s, inputs.now_s)
+        waited_s = inputs.now_s - since_s
+        why = f"{self._told(better, inputs)}, and a better variant has fitted for {waited_s:.3g} s"
+        if waited_s < self.dwell_s:
+            return self._stays(inputs, now, recent_s, since_s, f"{why} of {self.dwell_s:g} s")
+        if len(recent_s) >= max(1, self.most_per_minute // 2):
+            why = f"{why}, but {len(recent_s)} switches were in the last minute"
+            return self._stays(inputs, now, recent_s, since_s, why)
+        return self._switched(inputs, better, recent_s, "up", why)
+
+    def _switched(
+        self, inputs: DecisionInputs, to: FoundVariant, recent_s: tuple[float, ...], step: Step, why: str
+    ) -> tuple[ChoiceState, Decision]:
+        times_s = recent_s if step == "start" else (*recent_s, inputs.now_s)
+        state = ChoiceState(running=to.variant, switched_s=times_s)
+        return state, made(self.objective, inputs, to, step, why)
+
+    def _stays(
+        self, inputs: DecisionInputs, now: FoundVariant, recent_s: tuple[float, ...], since_s: float | None, why: str
+    ) -> tuple[ChoiceState, Decision]:
+        state = ChoiceState(running=now.variant, better_since_s=since_s, switched_s=recent_s)
+        return state, made(self.objective, inputs, now, "stay", why)
+
+    def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
+        limits = inputs.limits
+        keeps = "keeps the limits with" if found.within else "breaks a limit with"
+        return (
+            f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {limits.quantile:.3g}, "
+            f"budget {limits.budget_ms:.3g} ms"
+        )
+
+    def _name(self, found: FoundVariant) -> str:
+        table = self.objective.look_up.table
+        return f"{table.names[found.variant]} ({table.accuracy[found.variant]:.2%})"
+
+
+def made(objective: Objective, inputs: DecisionInputs, found: FoundVariant, step: Step, reason: str) -> Decision:
+    """The message of a decision."""
+    table = objective.look_up.table
+    return Decision(
+        now_s=inputs.now_s,
+        step=step,
+        variant=found.variant,
+        name=table.names[found.variant],
+        within=found.within,
+        effective_ms=found.effective_ms,
+        accuracy=table.accuracy[found.variant],
+        reason=reason,
+    )

@@ -1,0 +1,136 @@
+"""One server with a queue on a simulated device: from request to request, with the decisions of the run time.
+
+Legend: R requests.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, ChoiceState, Decision, DecisionInputs
+from adaptive_runtime.simulation.estimates import FadingEstimate, LoadEstimate
+from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
+from adaptive_runtime.simulation.requests import SimulatedRequests
+
+RATIOS = 4
+"""Served requests whose measured over predicted latency a policy sees, as their mean."""
+Heard = Callable[[DecisionInputs, Decision], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Requests are served in order, one at a time. The variant is decided when a request's turn comes.
+
+    limits: `budget_ms` is the time from arrival to answer. The budget of a decision is the time that is left for each waiting
+    request, divided by its place in the queue; the least of these. queue: requests that wait at most. every_s: time between
+    decisions, at least. switch_ms: what a switch takes of the server's time.
+    """
+
+    requests: SimulatedRequests
+    limits: ChoiceLimits
+    queue: int = 8
+    every_s: float = 0.0
+    switch_ms: float = 1.0
+    estimate: Callable[[int], LoadEstimate] = FadingEstimate
+
+    def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> SimulatedOutcome:
+        """What becomes of all requests under a policy. heard: is told each decision."""
+        run = _Run(self, policy, heard)
+        while run.next():
+            pass
+        return run.outcome()
+
+
+class _Run:
+    def __init__(self, simulation: Simulation, policy: ChoicePolicy, heard: Heard | None) -> None:
+        self.simulation, self.policy, self.heard = simulation, policy, heard
+        self.requests = simulation.requests
+        table, trace = self.requests.table, self.requests.trace
+        self.estimate = simulation.estimate(table.load_classes)
+        self.state = ChoiceState()
+        self.free_s, self.next_decision_s, self.arrived, self.switches = 0.0, -inf, 0, 0
+        self.waiting: deque[int] = deque()
+        self.ratios: deque[float] = deque(maxlen=RATIOS)
+        self.ends = np.full(len(self.requests), -1)
+        self.accuracy, self.latency_ms = np.zeros(len(self.requests)), np.full(len(self.requests), np.nan)
+        self.arrivals_s, self.times_s = trace.arrivals_s, trace.times_s
+        self.latencies_ms: list[float] = self.requests.latency_ms_V.tolist()
+        self.classes: list[int] = table.load_class_V.tolist()
+
+    def next(self) -> bool:
+        """Serve or reject the next request; False: there is none."""
+        if not self.waiting:
+            if self.arrived == len(self.arrivals_s):
+                return False
+            self.free_s = max(self.free_s, self.arrivals_s[self.arrived])
+        self._arrive(self.free_s)
+        request, now_s = self.waiting[0], self.free_s
+        left_ms = self.simulation.limits.budget_ms - (now_s - self.arrivals_s[request]) * 1e3
+        if left_ms <= 0:
+            self.ends[self.waiting.popleft()] = RequestEnds.REJECTED
+            return True
+        if now_s >= self.next_decision_s:
+            self._decide(now_s)
+        self._serve(self.waiting.popleft(), now_s, left_ms)
+        return True
+
+    def _arrive(self, now_s: float) -> None:
+        while self.arrived < len(self.arrivals_s) and self.arrivals_s[self.arrived] <= now_s:
+            if len(self.waiting) < max(1, self.simulation.queue):
+                self.waiting.append(self.arrived)
+            else:
+                self.ends[self.arrived] = RequestEnds.REJECTED
+            self.arrived += 1
+
+    def _decide(self, now_s: float) -> None:
+        limits = self.simulation.limits
+        each_ms = (
+            (limits.budget_ms - (now_s - self.arrivals_s[request]) * 1e3) / place
+            for place, request in enumerate(self.waiting, 1)
+        )
+        inputs = DecisionInputs(
+            now_s=now_s,
+            limits=limits.model_copy(update={"budget_ms": min(each_ms)}),
+            factors=self.estimate.factors(now_s),
+            ratio=sum(self.ratios) / len(self.ratios) if self.ratios else None,
+            load=float(self.requests.load_T[bisect_right(self.times_s, now_s) - 1]),
+        )
+        before = self.state.running
+        self.state, decision = self.policy.decide(self.state, inputs)
+        if before is not None and decision.variant != before:
+            self.switches += 1
+            self.free_s += self.simulation.switch_ms * 1e-3
+            self.ratios.clear()
+        self.next_decision_s = now_s + self.simulation.every_s
+        if self.heard is not None:
+            self.heard(inputs, decision)
+
+    def _serve(self, request: int, now_s: float, left_ms: float) -> None:
+        variant = self.state.running
+        assert variant is not None, "the first request decides"
+        requests = self.requests
+        factor = float(requests.factor_CR[self.classes[variant], request])
+        switching_ms = (self.free_s - now_s) * 1e3
+        service_ms = self.latencies_ms[variant] * factor
+        in_time = switching_ms + service_ms <= left_ms
+        self.ends[request] = RequestEnds.IN_TIME if in_time else RequestEnds.LATE
+        self.accuracy[request] = requests.table.accuracy[variant]
+        self.latency_ms[request] = self.simulation.limits.budget_ms - left_ms + switching_ms + service_ms
+        self.free_s += service_ms * 1e-3
+        ratio = service_ms / requests.table.latency_ms[variant]
+        self.ratios.append(ratio)
+        self.estimate.observe(self.free_s, variant, ratio)
+
+    def outcome(self) -> SimulatedOutcome:
+        """What became of all requests."""
+        return SimulatedOutcome(
+            ends_R=self.ends,
+            accuracy_R=self.accuracy,
+            latency_ms_R=self.latency_ms,
+            duration_s=self.requests.trace.duration_s,
+            switches=self.switches,
+        )

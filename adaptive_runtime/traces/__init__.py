@@ -1,0 +1,10 @@
+"""Load of a device over time: recorded, drawn, written, read, and made for real by processes.
+
+[The choice at run time](docs/runtime_choice.md#traces) explains it with examples.
+"""
+
+from adaptive_runtime.traces.generators import PATTERNS, LoadResponse, Pattern, trace_of
+from adaptive_runtime.traces.stress import Stress
+from adaptive_runtime.traces.trace import LoadTrace
+
+__all__ = ["PATTERNS", "LoadResponse", "LoadTrace", "Pattern", "Stress", "trace_of"]

@@ -1,0 +1,102 @@
+"""Traces that are drawn: load in steps, at random, as of a user, in bursts; requests at a pace or at random.
+
+Legend: T times, C load classes, R requests.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.traces.trace import LoadTrace
+
+Values = NDArray[np.float64]
+Pattern = Literal["steps", "random", "user", "bursts"]
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+STEP_S = 10.0
+RECALL_S = 5.0
+"""Time in which a random load forgets where it was."""
+
+
+class LoadResponse(NamedTuple):
+    """Slow-down of a load class: 1 + cpu · pressure on the CPU + bandwidth · pressure on memory bandwidth."""
+
+    cpu: float
+    bandwidth: float
+
+
+def steps(times_s: Values, rng: np.random.Generator) -> Values:
+    """Levels that hold for ten seconds each and then jump."""
+    holds = (times_s / STEP_S).astype(int)
+    return rng.choice(LEVELS, holds.max() + 1)[holds]
+
+
+def random(times_s: Values, rng: np.random.Generator) -> Values:
+    """A load that drifts: an autoregressive walk around one half, folded into 0 to 1."""
+    kept = np.exp(-np.diff(times_s, prepend=times_s[0]) / RECALL_S)
+    noise = rng.normal(size=len(times_s))
+    level, walk = 0.0, np.empty(len(times_s))
+    for place, share in enumerate(kept):
+        level = share * level + np.sqrt(1 - share * share) * noise[place]
+        walk[place] = level
+    folded: Values = np.abs((0.5 + 0.35 * walk) % 2)
+    return np.minimum(folded, 2 - folded)
+
+
+def user(times_s: Values, rng: np.random.Generator) -> Values:
+    """Pauses, and work with a light or heavy program for some ten seconds, whose load flickers."""
+    load, now_s, busy = np.zeros(len(times_s)), 0.0, False
+    while now_s <= times_s[-1]:
+        lasts_s = rng.exponential(20.0 if busy else 15.0)
+        inside = (times_s >= now_s) & (times_s < now_s + lasts_s)
+        load[inside] = rng.beta(2, 2) if busy else 0.05
+        now_s, busy = now_s + lasts_s, not busy
+    return np.clip(load + 0.08 * rng.normal(size=len(times_s)) * (load > 0.05), 0.0, 1.0)
+
+
+def bursts(times_s: Values, rng: np.random.Generator) -> Values:
+    """Almost no load, and short bursts of full load."""
+    load, now_s = np.full(len(times_s), 0.05), rng.exponential(8.0)
+    while now_s <= times_s[-1]:
+        lasts_s = 0.3 + rng.exponential(1.2)
+        load[(times_s >= now_s) & (times_s < now_s + lasts_s)] = rng.uniform(0.7, 1.0)
+        now_s += lasts_s + rng.exponential(8.0)
+    return load
+
+
+PATTERNS: Mapping[Pattern, Callable[[Values, np.random.Generator], Values]] = {
+    "steps": steps,
+    "random": random,
+    "user": user,
+    "bursts": bursts,
+}
+
+
+def trace_of(
+    pattern: Pattern,
+    *,
+    seed: int,
+    duration_s: float,
+    every_s: float = 0.1,
+    responses: Sequence[LoadResponse] = (LoadResponse(2.0, 1.0),),
+    requests_per_s: float = 10.0,
+    regular: bool = True,
+) -> LoadTrace:
+    """A trace of one pattern: CPU and memory bandwidth are drawn apart. regular: requests come at a pace, as from a camera."""
+    rng = np.random.default_rng(seed)
+    times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
+    cpu_T, bandwidth_T = (PATTERNS[pattern](times_s, rng) for _ in range(2))
+    slow_down = tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
+    count = int(duration_s * requests_per_s)
+    arrivals_s = np.arange(count) / requests_per_s if regular else np.sort(rng.uniform(0, duration_s, count))
+    return LoadTrace(
+        origin=pattern,
+        seed=seed,
+        duration_s=duration_s,
+        times_s=tuple(times_s.tolist()),
+        cpu=tuple(cpu_T.tolist()),
+        bandwidth=tuple(bandwidth_T.tolist()),
+        slow_down=slow_down,
+        arrivals_s=tuple(arrivals_s[arrivals_s < duration_s].tolist()),
+    )

@@ -1,0 +1,79 @@
+"""Real load: processes that compute or stream through memory, as much as a trace says."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Self
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.traces.trace import LoadTrace
+
+BURNER = "adaptive_runtime.traces.burner"
+END_S = 2.0
+
+
+class Stress:
+    """Load of so many processes each on CPU and memory bandwidth, until the block is left or the process dies."""
+
+    def __init__(self, *, cpu_processes: int, bandwidth_processes: int) -> None:
+        kinds = {"cpu": cpu_processes, "bandwidth": bandwidth_processes}
+        if min(kinds.values()) < 0:
+            raise AdaptiveError("stress", f"{min(kinds.values())} processes", allowed="0 and more")
+        self._kinds = [kind for kind, count in kinds.items() for _ in range(count)]
+        self._processes: list[subprocess.Popen[str]] = []
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the processes that run."""
+        return tuple(process.pid for process in self._processes)
+
+    def __enter__(self) -> Self:
+        try:
+            for kind in self._kinds:
+                command = [sys.executable, "-m", BURNER, kind]
+                started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                self._processes.append(started)
+            for process in self._processes:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    raise AdaptiveError("stress", f"a process ended with code {process.wait(END_S)} when it started")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def set(self, *, cpu: float = 0.0, bandwidth: float = 0.0) -> None:
+        """From now on each process works for this share of the time. AdaptiveError: a process has ended."""
+        shares = {"cpu": cpu, "bandwidth": bandwidth}
+        for kind, process in zip(self._kinds, self._processes, strict=True):
+            if process.poll() is not None or process.stdin is None:
+                raise AdaptiveError("stress", f"process {process.pid} for {kind} has ended with {process.returncode}")
+            process.stdin.write(f"{shares[kind]:.4f}\n")
+            process.stdin.flush()
+
+    def follow(self, trace: LoadTrace, ended: Callable[[], bool] = lambda: False) -> None:
+        """Make the pressure of a trace at its times; returns at its end, or when `ended`."""
+        start = time.monotonic()
+        for place, time_s in enumerate((*trace.times_s[1:], trace.duration_s)):
+            self.set(cpu=trace.cpu[place], bandwidth=trace.bandwidth[place])
+            if ended():
+                break
+            time.sleep(max(0.0, start + time_s - time.monotonic()))
+        self.set()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                try:
+                    process.stdin.close()
+                except BrokenPipeError:
+                    process.kill()
+        for process in self._processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes.clear()

@@ -1,0 +1,77 @@
+"""A trace: pressure on a device and the slow-down that follows, at times, and when requests arrive.
+
+Legend: T times, C load classes, R requests.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Message, one_line
+
+Time = Annotated[float, Field(ge=0)]
+Pressure = Annotated[float, Field(ge=0, le=1)]
+AGAIN = "record or draw the trace again"
+
+
+class LoadTrace(Message):
+    """What holds from one time to the next: pressure on CPU and memory bandwidth as shares (T,), slow-down by class (C, T).
+
+    times_s: from 0, rising. slow_down: latency over latency without load. arrivals_s: of requests, rising, before the end.
+    seed: of what was drawn; None: recorded.
+    """
+
+    version: Literal[1] = 1
+    origin: str
+    seed: int | None = None
+    duration_s: Annotated[float, Field(gt=0)]
+    times_s: Annotated[tuple[Time, ...], Field(min_length=1)]
+    cpu: tuple[Pressure, ...]
+    bandwidth: tuple[Pressure, ...]
+    slow_down: Annotated[tuple[tuple[Annotated[float, Field(gt=0)], ...], ...], Field(min_length=1)]
+    arrivals_s: tuple[Time, ...] = ()
+
+    @model_validator(mode="after")
+    def _times_rise_and_have_values(self) -> Self:
+        if self.times_s[0] != 0 or (np.diff(self.times_s) <= 0).any():
+            raise ValueError("times_s do not rise from 0")
+        if (np.diff(self.arrivals_s) < 0).any():
+            raise ValueError("arrivals_s do not rise")
+        if max(self.times_s[-1], *self.arrivals_s[-1:]) >= self.duration_s:
+            raise ValueError(f"a time is not before the end, {self.duration_s:g} s")
+        for values in (self.cpu, self.bandwidth, *self.slow_down):
+            if len(values) != len(self.times_s):
+                raise ValueError(f"{len(values)} values for {len(self.times_s)} times")
+        return self
+
+    @property
+    def slow_down_CT(self) -> NDArray[np.float64]:
+        return np.array(self.slow_down)
+
+    @property
+    def arrivals_s_R(self) -> NDArray[np.float64]:
+        return np.array(self.arrivals_s)
+
+    def at(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Index of the time that holds at each of some times."""
+        return np.searchsorted(self.times_s, times_s, side="right") - 1
+
+    def write(self, file: Path) -> None:
+        """Write the file, whole or not at all."""
+        beside = file.with_name(file.name + ".part")
+        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        beside.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file. AdaptiveError in one line: damage, or no such trace."""
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+        except ValidationError as error:
+            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error

@@ -1,0 +1,217 @@
+"""What it takes to choose a variant: a look-up with three limits, and a whole decision.
+
+    python -m benchmarks.lookup [--variants 480 10000 100000] [--queries 2000] [--json FILE] [--markdown]
+
+Three kinds of tables. *Realistic*: latency, energy and memory follow one size with scatter, accuracy saturates with
+it. *Random*: four columns drawn apart. *Undominated*: accuracy is the mean of the three columns, so each variant is
+the answer of some query, and an index cannot leave any out.
+
+Limits are drawn from the columns themselves. All ways answer each query in turn, in one process on one thread, and
+have to agree; each query comes five times, the others in between, and its fastest answer counts, so that other
+programs' work does not. The table has medians and 99th percentiles over queries [µs]. *Ours*: `VariantLookUp.best`.
+*numpy*: a scan of all variants, the most accurate first. *sqlite*: in memory, with an index over accuracy and all
+columns, prepared, LIMIT 1. *Decision*: `Switching.decide` under load, with the message and its reason, for limits
+that change each time, each once; *with own factors*: ten variants have factors of their own; *and its log*: the
+decision is appended to a log as well.
+
+Bars: a look-up in at most 10 µs, a decision in at most 100 µs, by the medians; published (AdaScale): 43 µs over 480.
+"""
+
+import argparse
+import json
+import sqlite3
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.choice import (
+    ChoiceLimits,
+    ChoicePolicy,
+    ChoiceState,
+    DecisionInputs,
+    DecisionLog,
+    LoadFactors,
+    MostAccurate,
+    Switching,
+    VariantLookUp,
+    VariantTable,
+)
+from benchmarks.tables import show
+
+LOOK_UP_BAR_US, DECISION_BAR_US = 10.0, 100.0
+SLOW_QUERIES, ROUNDS = 200, 5
+OWN_FACTORS = 10
+MIB = 1 << 20
+Limits = tuple[float, float, float]
+COLUMNS = ("latency_ms", "energy_mj", "memory_mib")
+
+
+def table_of(kind: str, variants: int) -> VariantTable:
+    """A table of one kind."""
+    rng = np.random.default_rng(variants)
+    if kind == "realistic":
+        size = rng.uniform(0, 1, variants)
+        columns = np.stack([(1 + 30 * size) * np.exp(0.15 * rng.normal(size=variants)) for _ in COLUMNS], 1)
+        accuracy = 0.95 - 0.35 * np.exp(-3 * size) - 0.01 * np.abs(rng.normal(size=variants))
+    else:
+        columns = 1 + 30 * rng.uniform(0, 1, (variants, 3))
+        accuracy = columns.mean(1) / 31 if kind == "undominated" else rng.uniform(0, 1, variants)
+    return VariantTable(
+        names=tuple(f"v{number}" for number in range(variants)),
+        accuracy=tuple(accuracy.tolist()),
+        latency_error=(0.05,) * variants,
+        **{name: tuple(column.tolist()) for name, column in zip(COLUMNS, columns.T, strict=True)},
+    )
+
+
+def limits_of(table: VariantTable, queries: int) -> list[Limits]:
+    """Limits drawn from the columns, each apart."""
+    rng = np.random.default_rng(1)
+    drawn = [rng.choice(np.array(getattr(table, name)), queries) for name in COLUMNS]
+    return [(float(a), float(b), float(c)) for a, b, c in zip(*drawn, strict=True)]
+
+
+def by_numpy(table: VariantTable) -> Callable[[float, float, float], int | None]:
+    """A scan of all variants, the most accurate first."""
+    order = np.argsort(VariantLookUp(table).place_V)
+    a_V, b_V, c_V = (np.array(getattr(table, name))[order] for name in COLUMNS)
+
+    def best(a: float, b: float, c: float) -> int | None:
+        within_V: NDArray[np.bool_] = (a_V <= a) & (b_V <= b) & (c_V <= c)
+        row = int(within_V.argmax())
+        return int(order[row]) if within_V[row] else None
+
+    return best
+
+
+def by_sqlite(table: VariantTable) -> Callable[[float, float, float], int | None]:
+    """sqlite in memory, with a covering index in the order of preference."""
+    base = sqlite3.connect(":memory:", cached_statements=8)
+    base.execute("CREATE TABLE v (id INTEGER PRIMARY KEY, accuracy REAL, a REAL, b REAL, c REAL)")
+    rows = zip(range(len(table)), table.accuracy, *(getattr(table, name) for name in COLUMNS), strict=True)
+    base.executemany("INSERT INTO v VALUES (?, ?, ?, ?, ?)", rows)
+    base.execute("CREATE INDEX best ON v (accuracy DESC, a, b, c, id)")
+    base.execute("ANALYZE")
+    cursor = base.cursor()
+    text = "SELECT id FROM v WHERE a <= ? AND b <= ? AND c <= ? ORDER BY accuracy DESC, a, b, c, id LIMIT 1"
+
+    def best(a: float, b: float, c: float) -> int | None:
+        found = cursor.execute(text, (a, b, c)).fetchone()
+        return None if found is None else int(found[0])
+
+    return best
+
+
+def look_ups(table: VariantTable, look_up: VariantLookUp, queries: Sequence[Limits]) -> dict[str, NDArray[np.float64]]:
+    """Durations of each query by each way [µs]. All ways agree."""
+    ways = {"ours": look_up.best, "numpy": by_numpy(table), "sqlite": by_sqlite(table)}
+    asked = {name: queries if name == "ours" else queries[:SLOW_QUERIES] for name in ways}
+    least = {name: np.full(len(asked[name]), np.inf) for name in ways}
+    for _ in range(ROUNDS):
+        for number, limits in enumerate(queries):
+            answers = []
+            for name, best in ways.items():
+                if number < len(asked[name]):
+                    start = time.perf_counter_ns()
+                    answers.append(best(*limits))
+                    least[name][number] = min(least[name][number], (time.perf_counter_ns() - start) / 1e3)
+            assert len(set(answers)) == 1, f"{limits}: {answers}"
+    return least
+
+
+def decisions(look_up: VariantLookUp, queries: Sequence[Limits], own: int, log: Path | None) -> NDArray[np.float64]:
+    """Durations of decisions under load [µs], inputs made before."""
+    rng = np.random.default_rng(2)
+    policy: ChoicePolicy = Switching(MostAccurate(look_up), dwell_s=0.0, most_per_minute=10**6)
+    apart = rng.choice(len(look_up.table), min(own, len(look_up.table)), replace=False).tolist()
+    state, durations = ChoiceState(), []
+    written = None if log is None else DecisionLog(log, look_up.table, state)
+    for number, (latency_ms, energy_mj, memory_mib) in enumerate(queries):
+        limits = ChoiceLimits(budget_ms=2 * latency_ms, energy_mj=energy_mj, memory_mib=memory_mib)
+        factors = LoadFactors(
+            mean=(float(rng.uniform(1, 3)),),
+            deviation=(0.1,),
+            own={each: (float(rng.uniform(1, 3)), 0.1) for each in apart},
+        )
+        inputs = DecisionInputs(now_s=float(number), limits=limits, factors=factors)
+        start = time.perf_counter_ns()
+        state, decision = policy.decide(state, inputs)
+        if written is not None:
+            written.append(inputs, decision)
+        durations.append((time.perf_counter_ns() - start) / 1e3)
+    return np.array(durations)
+
+
+def measured(kind: str, variants: int, queries: int) -> dict[str, Any]:
+    """One row: a kind and number of variants."""
+    table = table_of(kind, variants)
+    start = time.perf_counter()
+    look_up = VariantLookUp(table)
+    build_s = time.perf_counter() - start
+    asked = limits_of(table, queries)
+    times = look_ups(table, look_up, asked)
+    with tempfile.TemporaryDirectory() as folder:
+        times["decision"] = decisions(look_up, asked, 0, None)
+        times["with own"] = decisions(look_up, asked, OWN_FACTORS, None)
+        times["and log"] = decisions(look_up, asked, OWN_FACTORS, Path(folder) / "decisions.jsonl")
+    row: dict[str, Any] = {"kind": kind, "variants": variants, "kept": look_up.kept, "build_s": build_s}
+    row["index_mib"] = memory_mib(table)
+    for name, values in times.items():
+        row[name] = {"p50_us": float(np.median(values)), "p99_us": float(np.quantile(values, 0.99))}
+    return row
+
+
+def memory_mib(table: VariantTable) -> float:
+    """What the look-up adds to the table."""
+    tracemalloc.start()
+    look_up = VariantLookUp(table)
+    held = tracemalloc.get_traced_memory()[0] / MIB
+    tracemalloc.stop()
+    del look_up
+    return held
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", type=int, nargs="+", default=[480, 10_000, 100_000])
+    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    kinds = ("realistic", "random", "undominated")
+    rows = [measured(kind, variants, options.queries) for variants in options.variants for kind in kinds]
+    heads = ["variants", "kind", "kept", "build, s", "index, MiB", "ours, µs", f"<= {LOOK_UP_BAR_US:g}", "numpy, µs"]
+    heads += [
+        "sqlite, µs",
+        "numpy / ours",
+        "decision, µs",
+        "with own factors",
+        "and its log",
+        f"<= {DECISION_BAR_US:g}",
+    ]
+    show(heads, [cells_of(row) for row in rows], markdown=options.markdown, width=200)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    both = {
+        name: f"{row[name]['p50_us']:.3g} ({row[name]['p99_us']:.3g})" for name in row if isinstance(row[name], dict)
+    }
+    held = row["ours"]["p50_us"] <= LOOK_UP_BAR_US, row["and log"]["p50_us"] <= DECISION_BAR_US
+    fast, quick = ("yes" if each else "NO" for each in held)
+    ratio = row["numpy"]["p50_us"] / row["ours"]["p50_us"]
+    first = [f"{row['variants']}", row["kind"], f"{row['kept']}", f"{row['build_s']:.2f}", f"{row['index_mib']:.1f}"]
+    last = [f"{ratio:.3g}", both["decision"], both["with own"], both["and log"], quick]
+    return [*first, both["ours"], fast, both["numpy"], both["sqlite"], *last]
+
+
+if __name__ == "__main__":
+    main()
