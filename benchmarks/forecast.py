@@ -1,6 +1,6 @@
 """Is the forecast of a device's load better than "as now"?
 
-    python -m benchmarks.forecast record DIR [--seconds 100] [--only "CPU periodic"]
+    python -m benchmarks.forecast record DIR [--seconds 120] [--only "CPU periodic"] [--cpus 0.4]
     python -m benchmarks.forecast compare DIR [--markdown] [--json FILE]
 
 `record` samples this machine's state once a second while real processes of `benchmarks.stress` run, and saves one file of
@@ -10,7 +10,9 @@ autoregressive model alone, and of what `Forecaster` used; and the share of step
 second value on count, so the time in which the model knows nothing is in it.
 
 A recorded trace has two signals: the load index of CPU and memory, and the demand for CPUs, r / (r + c) with r tasks that run
-or wait for c usable CPUs. The load index says nothing more once all CPUs are used; demand still does.
+or wait for c usable CPUs. The load index says nothing more once all CPUs are used; demand still does. With `--cpus` (root and
+control groups of version 1) recording and stress run in a group that may use so many CPUs, like a container; the signal is then
+the use of that quota.
 
 Bar: on no trace worse than "as now" by more than 5 %; better where the signal has a pattern.
 """
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.forecast import Autoregression, Forecaster
 from adaptive_runtime.sensing import SensedState, Sensing, load_index
+from benchmarks.control_group import in_group
 from benchmarks.stress import PATTERNS, stress
 from benchmarks.tables import show
 
@@ -81,17 +84,25 @@ def demand(state: SensedState) -> float | None:
     return state.runnable / (state.runnable + state.usable_cpus)
 
 
-SIGNALS: dict[str, Callable[[SensedState], float | None]] = {"load index": load_index, "demand": demand}
+def quota(state: SensedState) -> float | None:
+    """Use of the control group's quota."""
+    return None if state.group_cpu_use is None else min(1.0, state.group_cpu_use)
 
 
-def record(folder: Path, seconds: float, only: str | None) -> None:
+Read = Callable[[SensedState], float | None]
+SIGNALS: dict[str, Read] = {"load index": load_index, "demand": demand}
+SIGNALS_OF_A_GROUP: dict[str, Read] = {"quota": quota}
+
+
+def record(folder: Path, seconds: float, only: str | None, cpus: float | None) -> None:
     """One file for each pattern."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (kind, pattern) in PATTERNS.items():
         if only in (None, name):
-            with stress(kind, pattern, SEED):
+            with in_group(cpus), stress(kind, pattern, SEED):
                 lines = sampled(seconds)
-            (folder / f"{name.replace(' ', '_')}.jsonl").write_text("\n".join(lines) + "\n")
+            where = "" if cpus is None else "_in_a_group"
+            (folder / f"{name.replace(' ', '_')}{where}.jsonl").write_text("\n".join(lines) + "\n")
             print(f"{name}: {len(lines)} samples", flush=True)
 
 
@@ -112,7 +123,8 @@ def recorded(folder: Path) -> dict[str, list[float | None]]:
     found: dict[str, list[float | None]] = {}
     for file in sorted(folder.glob("*.jsonl")):
         states = [SensedState.model_validate_json(line) for line in file.read_text().splitlines()]
-        for name, signal in SIGNALS.items():
+        in_a_group = any(state.group_cpu_use is not None for state in states)
+        for name, signal in (SIGNALS_OF_A_GROUP if in_a_group else SIGNALS).items():
             found[f"{file.stem.replace('_', ' ')}, {name}"] = [signal(state) for state in states]
     return found
 
@@ -164,11 +176,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--only", choices=list(PATTERNS))
+    parser.add_argument("--cpus", type=float)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.what == "record":
-        record(options.folder, options.seconds, options.only)
+        record(options.folder, options.seconds, options.only, options.cpus)
         return
     traces = recorded(options.folder)
     for generator in GENERATORS:
