@@ -4,9 +4,9 @@
 """
 
 from adaptive_runtime.slowdown.common import CommonFactor
-from adaptive_runtime.slowdown.expectation import Expectation
+from adaptive_runtime.slowdown.expectation import LatencyExpectation
 from adaptive_runtime.slowdown.factors import SlowDown
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
 
-__all__ = ["CommonFactor", "Expectation", "LoadResponse", "OwnFactors", "SlowDown"]
+__all__ = ["CommonFactor", "LatencyExpectation", "LoadResponse", "OwnFactors", "SlowDown"]

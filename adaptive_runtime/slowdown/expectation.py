@@ -12,7 +12,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class LatencyExpectation:
     """Latency of one request by variant: predicted_ms_V times a factor, whose logarithm has a mean and a deviation.
 
     log_deviation_V has the uncertainty of the factor and the noise of a single request in it. own_V: whether the

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.slowdown.common import CommonFactor
-from adaptive_runtime.slowdown.expectation import Expectation
+from adaptive_runtime.slowdown.expectation import LatencyExpectation
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
-from adaptive_runtime.slowdown.tail import Tail
+from adaptive_runtime.slowdown.scores import RequestScores
 
 Values = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class SlowDown:
         self._common = CommonFactor()
         self._own = OwnFactors(len(self._predicted_ms_V))
         self._response = LoadResponse()
-        self._tail = Tail()
+        self._scores = RequestScores()
         self._moved = 0.0  # by the last request, squared
         self._served = False
 
@@ -49,7 +49,7 @@ class SlowDown:
         if self._served:
             variance = self._common.variance_at(at_s) + self._common.noise + float(self._own.variance_V[variant])
             error = value - self._common.log_mean - float(self._own.log_V[variant])
-            self._tail.observe(error / math.sqrt(variance))
+            self._scores.observe(error / math.sqrt(variance))
         self._served = True
         drift = self._common.variance_at(at_s) - self._common.variance + self._moved
         before = float(self._own.log_V[variant])
@@ -63,19 +63,19 @@ class SlowDown:
         if load is not None:
             self._response.observe(value - own, load)
 
-    def expect(self, load: float | None = None, at_s: float | None = None) -> Expectation:
+    def expect(self, load: float | None = None, at_s: float | None = None) -> LatencyExpectation:
         """What the next request of each variant takes.
 
         load: foreseen, in the measure of `observe`; None: as now. at_s: now; time without requests makes it less certain.
         """
         shift, variance = self._response.shift(load)
         variance += self._common.variance_at(at_s) + self._common.noise
-        return Expectation(
+        return LatencyExpectation(
             predicted_ms_V=self._predicted_ms_V,
             log_mean_V=self._common.log_mean + shift + self._own.log_V,
             log_deviation_V=np.sqrt(variance + self._own.variance_V),
             own_V=self._own.used_V.copy(),
-            score=self._tail.score,
+            score=self._scores.quantile,
         )
 
     def _check(self, variant: int, measured_ms: float, at_s: float) -> None:

@@ -11,6 +11,7 @@ from adaptive_runtime.sensing import (
     BatterySensor,
     CpuSensor,
     FrequencySensor,
+    GpuSensor,
     LoadWeights,
     MemorySensor,
     PressureSensor,
@@ -192,3 +193,10 @@ def test_the_load_index_is_the_weighted_mean_of_the_parts_there(
     assert index is not None
     assert index * whole == pytest.approx(sum(weight * part for weight, part in known), abs=1e-9)
     assert min(part for _, part in known) - 1e-9 <= index <= max(part for _, part in known) + 1e-9
+
+
+def test_a_gpu_is_read_only_where_there_is_one() -> None:
+    gpu = GpuSensor.find()
+    assert [each.name for each in device_sensors()].count("gpu") == (gpu is not None)
+    if gpu is not None:
+        assert all(0 <= share <= 1 for share in gpu.read().values())

@@ -10,7 +10,7 @@ BEYOND = 10
 RENEWED_EVERY = 32
 
 
-class Tail:
+class RequestScores:
     """Scores of the last requests. A quantile is renewed every `RENEWED_EVERY` requests."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Tail:
         self._scores[self._count % REMEMBERED] = score
         self._count += 1
 
-    def score(self, q: float) -> float:
+    def quantile(self, q: float) -> float:
         """Deviations above the mean within which a share `q` of requests stayed."""
         counted, score = self._known.get(q, (-RENEWED_EVERY, 0.0))
         if self._count - counted >= RENEWED_EVERY:
