@@ -37,3 +37,9 @@ class Backtest:
     def errors(self) -> Values | None:
         """Mean absolute errors (M, H); None before anything was compared."""
         return np.mean(self._errors, axis=0) if self._errors else None
+
+    def gain(self, method: int, against: int) -> tuple[Values, Values]:
+        """By how much the error of a method was smaller than that of another on average, and the standard error: (H,), (H,)."""
+        errors_NMH = np.stack(self._errors)
+        gains_NH = errors_NMH[:, against] - errors_NMH[:, method]
+        return gains_NH.mean(0), gains_NH.std(0) / np.sqrt(len(gains_NH))

@@ -19,7 +19,11 @@ ForecastMethod = Literal["as now", "autoregressive"]
 AS_NOW, AUTOREGRESSIVE, USED = 0, 1, 2
 METHODS = 3
 WINDOW = 60
-FEWEST = 15
+FEWEST = 20
+SURE = 2.0
+"""Standard errors by which the model must have been better. Signals that stand still and jump make it look better by chance."""
+MOST_LOST = 1.02
+"""Where what was used had an error that many times as large as that of "as now", the model is not used."""
 REMEMBERED = 120
 
 
@@ -42,7 +46,8 @@ class Forecaster:
     """Forecasts one signal between `low` and `high`, which is observed once a step.
 
     The autoregressive model is used for a horizon where its error over the last `WINDOW` steps was smaller than that of
-    "as now", once `FEWEST` steps were compared. A forecast stays within the range of the last `REMEMBERED` values.
+    "as now" by `SURE` standard errors, once `FEWEST` steps were compared, and where what was used has not lost. A forecast
+    stays within the range of the last `REMEMBERED` values.
     """
 
     def __init__(self, *, horizons: int = 5, order: int = 8, low: float = 0.0, high: float = 1.0) -> None:
@@ -82,7 +87,7 @@ class Forecaster:
         errors_MH = self._backtest.errors()
         if errors_MH is None:
             errors_MH = np.full((METHODS, self._horizons), np.nan)
-        better_H = (errors_MH[AUTOREGRESSIVE] < errors_MH[AS_NOW]) & (self._backtest.steps >= FEWEST)
+        better_H = self._better(errors_MH)
         used_H = np.where(better_H, modelled_H, as_now_H)
         self._backtest.made(np.stack([as_now_H, modelled_H, used_H]))
         errors_MH = errors_MH * self._scale
@@ -93,3 +98,11 @@ class Forecaster:
             autoregressive_errors_H=errors_MH[AUTOREGRESSIVE],
             used_errors_H=errors_MH[USED],
         )
+
+    def _better(self, errors_MH: Values) -> NDArray[np.bool_]:
+        """Horizons for which the model is used (H,)."""
+        if self._backtest.steps < FEWEST:
+            return np.zeros(self._horizons, bool)
+        gain_H, error_H = self._backtest.gain(AUTOREGRESSIVE, AS_NOW)
+        better_H: NDArray[np.bool_] = (gain_H > SURE * error_H) & (errors_MH[USED] <= MOST_LOST * errors_MH[AS_NOW])
+        return better_H

@@ -13,6 +13,7 @@ from adaptive_runtime.forecast import Forecaster
 from adaptive_runtime.least_squares import RecursiveLeastSquares
 
 HORIZONS = 5
+LOST_AT_MOST = 1.06
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -45,8 +46,8 @@ def errors(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.flo
 @given(seed=SEEDS, period=st.floats(8, 16))
 @settings(max_examples=8, deadline=None)
 def test_on_autoregressive_signals_the_forecast_beats_as_now(seed: int, period: float) -> None:
-    used_H, as_now_H = errors(list(autoregressive(seed, 300, period)))
-    assert (used_H <= 0.9 * as_now_H).all()
+    used_H, as_now_H = errors(list(autoregressive(seed, 400, period)))
+    assert used_H.mean() <= 0.92 * as_now_H.mean()
 
 
 @given(seed=SEEDS)
@@ -54,7 +55,17 @@ def test_on_autoregressive_signals_the_forecast_beats_as_now(seed: int, period: 
 def test_on_random_walks_the_forecast_does_not_lose(seed: int) -> None:
     walk = 0.5 + np.cumsum(0.03 * np.random.default_rng(seed).normal(size=300))
     used_H, as_now_H = errors(list(walk))
-    assert used_H.mean() <= 1.06 * as_now_H.mean()
+    assert used_H.mean() <= LOST_AT_MOST * as_now_H.mean()
+
+
+@given(seed=SEEDS, longest=st.integers(3, 20))
+@settings(max_examples=12, deadline=None)
+def test_on_signals_that_stand_still_and_jump_the_forecast_does_not_lose(seed: int, longest: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, longest + 1, 200)
+    values = np.repeat(rng.integers(0, 4, 200) / 3, lengths)[:200] + 0.01 * rng.normal(size=200)
+    used_H, as_now_H = errors(list(values))
+    assert used_H.mean() <= LOST_AT_MOST * as_now_H.mean()
 
 
 @given(values=st.lists(st.floats(0, 1), min_size=1, max_size=120))
