@@ -16,6 +16,7 @@ DEVIATION = 0.1
 """Of own logarithms, before data: variants differ by some 10 %."""
 MEMORY_S = 600.0
 """Time in which an own factor that is not seen falls to a third."""
+AGED_EVERY_S = 1.0
 SIGNIFICANT = 4.0
 COMMON_FIRST = 1.0
 GATE = 3.0
@@ -76,9 +77,11 @@ class OwnFactors:
         return len(self._variants)
 
     def _age(self, at_s: float) -> None:
-        """Own factors fall back towards 1, and become as uncertain as they were at first."""
-        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
-        self._at_s = at_s
+        """Own factors fall back towards 1, and become as uncertain as they were at first; about once a second."""
+        passed_s = 0.0 if self._at_s is None else at_s - self._at_s
+        if self._at_s is not None and 0.0 <= passed_s < AGED_EVERY_S:
+            return
+        self._at_s, passed_s = at_s, max(0.0, passed_s)
         keeps = np.full(len(self._mean), np.exp(-passed_s / MEMORY_S))
         keeps[0] = 1.0
         self._mean = keeps * self._mean
