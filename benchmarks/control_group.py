@@ -34,8 +34,7 @@ def in_group(cpus: float | None) -> Iterator[None]:
         yield
     finally:
         for group in groups:
-            for process in (
-                (group / "cgroup.procs").read_text().split()
-            ):  # multiprocessing's own helper outlives the block
+            left = (group / "cgroup.procs").read_text().split()  # multiprocessing's own process outlives the block
+            for process in left:
                 (group.parent / "cgroup.procs").write_text(process)
             group.rmdir()
