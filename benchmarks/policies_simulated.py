@@ -39,12 +39,12 @@ from adaptive_runtime.choice import (
     VariantTable,
 )
 from adaptive_runtime.simulation import PolicyRegret, SimulatedRequests, Simulation, compare
-from adaptive_runtime.traces import PATTERNS, LoadResponse, LoadTrace, Pattern, trace_of
+from adaptive_runtime.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, trace_of
 from benchmarks.tables import show
 
 BUDGET_MS, QUANTILE = 50.0, 0.99
 REQUESTS_PER_S = 10.0
-RESPONSE = LoadResponse(cpu=2.0, bandwidth=1.0)
+RESPONSE = PressureResponse(cpu=2.0, bandwidth=1.0)
 LOST = 0.052
 BANDS = 10
 OURS = "ours"

@@ -19,7 +19,7 @@ RECALL_S = 5.0
 """Time in which a random load forgets where it was."""
 
 
-class LoadResponse(NamedTuple):
+class PressureResponse(NamedTuple):
     """Slow-down of a load class: 1 + cpu · pressure on the CPU + bandwidth · pressure on memory bandwidth."""
 
     cpu: float
@@ -79,7 +79,7 @@ def trace_of(
     seed: int,
     duration_s: float,
     every_s: float = 0.1,
-    responses: Sequence[LoadResponse] = (LoadResponse(2.0, 1.0),),
+    responses: Sequence[PressureResponse] = (PressureResponse(2.0, 1.0),),
     requests_per_s: float = 10.0,
     regular: bool = True,
 ) -> LoadTrace:

@@ -11,6 +11,9 @@ PROTOCOL = 7
 """Raised with every change of a message that the other side would not read. Client and agent have the same."""
 
 
+PowerSource = Literal["ac", "battery"]
+
+
 class RuntimeInfo(Message):
     """The inference runtime as its own process reports it. `build`: hash of the library that runs.
 
@@ -71,7 +74,7 @@ class DeviceState(Message):
     temperatures: tuple[Temperature, ...]
     throttle_events: int | None
     throttled: bool | None
-    power_source: Literal["ac", "battery"] | None
+    power_source: PowerSource | None
 
 
 class Walls(Message):

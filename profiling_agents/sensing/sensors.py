@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from profiling_agents.messages import MIB, CoreState, DeviceState, PowerSensor, Temperature
+from profiling_agents.messages import MIB, CoreState, DeviceState, PowerSensor, PowerSource, Temperature
 
 SYSTEM = Path("/")
 CPUS = "sys/devices/system/cpu"
@@ -98,10 +98,10 @@ def state(cores: Sequence[int], root: Path = SYSTEM) -> DeviceState:
     return DeviceState(
         cores=tuple(_core(core, root) for core in cores),
         memory_available_mib=psutil.virtual_memory().available // MIB,
-        temperatures=tuple(_temperatures(root)),
+        temperatures=tuple(temperatures(root)),
         throttle_events=throttle_events(cores, root),
-        throttled=_throttled(root),
-        power_source=_power_source(root),
+        throttled=throttled(root),
+        power_source=power_source(root),
     )
 
 
@@ -160,7 +160,8 @@ def _core(core: int, root: Path) -> CoreState:
     )
 
 
-def _temperatures(root: Path) -> Iterator[Temperature]:
+def temperatures(root: Path = SYSTEM) -> Iterator[Temperature]:
+    """Every sensor of temperature that can be read."""
     for folder in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         value = read_number(folder / "temp")
         if value is not None:
@@ -173,7 +174,7 @@ def _temperatures(root: Path) -> Iterator[Temperature]:
             yield Temperature(name=f"{chip} {label}", celsius=value / 1e3)
 
 
-def _throttled(root: Path) -> bool | None:
+def throttled(root: Path = SYSTEM) -> bool | None:
     """Whether something slows the processor down right now: its firmware, or a cooling device that is at work."""
     found: list[bool] = []
     flags = read_text(root / PI_THROTTLED)
@@ -189,7 +190,7 @@ def _throttled(root: Path) -> bool | None:
     return any(found) if found else None
 
 
-def _power_source(root: Path) -> str | None:
+def power_source(root: Path = SYSTEM) -> PowerSource | None:
     """'battery' while one is discharged, 'ac' when mains or USB supply is on or a battery is charged or full."""
     discharging = supplied = False
     for folder in (root / "sys/class/power_supply").glob("*"):

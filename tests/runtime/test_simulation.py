@@ -34,10 +34,10 @@ from adaptive_runtime.simulation import (
     clairvoyant,
     compare,
 )
-from adaptive_runtime.traces import LoadResponse, Pattern, trace_of
+from adaptive_runtime.traces import Pattern, PressureResponse, trace_of
 from tests.runtime.variants import MOST_CLASSES, tables
 
-RESPONSES = tuple(LoadResponse(cpu, 1.0) for cpu in (2.0, 0.5, 1.0))
+RESPONSES = tuple(PressureResponse(cpu, 1.0) for cpu in (2.0, 0.5, 1.0))
 CURVE = VariantTable(
     names=tuple(f"v{number}" for number in range(8)),
     accuracy=tuple(0.6 + 0.05 * number for number in range(8)),

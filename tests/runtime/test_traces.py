@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.traces import PATTERNS, LoadResponse, LoadTrace, Pattern, Stress, trace_of
+from adaptive_runtime.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, Stress, trace_of
 
 patterns = st.sampled_from(get_args(Pattern))
 START_S = 20.0
@@ -25,7 +25,7 @@ START_S = 20.0
 @settings(deadline=None, max_examples=30)
 @given(patterns, st.integers(0, 2**32), st.floats(5.0, 60.0), st.booleans())
 def test_a_trace_is_drawn_alike_from_one_seed(pattern: Pattern, seed: int, duration_s: float, regular: bool) -> None:
-    responses = (LoadResponse(2.0, 0.5), LoadResponse(0.5, 3.0))
+    responses = (PressureResponse(2.0, 0.5), PressureResponse(0.5, 3.0))
     drawn = [
         trace_of(pattern, seed=seed, duration_s=duration_s, responses=responses, regular=regular) for _ in range(2)
     ]

@@ -1,0 +1,10 @@
+"""The near future of a signal, such as the load index: by an autoregressive model where a running backtest finds it better.
+
+[Sensing](docs/runtime_sensing.md#forecast) explains how.
+"""
+
+from adaptive_runtime.forecast.autoregression import Autoregression
+from adaptive_runtime.forecast.backtest import Backtest
+from adaptive_runtime.forecast.forecaster import Forecast, Forecaster, ForecastMethod
+
+__all__ = ["Autoregression", "Backtest", "Forecast", "ForecastMethod", "Forecaster"]

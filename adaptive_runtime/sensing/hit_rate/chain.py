@@ -1,0 +1,51 @@
+"""The first source that gives a number: counters, then the probe, then what was learned from these."""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from adaptive_runtime.sensing.hit_rate.counters import CacheCounters
+from adaptive_runtime.sensing.hit_rate.learned import LearnedHitRate
+from adaptive_runtime.sensing.hit_rate.probe import CacheProbe
+from adaptive_runtime.sensing.state import HitRateSource, SensedState
+from profiling_agents.sensing.machine import available_cores
+
+logger = logging.getLogger("adaptive_runtime.sensing")
+
+
+class HitRateStep(Protocol):
+    """A source that measures. read: the hit rate now; None where it cannot tell."""
+
+    @property
+    def name(self) -> HitRateSource: ...
+
+    def read(self) -> float | None: ...
+
+
+class HitRate:
+    """Asks sources in order, and teaches `learned` with what they measure. A source that fails is left out from then on."""
+
+    def __init__(self, steps: Sequence[HitRateStep], learned: LearnedHitRate | None = None) -> None:
+        self._steps = list(steps)
+        self.learned = learned or LearnedHitRate()
+
+    @classmethod
+    def of_device(cls, probe: CacheProbe | None = None, learned: LearnedHitRate | None = None) -> "HitRate":
+        """The chain of this device. probe: where given, asked where there are no counters."""
+        counters = CacheCounters.find(available_cores())
+        return cls([step for step in (counters, probe) if step is not None], learned)
+
+    def estimate(self, state: SensedState) -> tuple[float, HitRateSource] | tuple[None, None]:
+        """The hit rate and its source; None where no source can tell."""
+        for step in list(self._steps):
+            try:
+                rate = step.read()
+            except OSError as error:
+                logger.warning("hit rate by %s: %s; no longer asked", step.name, error)
+                self._steps.remove(step)
+                continue
+            if rate is not None:
+                self.learned.teach(state, rate)
+                return rate, step.name
+        rate = self.learned.estimate(state)
+        return (None, None) if rate is None else (rate, self.learned.name)

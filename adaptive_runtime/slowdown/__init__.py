@@ -1,0 +1,12 @@
+"""Latencies under load: one slow-down factor of all variants, their own factors where data show them, and the effect of load.
+
+[Sensing](docs/runtime_sensing.md#slow-down) explains how.
+"""
+
+from adaptive_runtime.slowdown.common import CommonFactor
+from adaptive_runtime.slowdown.expectation import LatencyExpectation
+from adaptive_runtime.slowdown.factors import SlowDown
+from adaptive_runtime.slowdown.own import OwnFactors
+from adaptive_runtime.slowdown.response import LoadResponse
+
+__all__ = ["CommonFactor", "LatencyExpectation", "LoadResponse", "OwnFactors", "SlowDown"]

@@ -1,0 +1,79 @@
+"""The slow-down factor that all variants share: a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020).
+
+The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
+from differences of requests in a row. An outlier alone moves the factor by no more than any usual value could; a second one to
+the same side is a step, and the factor goes to the nearer of the two.
+"""
+
+import math
+from collections import deque
+from itertools import pairwise
+from statistics import median
+
+GATE = 3.0
+"""Deviations beyond which a value is an outlier."""
+LEAST_DRIFT = 1e-4
+DRIFT_KEEPS = 0.8
+LEAST_NOISE = 1e-4
+FIRST_NOISE = 2.5e-3
+FIRST_VARIANCE = 0.25
+NOISE_VALUES = 32
+FEWEST_VALUES = 8
+SIGMA_OF_MEDIAN = 1.4826
+"""Deviation of a normal distribution, as a multiple of the median distance from its middle."""
+IDLE_DRIFT_PER_S = 1e-3
+MOST_IDLE_S = 60.0
+
+
+class CommonFactor:
+    """log_mean, variance: of the logarithm of the factor. noise: variance of one request around it."""
+
+    def __init__(self) -> None:
+        self.log_mean = 0.0
+        self.variance = FIRST_VARIANCE
+        self.noise = FIRST_NOISE
+        self._drift = LEAST_DRIFT
+        self._outlier: float | None = None
+        self._values: deque[float] = deque(maxlen=NOISE_VALUES)
+        self._at_s: float | None = None
+
+    def variance_at(self, at_s: float | None) -> float:
+        """The variance, grown by the time since the last request. A clock that runs backwards adds nothing."""
+        if at_s is None or self._at_s is None:
+            return self.variance
+        return self.variance + IDLE_DRIFT_PER_S * min(MOST_IDLE_S, max(0.0, at_s - self._at_s))
+
+    def move(self, by: float) -> None:
+        """Another meaning of the values from now on: all that was learned moves along."""
+        self.log_mean += by
+        self._values = deque((value + by for value in self._values), maxlen=NOISE_VALUES)
+        self._outlier = None if self._outlier is None else self._outlier + by
+
+    def observe(self, value: float, at_s: float) -> None:
+        """The logarithm of measured / predicted of one request."""
+        self.variance = self.variance_at(at_s) + self._drift
+        self._at_s = at_s
+        self._values.append(value)
+        self._learn_noise()
+        error = value - self.log_mean
+        gate = GATE * math.sqrt(self.variance + self.noise)
+        if abs(error) <= gate:
+            self._outlier = None
+        elif self._outlier is not None and (self._outlier - self.log_mean) * error > 0:
+            error = math.copysign(min(abs(error), abs(self._outlier - self.log_mean)), error)
+            self.variance = max(self.variance, error * error)
+            self._outlier = None
+        else:
+            self._outlier = value
+            error = math.copysign(gate, error)
+        gain = self.variance / (self.variance + self.noise)
+        self.log_mean += gain * error
+        self.variance *= 1 - gain
+        self._drift = max(LEAST_DRIFT, DRIFT_KEEPS * self._drift + (1 - DRIFT_KEEPS) * min(1.0, (gain * error) ** 2))
+
+    def _learn_noise(self) -> None:
+        """From the median difference of values in a row: steps and outliers are few among them."""
+        if len(self._values) < FEWEST_VALUES:
+            return
+        differences = [abs(after - before) for before, after in pairwise(self._values)]
+        self.noise = max(LEAST_NOISE, (SIGMA_OF_MEDIAN * median(differences)) ** 2 / 2)

@@ -1,0 +1,43 @@
+"""What the next request of each variant will take. Legend: V variants."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyExpectation:
+    """Latency of one request by variant: predicted_ms_V times a factor, whose logarithm has a mean and a deviation.
+
+    log_deviation_V has the uncertainty of the factor and the noise of a single request in it. own_V: whether the
+    variant's own factor is used. score: deviations above the mean within which a share of requests stays.
+    """
+
+    predicted_ms_V: Values
+    log_mean_V: Values
+    log_deviation_V: Values
+    own_V: NDArray[np.bool_]
+    score: Callable[[float], float]
+
+    def factors_V(self) -> tuple[Values, Values]:
+        """Mean and variance of the factor of one request, by variant: (V,), (V,)."""
+        variance_V = self.log_deviation_V**2
+        mean_V = np.exp(self.log_mean_V + variance_V / 2)
+        return mean_V, mean_V**2 * np.expm1(variance_V)
+
+    def mean_ms_V(self) -> Values:
+        """Mean latency by variant [ms] (V,)."""
+        return self.predicted_ms_V * self.factors_V()[0]
+
+    def quantile_ms_V(self, q: float) -> Values:
+        """Latency that a share `q` of requests does not exceed, by variant [ms] (V,)."""
+        if not 0.0 < q < 1.0:
+            raise AdaptiveError("quantile", f"{q:g}", allowed="above 0 and below 1")
+        quantile_ms_V: Values = self.predicted_ms_V * np.exp(self.log_mean_V + self.score(q) * self.log_deviation_V)
+        return quantile_ms_V

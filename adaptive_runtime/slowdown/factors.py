@@ -1,0 +1,85 @@
+"""The slow-down of all variants: fed by served requests, and by the load that is foreseen. Legend: V variants.
+
+slow = SlowDown(predicted_ms_V)
+slow.observe(variant, measured_ms, at_s, load)
+slow.expect(foreseen_load).quantile_ms_V(0.99)
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.slowdown.common import CommonFactor
+from adaptive_runtime.slowdown.expectation import LatencyExpectation
+from adaptive_runtime.slowdown.own import OwnFactors
+from adaptive_runtime.slowdown.response import LoadResponse
+from adaptive_runtime.slowdown.scores import RequestScores
+
+Values = NDArray[np.float64]
+
+
+class SlowDown:
+    """Factors of measured to predicted latency. predicted_ms_V: latency of each variant on the quiet device.
+
+    at_s is that of the monotonic clock. AdaptiveError: a latency that is not above 0, a variant that is not there.
+    """
+
+    def __init__(self, predicted_ms_V: Sequence[float] | Values) -> None:
+        self._predicted_ms_V: Values = np.array(predicted_ms_V, np.float64)
+        if self._predicted_ms_V.ndim != 1 or not len(self._predicted_ms_V):
+            raise AdaptiveError(
+                "slow-down", f"shape {self._predicted_ms_V.shape}", allowed="one latency for each variant"
+            )
+        if not (np.isfinite(self._predicted_ms_V).all() and (self._predicted_ms_V > 0).all()):
+            raise AdaptiveError("slow-down", "a predicted latency that is not above 0", next_step="measure it again")
+        self._common = CommonFactor()
+        self._own = OwnFactors(len(self._predicted_ms_V))
+        self._response = LoadResponse()
+        self._scores = RequestScores()
+        self._moved = 0.0  # by the last request, squared
+        self._served = False
+
+    def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
+        """A served request. load: the device's when it was served, for instance the load index."""
+        self._check(variant, measured_ms, at_s)
+        value = math.log(measured_ms / float(self._predicted_ms_V[variant]))
+        if self._served:
+            variance = self._common.variance_at(at_s) + self._common.noise + float(self._own.variance_V[variant])
+            error = value - self._common.log_mean - float(self._own.log_V[variant])
+            self._scores.observe(error / math.sqrt(variance))
+        self._served = True
+        drift = self._common.variance_at(at_s) - self._common.variance + self._moved
+        before = float(self._own.log_V[variant])
+        self._own.observe(variant, value, at_s=at_s, drift=drift, noise=self._common.noise)
+        own = float(self._own.log_V[variant])
+        if own != before:
+            self._common.move(before - own)
+        level = self._common.log_mean
+        self._common.observe(value - own, at_s)
+        self._moved = (self._common.log_mean - level) ** 2
+        if load is not None:
+            self._response.observe(value - own, load)
+
+    def expect(self, load: float | None = None, at_s: float | None = None) -> LatencyExpectation:
+        """What the next request of each variant takes.
+
+        load: foreseen, in the measure of `observe`; None: as now. at_s: now; time without requests makes it less certain.
+        """
+        shift, variance = self._response.shift(load)
+        variance += self._common.variance_at(at_s) + self._common.noise
+        return LatencyExpectation(
+            predicted_ms_V=self._predicted_ms_V,
+            log_mean_V=self._common.log_mean + shift + self._own.log_V,
+            log_deviation_V=np.sqrt(variance + self._own.variance_V),
+            own_V=self._own.used_V.copy(),
+            score=self._scores.quantile,
+        )
+
+    def _check(self, variant: int, measured_ms: float, at_s: float) -> None:
+        if not 0 <= variant < len(self._predicted_ms_V):
+            raise AdaptiveError("slow-down", f"variant {variant}", allowed=f"0 to {len(self._predicted_ms_V) - 1}")
+        if not (math.isfinite(measured_ms) and measured_ms > 0 and math.isfinite(at_s)):
+            raise AdaptiveError("slow-down", f"{measured_ms} ms at {at_s} s", allowed="finite times, a latency above 0")

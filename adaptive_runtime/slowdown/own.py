@@ -1,0 +1,102 @@
+"""How single variants react differently from the others: their own factors, which multiply the common one.
+
+One linear filter has the common logarithm and the own ones of the variants that were served last; their covariance tells what
+of an error belongs to which. Which of two variants that differ is the normal one, no data tell: so an own factor is measured
+against the mean of all served variants. It is used where it is further from 1 than `SIGNIFICANT` deviations.
+
+Legend: V variants, S variants with a place in the filter.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+PLACES = 32
+DEVIATION = 0.1
+"""Of own logarithms, before data: variants differ by some 10 %."""
+MEMORY_S = 600.0
+"""Time in which an own factor that is not seen falls to a third."""
+AGED_EVERY_S = 1.0
+SIGNIFICANT = 4.0
+COMMON_FIRST = 1.0
+GATE = 3.0
+
+
+class OwnFactors:
+    """log_V: logarithm of the own factor where it is used, else 0. variance_V: of it. used_V: where it is used."""
+
+    def __init__(self, variants: int) -> None:
+        self.log_V: Values = np.zeros(variants)
+        self.variance_V: Values = np.full(variants, DEVIATION**2)
+        self.used_V = np.zeros(variants, bool)
+        self._variants: list[int] = []
+        self._mean = np.zeros(1)
+        self._covariance = np.full((1, 1), COMMON_FIRST)
+        self._at_s: float | None = None
+
+    def observe(self, variant: int, value: float, *, at_s: float, drift: float, noise: float) -> None:
+        """The logarithm of measured / predicted of one request.
+
+        drift: variance by which the common logarithm may have moved since the request before. noise: variance of one request.
+        """
+        place = self._place(variant)
+        self._age(at_s)
+        self._covariance[0, 0] += drift
+        error = value - self._mean[0] - self._mean[place]
+        spread = self._covariance[:, 0] + self._covariance[:, place]
+        whole = spread[0] + spread[place] + noise
+        if error * error > GATE * GATE * whole:  # a step of the load is likelier than a new own factor
+            self._covariance[0, 0] += error * error
+            spread = self._covariance[:, 0] + self._covariance[:, place]
+            whole = spread[0] + spread[place] + noise
+        self._mean += spread * (error / whole)
+        self._covariance -= np.outer(spread, spread) / whole
+        self._tell()
+
+    def _place(self, variant: int) -> int:
+        """Where the variant is in the filter; the variant that was not served for longest makes room."""
+        if self._variants and self._variants[-1] == variant:
+            return len(self._variants)
+        if variant in self._variants:
+            at = self._variants.index(variant)
+            order = [0, *(1 + other for other in range(len(self._variants)) if other != at), 1 + at]
+            self._variants.append(self._variants.pop(at))
+            self._mean, self._covariance = self._mean[order], self._covariance[np.ix_(order, order)]
+            return len(self._variants)
+        if len(self._variants) == PLACES:
+            gone = self._variants.pop(0)
+            self.log_V[gone], self.variance_V[gone], self.used_V[gone] = 0.0, DEVIATION**2, False
+            self._mean = np.delete(self._mean, 1)
+            self._covariance = np.delete(np.delete(self._covariance, 1, 0), 1, 1)
+        self._variants.append(variant)
+        self._mean = np.append(self._mean, 0.0)
+        grown = np.zeros((len(self._mean), len(self._mean)))
+        grown[:-1, :-1] = self._covariance
+        grown[-1, -1] = DEVIATION**2
+        self._covariance = grown
+        return len(self._variants)
+
+    def _age(self, at_s: float) -> None:
+        """Own factors fall back towards 1, and become as uncertain as they were at first; about once a second."""
+        passed_s = 0.0 if self._at_s is None else at_s - self._at_s
+        if self._at_s is not None and 0.0 <= passed_s < AGED_EVERY_S:
+            return
+        self._at_s, passed_s = at_s, max(0.0, passed_s)
+        keeps = np.full(len(self._mean), np.exp(-passed_s / MEMORY_S))
+        keeps[0] = 1.0
+        self._mean = keeps * self._mean
+        self._covariance = keeps[:, None] * self._covariance * keeps
+        self._covariance += np.diag((1 - keeps**2) * DEVIATION**2)
+
+    def _tell(self) -> None:
+        """Own factors against the mean of all that have a place."""
+        count = len(self._variants)
+        own_S, covariance_SS = self._mean[1:], self._covariance[1:, 1:]
+        from_mean_S = own_S - own_S.mean()
+        rows_S = covariance_SS.mean(1)
+        variance_S = np.maximum(np.diag(covariance_SS) - 2 * rows_S + covariance_SS.mean(), 0.0)
+        used_S = from_mean_S**2 > SIGNIFICANT**2 * variance_S if count > 1 else np.zeros(count, bool)
+        places = np.array(self._variants)
+        self.log_V[places] = np.where(used_S, from_mean_S, 0.0)
+        self.variance_V[places] = variance_S
+        self.used_V[places] = used_S

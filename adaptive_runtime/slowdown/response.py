@@ -1,0 +1,57 @@
+"""How the common factor follows the load: a regression of its logarithm on the load, learned while requests are served."""
+
+import numpy as np
+
+from adaptive_runtime.least_squares import RecursiveLeastSquares
+
+MEMORY = 300.0
+"""Changes of the load."""
+RIDGE = 0.05
+FEWEST = 20
+INFLATION = 4.0
+"""Errors in a row are alike, so there is less to learn from them than from as many independent ones."""
+SIGNIFICANT = 2.0
+ERROR_KEEPS = 0.98
+
+
+class LoadResponse:
+    """slope: logarithm of the factor for one unit of load, 0 until it is significantly above 0. variance: of the slope."""
+
+    def __init__(self) -> None:
+        self._model = RecursiveLeastSquares(1, 2, memory=MEMORY, ridge=RIDGE)
+        self._load: float | None = None
+        self._values: list[float] = []
+        self._count = 0
+        self._error = 0.0
+        self.slope = 0.0
+        self.variance = 0.0
+
+    @property
+    def load(self) -> float | None:
+        """Under which the last request was served."""
+        return self._load
+
+    def observe(self, value: float, load: float) -> None:
+        """The logarithm of a request's factor, under this load. Requests under one load are one lesson, by their median."""
+        if self._load is not None and load != self._load:
+            self._learn(float(np.median(self._values)), self._load)
+            self._values = []
+        self._load = load
+        self._values.append(value)
+
+    def shift(self, load: float | None) -> tuple[float, float]:
+        """What another load adds to the logarithm of the factor, and the variance of that."""
+        if load is None or self._load is None:
+            return 0.0, 0.0
+        change = load - self._load
+        return self.slope * change, self.variance * change * change
+
+    def _learn(self, value: float, load: float) -> None:
+        (error,) = self._model.learn(np.array([[1.0, load]]), np.array([value]))
+        self._count += 1
+        keeps = min(ERROR_KEEPS, 1 - 1 / self._count)
+        self._error = keeps * self._error + (1 - keeps) * float(error) ** 2
+        slope = float(self._model.coefficients_TP[0, 1])
+        variance = INFLATION * self._error * float(self._model.inverse_TPP[0, 1, 1])
+        used = self._count >= FEWEST and slope > SIGNIFICANT * np.sqrt(variance)
+        self.slope, self.variance = (slope, variance) if used else (0.0, 0.0)
