@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import adaptive_runtime
-from adaptive_runtime.bundles import Bundle
+from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.pool import Variant
 
@@ -211,7 +211,7 @@ def measure(name: str, size: int, switches: int, folder: Path) -> dict[str, Any]
     largest = _alone(memory, folder, (1,), prepares=True)
     found = {
         "network": name,
-        "bundle_mb": sum(one.bytes for one in Bundle.open(folder / "bundle").manifest.files.values()) / 1e6,
+        "bundle_mb": sum(one.bytes for one in OpenBundle.open(folder / "bundle").manifest.files.values()) / 1e6,
         "prepared_mb": sum(file.stat().st_size for file in (folder / "bundle/prepared").rglob("*.*")) / 1e6,
         "switching": switched,
         "prepared": _alone(memory, folder, COUNTS, prepares=True),

@@ -3,8 +3,8 @@
 [The run time](docs/runtime.md) lists the files and says what is checked when.
 """
 
-from adaptive_runtime.bundles.bundle import Bundle
-from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, Calibration, half
+from adaptive_runtime.bundles.bundle import OpenBundle
+from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
 from adaptive_runtime.bundles.manifest import (
     BUNDLE_FILE,
     SIGNATURE_FILE,
@@ -29,7 +29,6 @@ __all__ = [
     "CALIBRATION_FILE",
     "MOST_BYTES",
     "SIGNATURE_FILE",
-    "Bundle",
     "BundleDevice",
     "BundleManifest",
     "BundleOrigin",
@@ -37,9 +36,10 @@ __all__ = [
     "BundledExit",
     "BundledNet",
     "BundledSubNet",
-    "Calibration",
+    "CalibrationSample",
     "EarlyAnswers",
     "FileFacts",
+    "OpenBundle",
     "SubNetLatency",
     "SubNetMemory",
     "half",

@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Self
 
-from adaptive_runtime.bundles.calibration import Calibration
+from adaptive_runtime.bundles.calibration import CalibrationSample
 from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
 from adaptive_runtime.bundles.signatures import read_key, verify
 from adaptive_runtime.bundles.subnets import BundledSubNet
@@ -20,7 +20,7 @@ from adaptive_runtime.errors import AdaptiveError
 Stamp = tuple[int, int, int]
 
 
-class Bundle:
+class OpenBundle:
     """A folder with a manifest whose files are all there in their size."""
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
@@ -90,12 +90,12 @@ class Bundle:
         (file,) = self.verified(name)
         return ChainManifest.from_json(read_bytes(file), str(file))
 
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> CalibrationSample | None:
         """Inputs with expected answers; None where the bundle has none."""
         if self.manifest.calibration is None:
             return None
         (file,) = self.verified(self.manifest.calibration)
-        return Calibration.from_bytes(read_bytes(file), str(file))
+        return CalibrationSample.from_bytes(read_bytes(file), str(file))
 
     def _stamp(self, name: str) -> Stamp:
         file, expected = self.folder / name, self.manifest.files[name].bytes

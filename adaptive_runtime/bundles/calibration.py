@@ -20,7 +20,7 @@ MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationSample:
     """inputs: (N, C, H, W) by shape (C, H, W). answers: (N, K) by SubNet and exit; None: of the whole SubNet."""
 
     inputs: Mapping[tuple[int, ...], Array]
@@ -38,7 +38,7 @@ class Calibration:
         return stream.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "Calibration":
+    def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "CalibrationSample":
         """From a file's content. AdaptiveError: it is none."""
         inputs: dict[tuple[int, ...], Array] = {}
         answers: dict[tuple[str, str | None], Array] = {}

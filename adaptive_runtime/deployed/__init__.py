@@ -3,8 +3,9 @@
 [The run time](docs/runtime.md) shows how it is used.
 """
 
-from adaptive_runtime.deployed.answers import Answer, ModelState
+from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
+from adaptive_runtime.deployed.checking import check
 from adaptive_runtime.deployed.model import Chooser, DeployedModel
 from adaptive_runtime.deployed.opening import load
 
-__all__ = ["Answer", "Chooser", "DeployedModel", "ModelState", "load"]
+__all__ = ["Chooser", "DeployedModel", "ModelAnswer", "ModelState", "check", "load"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.pool import Variant
 
 
-class Answer(NamedTuple):
+class ModelAnswer(NamedTuple):
     """The answer to a request, and what gave it.
 
     classes (N,): indices; logits (N, K): of the exits that answered. subnet: its digest. exit: by sample the name of the exit.

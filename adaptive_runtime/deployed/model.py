@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import BundledSubNet
-from adaptive_runtime.deployed.answers import Answer, ModelState
+from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.pool import Answerer, Pool, Variant, VariantError, failure
-from adaptive_runtime.pool.parts import Part
+from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
+from adaptive_runtime.pool.parts import PoolPart
 
 LOG = logging.getLogger("adaptive_runtime")
 Chooser = Callable[[ModelState], Variant | None]
@@ -30,7 +30,7 @@ class DeployedModel:
     serving: what answers first. chooser: asked before each request; it can be set at any time.
     """
 
-    def __init__(self, pool: Pool, serving: Variant, chooser: Chooser | None = None) -> None:
+    def __init__(self, pool: SubNetPool, serving: Variant, chooser: Chooser | None = None) -> None:
         self.pool, self.chooser = pool, chooser
         self._taken_out: dict[str, str] = {}
         self._requests, self._switches = 0, 0
@@ -50,7 +50,7 @@ class DeployedModel:
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-pool", daemon=True)
         self._worker.start()
 
-    def infer(self, x_NCHW: NDArray[np.float32]) -> Answer:
+    def infer(self, x_NCHW: NDArray[np.float32]) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
 
         AdaptiveError: another shape or type, the model is closed, or no SubNet is left that works.
@@ -129,7 +129,7 @@ class DeployedModel:
     ) -> None:
         self.close()
 
-    def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> Answer:
+    def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         if self.chooser is not None:
             self._choose(self.chooser)
         while True:
@@ -142,7 +142,7 @@ class DeployedModel:
         latency_ms = (time.perf_counter_ns() - start_ns) / 1e6
         exits = active.chain.manifest.exits
         names = tuple(exits[place] for place in found.exits.tolist())
-        return Answer(found.answers, found.logits, active.variant.digest, names, found.confidences, latency_ms)
+        return ModelAnswer(found.answers, found.logits, active.variant.digest, names, found.confidences, latency_ms)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
@@ -182,7 +182,7 @@ class DeployedModel:
         self._standby = None
         return True
 
-    def _parts_in_use(self) -> set[Part]:
+    def _parts_in_use(self) -> set[PoolPart]:
         standby = self._standby
         return {*self._active.parts, *(() if standby is None else standby.parts)}
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from adaptive_runtime.bundles import Bundle, BundledSubNet
+from adaptive_runtime.bundles import BundledSubNet, OpenBundle
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.deployed.model import LOG, Chooser, DeployedModel
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.pool import Pool, Variant
+from adaptive_runtime.pool import SubNetPool, Variant
 
 
 def load(
@@ -27,13 +27,13 @@ def load(
     before each request what should serve. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once
     and kept in `cache`; None: in the bundle's folder.
     """
-    bundle = Bundle.open(folder, key_file)
+    bundle = OpenBundle.open(folder, key_file)
     form = bundle.manifest.own_format if format is None else format
     subnets = [one for one in bundle.manifest.subnets if form in one.nets]
     if not subnets:
         raise AdaptiveError(str(folder), f"has no SubNets in {form}", allowed=", ".join(bundle.manifest.runs))
     place = None if cache is None else Path(cache)
-    pool = Pool(bundle, form, memory_mib, LOG.warning, prepares=prepares, cache=place)
+    pool = SubNetPool(bundle, form, memory_mib, LOG.warning, prepares=prepares, cache=place)
     return DeployedModel(pool, Variant(best_within(subnets, budget_ms).digest), chooser)
 
 

@@ -5,7 +5,7 @@
 
 from adaptive_runtime.pool.memory import own_mib
 from adaptive_runtime.pool.parts import VariantError, failure
-from adaptive_runtime.pool.pool import Pool
+from adaptive_runtime.pool.pool import SubNetPool
 from adaptive_runtime.pool.variants import Answerer, Variant
 
-__all__ = ["Answerer", "Pool", "Variant", "VariantError", "failure", "own_mib"]
+__all__ = ["Answerer", "SubNetPool", "Variant", "VariantError", "failure", "own_mib"]

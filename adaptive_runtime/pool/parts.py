@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.bundles import Bundle
+from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.chains import ChainManifest, NcnnChain, session_options
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
@@ -20,7 +20,7 @@ class VariantError(Exception):
     """A variant whose loading or running failed. One line."""
 
 
-class Part:
+class PoolPart:
     """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, as far as is known.
 
     used: the number of the latest request that used it.
@@ -37,7 +37,7 @@ class Part:
 class PartFiles:
     """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people."""
 
-    def __init__(self, bundle: Bundle, prepared: PreparedFiles | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None]) -> None:
         self.bundle, self.prepared, self.tell = bundle, prepared, tell
 
     def prepare(self, *files: Names) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.bundles import Bundle, BundledSubNet
+from adaptive_runtime.bundles import BundledSubNet, OpenBundle
 from adaptive_runtime.chains import (
     ChainFormat,
     ChainManifest,
@@ -26,16 +26,16 @@ from adaptive_runtime.chains import (
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.memory import give_back, own_mib
-from adaptive_runtime.pool.parts import Part, PartFiles, VariantError, failure
+from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
 from adaptive_runtime.pool.prepared import PreparedFiles
 from adaptive_runtime.pool.scaling import scaling
 from adaptive_runtime.pool.variants import Answerer, Array, Variant
 
-PROGRAM_MIB = 2.0
-"""What a session takes besides weights and activations, before it is measured."""
+PROGRAM_MIB = 4.0
+"""What a session takes besides weights and activations at most, until it is measured."""
 
 
-class Pool:
+class SubNetPool:
     """Parts of a bundle's SubNets in one format. budget_mib: None: all stay.
 
     serving: gives the parts that are not to be freed. tell: takes lines for people. prepares: ONNX files are optimised once, by
@@ -44,7 +44,7 @@ class Pool:
 
     def __init__(
         self,
-        bundle: Bundle,
+        bundle: OpenBundle,
         form: ChainFormat,
         budget_mib: float | None,
         tell: Callable[[str], None],
@@ -57,8 +57,8 @@ class Pool:
         settings = bundle.manifest.runs[form].settings
         prepared = PreparedFiles(bundle, settings, cache) if prepares and form == "onnx" else None
         self.files = PartFiles(bundle, prepared, tell)
-        self.serving: Callable[[], Collection[Part]] = tuple
-        self._parts: dict[str, Part] = {}
+        self.serving: Callable[[], Collection[PoolPart]] = tuple
+        self._parts: dict[str, PoolPart] = {}
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
@@ -125,7 +125,7 @@ class Pool:
         wanted = {part for answerer in answerers for part in answerer.needed}
         return others_mib + sum(part.need_mib for part in wanted) <= self.budget_mib
 
-    def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[Part] = ()) -> None:
+    def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[PoolPart] = ()) -> None:
         """Free parts until the budget has so much room, or all that is left serves."""
         with self._lock:
             while self.budget_mib is not None and self.used_mib + room_mib > self.budget_mib:
@@ -152,7 +152,7 @@ class Pool:
             self._parts.clear()
             give_back()
 
-    def _value(self, part: Part) -> Any:
+    def _value(self, part: PoolPart) -> Any:
         """What is loaded of a part, loaded now where it is not; other parts make room."""
         value, part.used = part.value, next(self._clock)
         if value is not None:
@@ -163,8 +163,8 @@ class Pool:
             self.keep_within_budget(part.need_mib, {part})
             before_mib = self.used_mib
             value = part.loads()
+            grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
             give_back()
-            grown_mib = self.used_mib - before_mib
             part.need_mib = grown_mib if grown_mib > 0 else part.need_mib
             part.value = value
             self.keep_within_budget(keep={part})
@@ -197,7 +197,7 @@ class Pool:
             raise AdaptiveError("SubNet", f"'{variant.digest}'", allowed=", ".join(known))
         return found
 
-    def _parts_of(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[Part, ...]:
+    def _parts_of(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
         memory, segments = subnet.memory, manifest.segments
         macs = sum(segment.macs for segment in segments)
         found = []
@@ -211,7 +211,7 @@ class Pool:
                     else partial(self.files.net, manifest, self.bundle.folder)
                 )
                 need_mib = PROGRAM_MIB + memory.activations_mib + share * memory.weights_mib
-                self._parts[name] = Part(name, load, need_mib)
+                self._parts[name] = PoolPart(name, load, need_mib)
             found.append(self._parts[name])
         return tuple(found)
 
@@ -236,7 +236,7 @@ def _decider(variant: Variant, subnet: BundledSubNet, manifest: ChainManifest) -
     return all_leave_at(manifest.exits.index(variant.exit))
 
 
-def _runtime(manifest: ChainManifest, parts: tuple[Part, ...], value_of: Callable[[Part], Any]) -> ChainRuntime:
+def _runtime(manifest: ChainManifest, parts: tuple[PoolPart, ...], value_of: Callable[[PoolPart], Any]) -> ChainRuntime:
     if manifest.format == "onnx":
         return OnnxChain(manifest, lambda at: value_of(parts[at]))
     return _PooledNet(lambda: value_of(parts[0]))

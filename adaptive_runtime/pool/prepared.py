@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_runtime.bundles import Bundle
+from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
 from profiling_agents.messages import RuntimeSettings
 
@@ -38,7 +38,7 @@ class PreparationError(Exception):
 class PreparedFiles:
     """The prepared files of a bundle's ONNX files. `folder`: where they are kept, `prepared/` in the bundle's own."""
 
-    def __init__(self, bundle: Bundle, settings: RuntimeSettings, folder: Path | None = None) -> None:
+    def __init__(self, bundle: OpenBundle, settings: RuntimeSettings, folder: Path | None = None) -> None:
         self.bundle, self.settings = bundle, settings
         self.folder = bundle.folder / FOLDER if folder is None else folder
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.bundles import BundledSubNet
 from adaptive_runtime.chains import ChainAnswers, ExitChain
 from adaptive_runtime.exits import Decider
-from adaptive_runtime.pool.parts import Part, VariantError, failure
+from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
 Array = NDArray[np.float32]
 
@@ -36,8 +36,8 @@ class Answerer:
         subnet: BundledSubNet,
         chain: ExitChain,
         decider: Decider | None,
-        needed: tuple[Part, ...],
-        parts: tuple[Part, ...],
+        needed: tuple[PoolPart, ...],
+        parts: tuple[PoolPart, ...],
         scale: Callable[[Array], Array] | None,
     ) -> None:
         self.variant, self.subnet, self.chain, self.decider = variant, subnet, chain, decider

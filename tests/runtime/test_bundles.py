@@ -17,9 +17,9 @@ import tailor_ir
 from adaptive_runtime.bundles import (
     BUNDLE_FILE,
     SIGNATURE_FILE,
-    Bundle,
     BundleManifest,
-    Calibration,
+    CalibrationSample,
+    OpenBundle,
     half,
     read_key,
     signature,
@@ -45,11 +45,11 @@ def folder(plain: Path, tmp_path: Path) -> Path:
 
 
 def test_a_manifest_is_the_same_after_it_was_a_file(plain: Path) -> None:
-    found = Bundle.open(plain).manifest
+    found = OpenBundle.open(plain).manifest
     assert BundleManifest.from_json(found.to_json()) == found
     assert found.own_format == "onnx"
     assert set(found.files) == {file.name for file in plain.iterdir()} - {BUNDLE_FILE}
-    Bundle.open(plain).verify_all()
+    OpenBundle.open(plain).verify_all()
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
@@ -104,7 +104,7 @@ def test_damage_is_one_clear_line(folder: Path, case: str) -> None:
 
 
 def test_a_file_that_has_changed_is_refused_when_it_is_used_and_once_more_when_it_changes_again(folder: Path) -> None:
-    bundle, file = Bundle.open(folder), first_onnx(folder)
+    bundle, file = OpenBundle.open(folder), first_onnx(folder)
     content = file.read_bytes()
     assert bundle.verified(file.name) == [file]
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -123,20 +123,20 @@ def test_a_signed_bundle_is_read_with_its_key_alone(folder: Path, tmp_path: Path
     key.write_text("0123456789abcdef\n")
     other.write_text("fedcba9876543210")
     with pytest.raises(AdaptiveError, match=r"bundle\.sig: cannot be read, but a key was given; export with"):
-        Bundle.open(folder, key)
+        OpenBundle.open(folder, key)
     content = (folder / BUNDLE_FILE).read_bytes()
     (folder / SIGNATURE_FILE).write_text(signature(content, read_key(key)))
-    assert Bundle.open(folder, key).manifest == Bundle.open(folder).manifest
+    assert OpenBundle.open(folder, key).manifest == OpenBundle.open(folder).manifest
     with pytest.raises(AdaptiveError, match=r"bundle\.sig: is not the signature of the manifest by this key"):
-        Bundle.open(folder, other)
+        OpenBundle.open(folder, other)
     (folder / BUNDLE_FILE).write_bytes(content + b"\n")
     with pytest.raises(AdaptiveError, match=r"is not the signature of the manifest by this key"):
         adaptive_runtime.load(folder, key_file=key)
     other.write_text("short")
     with pytest.raises(AdaptiveError, match=r"key file '.*other': 5 bytes; allowed: 16 or more; make one: openssl"):
-        Bundle.open(folder, other)
+        OpenBundle.open(folder, other)
     with pytest.raises(AdaptiveError, match=r"key file '.*none': cannot be read"):
-        Bundle.open(folder, tmp_path / "none")
+        OpenBundle.open(folder, tmp_path / "none")
 
 
 @given(st.binary(max_size=50), st.binary(min_size=16, max_size=40), st.integers(0, 255), st.integers(1, 255))
@@ -160,7 +160,7 @@ def test_a_calibration_sample_is_the_same_after_it_was_a_file(samples: int, size
     rng = np.random.default_rng(0)
     x = half(rng.standard_normal((samples, 3, size, size)).astype(np.float32))
     answers = {("0123", exit): rng.standard_normal((samples, 5)).astype(np.float32) for exit in (None, *exits)}
-    found = Calibration.from_bytes(Calibration({x.shape[1:]: x}, answers).to_bytes())
+    found = CalibrationSample.from_bytes(CalibrationSample({x.shape[1:]: x}, answers).to_bytes())
     assert found.inputs.keys() == {x.shape[1:]}
     assert np.array_equal(found.inputs[x.shape[1:]], x)
     assert found.answers.keys() == answers.keys()
@@ -170,4 +170,4 @@ def test_a_calibration_sample_is_the_same_after_it_was_a_file(samples: int, size
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x05\x06" + b"\0" * 10])
 def test_what_is_no_calibration_sample_is_one_line(content: bytes) -> None:
     with pytest.raises(AdaptiveError, match=r"calibration\.npz: is no calibration sample"):
-        Calibration.from_bytes(content)
+        CalibrationSample.from_bytes(content)

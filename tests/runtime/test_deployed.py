@@ -134,12 +134,12 @@ def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swappe
     total, threads = 10_000, 4
     expected = written.answers
     wanted = [Variant(*key) for key in expected]
-    found: list[list[tuple[int, adaptive_runtime.Answer]]] = [[] for _ in range(threads)]
+    found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
     done = threading.Event()
 
     with adaptive_runtime.load(written.folder, memory_mib=30.0) as model:
 
-        def ask(mine: list[tuple[int, adaptive_runtime.Answer]]) -> None:
+        def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
             for number in range(total // threads):
                 at = number % IMAGES
                 mine.append((at, model.infer(written.x[at : at + 1])))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from adaptive_runtime.bundles import Bundle
+from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ExitChain
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, Thresholds
@@ -249,7 +249,7 @@ def test_the_bundle_has_the_chains_with_its_weights_once(net: Path, images: Eval
     with local_agent("onnxruntime") as client:
         made = exported_on(client, net, images, tmp_path, bundle=True, formats=["onnx"])
     bundle = made.folder / "bundle"
-    rows = Bundle.open(bundle).manifest.subnets
+    rows = OpenBundle.open(bundle).manifest.subnets
     for row, answers in zip(rows, made.answers, strict=True):
         own = row.nets["onnx"]
         assert own.chain == f"{row.digest}.segments.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptive_runtime.bundles import MOST_BYTES, Calibration, half
+from adaptive_runtime.bundles import MOST_BYTES, CalibrationSample, half
 from tailor_ir import Statistics, SuperNet
 from tasks.export.files import Images
 from tasks.schemas.exports import Card
@@ -24,7 +24,7 @@ class SampledSubNet:
     exits: tuple[str, ...]
 
 
-def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> Calibration:
+def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> CalibrationSample:
     """As many of the images as fit into `MOST_BYTES`; where a single one is too much, the largest shapes are left out."""
     shapes = {subnet.inputs.shape[1:]: half(subnet.inputs) for subnet in subnets}
     answers = {
@@ -35,7 +35,7 @@ def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> Calib
     kept = sorted(shapes, key=lambda shape: torch.Size(shape).numel())
     while True:
         for count in range(most if len(kept) == len(shapes) else 1, 0, -1):
-            found = Calibration(
+            found = CalibrationSample(
                 inputs={shape: shapes[shape][:count] for shape in kept},
                 answers={key: y[:count] for key, y in answers.items() if own[key[0]] in kept},
             )
