@@ -3,7 +3,7 @@
 [Exits](docs/exits.md#on-the-device) shows the files and host programs in Python and C++.
 """
 
-from adaptive_runtime.chains.chain import ChainAnswers, ExitChain
+from adaptive_runtime.chains.chain import ChainAnswers, ExitChain, all_leave_at
 from adaptive_runtime.chains.manifest import (
     SEGMENTS_FILE,
     ChainFormat,
@@ -12,14 +12,22 @@ from adaptive_runtime.chains.manifest import (
     ChainTensor,
     ImagePreparation,
 )
+from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, NcnnChain, OnnxChain, require_runtime, session_options
 
 __all__ = [
     "SEGMENTS_FILE",
     "ChainAnswers",
     "ChainFormat",
     "ChainManifest",
+    "ChainRun",
+    "ChainRuntime",
     "ChainSegment",
     "ChainTensor",
     "ExitChain",
     "ImagePreparation",
+    "NcnnChain",
+    "OnnxChain",
+    "all_leave_at",
+    "require_runtime",
+    "session_options",
 ]

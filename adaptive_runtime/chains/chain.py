@@ -17,11 +17,17 @@ from adaptive_runtime.exits import Decider, Thresholds
 
 
 class ChainAnswers(NamedTuple):
-    """Classes, positions of the exits that answered, and how sure these were: (N,) each."""
+    """Classes, positions of the exits that answered, and how sure these were: (N,) each; logits of these exits (N, K)."""
 
     answers: NDArray[np.int64]
     exits: NDArray[np.int64]
     confidences: NDArray[np.float64]
+    logits: Array
+
+
+def all_leave_at(exit: int) -> Decider:
+    """Samples leave at one exit, none before it."""
+    return Decider(Thresholds(measure="top_probability", thresholds=(None,) * exit))
 
 
 class ExitChain:
@@ -29,13 +35,11 @@ class ExitChain:
 
     def __init__(self, manifest: ChainManifest, runtime: ChainRuntime, thresholds: Thresholds | None = None) -> None:
         last = len(manifest.segments) - 1
-        if thresholds is None:
-            thresholds = Thresholds(measure="top_probability", thresholds=(None,) * last)
-        if thresholds.full_exit > last:
+        if thresholds is not None and thresholds.full_exit > last:
             got = f"{thresholds.full_exit} thresholds for {last + 1} exits"
             raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
         self.manifest, self.runtime = manifest, runtime
-        self._decider = Decider(thresholds)
+        self._decider = all_leave_at(last) if thresholds is None else Decider(thresholds)
         self._shape = manifest.input.shape[1:]
 
     @classmethod
@@ -54,32 +58,41 @@ class ExitChain:
                 raise AdaptiveError(str(file), f"cannot be read ({error.strerror})") from error
         return cls(found, load(found, folder), thresholds)
 
-    def infer(self, x_NCHW: Array) -> ChainAnswers:
-        """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type."""
+    def infer(self, x_NCHW: Array, decider: Decider | None = None) -> ChainAnswers:
+        """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type.
+
+        decider: when they leave; None: by the chain's own thresholds. Several threads may call it at once.
+        """
         self._check(x_NCHW)
         size = self.runtime.batch or len(x_NCHW)
-        run = self._one if size == 1 else self._together
-        parts = [run(x_NCHW[start : start + size], size) for start in range(0, len(x_NCHW), size)]
+        run, decider = self._one if size == 1 else self._together, decider or self._decider
+        parts = [run(x_NCHW[start : start + size], size, decider) for start in range(0, len(x_NCHW), size)]
         return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _one(self, x_1CHW: Array, size: int) -> ChainAnswers:
-        decision, run = self._decider.sample(), self.runtime.start(x_1CHW)
-        while not decision.leaves(run.next()):
+    def _one(self, x_1CHW: Array, size: int, decider: Decider) -> ChainAnswers:
+        decision, run = decider.sample(), self.runtime.start(x_1CHW)
+        while not decision.leaves(logits_1K := run.next()):
             pass
-        return ChainAnswers(np.array([decision.answer]), np.array([decision.exit]), np.array([decision.confidence]))
+        exits, sureness = np.array([decision.exit]), np.array([decision.confidence])
+        return ChainAnswers(np.array([decision.answer]), exits, sureness, logits_1K)
 
-    def _together(self, x_NCHW: Array, size: int) -> ChainAnswers:
+    def _together(self, x_NCHW: Array, size: int, decider: Decider) -> ChainAnswers:
         """A batch; files of a fixed batch go on with all of it while any sample is left."""
         samples, filled = len(x_NCHW), self.runtime.batch is not None
         if samples < size:
             x_NCHW = np.concatenate([x_NCHW, np.repeat(x_NCHW[-1:], size - samples, axis=0)])
-        decision, run = self._decider.batch(samples), self.runtime.start(x_NCHW)
-        while len(decision.rows):
+        decision, run = decider.batch(samples), self.runtime.start(x_NCHW)
+        kept_NK: Array | None = None
+        while len(rows := decision.rows):
             logits_NK = run.next()
-            leaving = decision.leave(logits_NK[decision.rows] if filled else logits_NK)
+            logits_BK = logits_NK[rows] if filled else logits_NK
+            kept_NK = np.empty((samples, logits_BK.shape[1]), np.float32) if kept_NK is None else kept_NK
+            leaving = decision.leave(logits_BK)
+            kept_NK[rows[leaving]] = logits_BK[leaving]
             if not filled and len(decision.rows) and leaving.any():
                 run.keep(~leaving)
-        return ChainAnswers(decision.answers, decision.exits, decision.confidences)
+        assert kept_NK is not None, "there is a sample"
+        return ChainAnswers(decision.answers, decision.exits, decision.confidences, kept_NK)
 
     def _check(self, x_NCHW: Array) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):

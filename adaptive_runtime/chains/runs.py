@@ -3,19 +3,22 @@
 The runtimes are imported when a chain is opened. Legend: N samples, K classes.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains.manifest import ChainManifest
+from adaptive_runtime.chains.manifest import ChainFormat, ChainManifest
 from adaptive_runtime.errors import AdaptiveError
 
 Array = NDArray[np.float32]
 POOLS = ("blob_allocator", "workspace_allocator")
 NO_ALLOCATOR = "none"
+RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 ENUMERATIONS = {
     "execution_mode": "ExecutionMode",
     "execution_order": "ExecutionOrder",
@@ -42,30 +45,54 @@ class ChainRuntime(Protocol):
     def close(self) -> None: ...
 
 
-class OnnxChain:
-    """Segments in onnxruntime, one session each. Values go from one to the next without a copy."""
+def session_options(settings: Mapping[str, bool | int | str]) -> Any:
+    """`onnxruntime.SessionOptions` with settings by the names of its API; names with a dot are entries of its configuration."""
+    import onnxruntime
 
-    def __init__(self, manifest: ChainManifest, folder: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    for name, value in settings.items():
+        if "." in name:
+            options.add_session_config_entry(name, str(value))
+        else:
+            choices = getattr(onnxruntime, ENUMERATIONS[name]) if name in ENUMERATIONS else None
+            setattr(options, name, value if choices is None else getattr(choices, str(value)))
+    return options
+
+
+def own_settings(manifest: ChainManifest, runtime: str) -> Mapping[str, bool | int | str]:
+    """The settings of a chain, where they are of this runtime."""
+    return manifest.settings if manifest.runtime == runtime else {}
+
+
+class OnnxChain:
+    """Segments in onnxruntime, one session each. Values go from one to the next without a copy.
+
+    session_of: the session of a segment by its place, asked for when the segment runs.
+    """
+
+    def __init__(self, manifest: ChainManifest, session_of: Callable[[int], Any]) -> None:
         import onnxruntime
 
         self.batch = manifest.input.shape[0]
         self.input = manifest.input.name
         self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
-        settings = manifest.settings if manifest.runtime == "onnxruntime" else {}
-        options = onnxruntime.SessionOptions()
-        for name, value in settings.items():
-            if "." in name:
-                options.add_session_config_entry(name, str(value))
-            else:
-                choices = getattr(onnxruntime, ENUMERATIONS[name]) if name in ENUMERATIONS else None
-                setattr(options, name, value if choices is None else getattr(choices, str(value)))
-        self.calls: list[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = []
-        for segment in manifest.segments:
-            session = onnxruntime.InferenceSession(
-                folder / str(segment.file), options, providers=["CPUExecutionProvider"]
-            )
-            names = ([one.name for one in each] for each in (segment.inputs, segment.outputs))
-            self.calls.append((session.run_with_ort_values, *map(tuple, names)))
+        self.session_of = session_of
+        self.names = [
+            tuple(tuple(one.name for one in each) for each in (segment.inputs, segment.outputs))
+            for segment in manifest.segments
+        ]
+
+    @classmethod
+    def open(cls, manifest: ChainManifest, folder: Path) -> Self:
+        """With all sessions."""
+        import onnxruntime
+
+        options = session_options(own_settings(manifest, "onnxruntime"))
+        sessions = [
+            onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
+            for segment in manifest.segments
+        ]
+        return cls(manifest, sessions.__getitem__)
 
     def start(self, x_NCHW: Array) -> ChainRun:
         """Samples (N, C, H, W) at the start."""
@@ -73,21 +100,23 @@ class OnnxChain:
 
     def close(self) -> None:
         """Free the sessions."""
-        self.calls.clear()
+        del self.session_of
 
 
 class _OnnxRun:
-    __slots__ = ("_calls", "_value_of", "_values")
+    __slots__ = ("_at", "_chain", "_value_of", "_values")
 
     def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
+        self._chain, self._at = chain, 0
         self._value_of = chain.value_of
         self._values = {chain.input: chain.value_of(x_NCHW)}
-        self._calls = iter(chain.calls)
 
     def next(self) -> Array:
-        run, inputs, outputs = next(self._calls)
+        inputs, outputs = self._chain.names[self._at]
+        session = self._chain.session_of(self._at)
+        self._at += 1
         values = self._values
-        answer, *handed = run(outputs, {name: values[name] for name in inputs})
+        answer, *handed = session.run_with_ort_values(outputs, {name: values[name] for name in inputs})
         values.update(zip(outputs[1:], handed, strict=True))
         found: Array = answer.numpy()
         return found
@@ -106,7 +135,7 @@ class NcnnChain:
 
         self._matrix_of = ncnn.Mat
         self.net = ncnn.Net()
-        settings = manifest.settings if manifest.runtime == "ncnn" else {}
+        settings = own_settings(manifest, "ncnn")
         self._pools = {
             name: getattr(ncnn, str(settings[name]))()
             for name in POOLS
@@ -122,26 +151,33 @@ class NcnnChain:
             )
         self.input = manifest.input.name
         self.outputs = tuple(segment.outputs[0].name for segment in manifest.segments)
+        self.close = weakref.finalize(self, _free, self.net, tuple(self._pools.values()))
+        """Free the net, at the latest when nothing refers to the chain any more."""
 
     def start(self, x_NCHW: Array) -> ChainRun:
         """One sample (1, C, H, W) at the start."""
         extractor = self.net.create_extractor()
         # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
         extractor.input(self.input, self._matrix_of(x_NCHW[0]).clone())
-        return _NcnnRun(extractor, self.outputs)
+        return _NcnnRun(self, extractor)
 
-    def close(self) -> None:
-        """Free the net, then its memory pools: the other order crashes."""
-        self.net.clear()
-        for pool in self._pools.values():
-            pool.clear()
+
+def _free(net: Any, pools: Sequence[Any]) -> None:
+    """Free a net, then its memory pools: the other order crashes."""
+    net.clear()
+    for pool in pools:
+        pool.clear()
 
 
 class _NcnnRun:
-    __slots__ = ("_extractor", "_outputs")
+    __slots__ = ("_chain", "_extractor", "_outputs")
 
-    def __init__(self, extractor: Any, outputs: Sequence[str]) -> None:
-        self._extractor, self._outputs = extractor, iter(outputs)
+    def __init__(self, chain: NcnnChain, extractor: Any) -> None:
+        self._chain, self._extractor, self._outputs = chain, extractor, iter(chain.outputs)
+
+    def __del__(self) -> None:
+        """Free the extractor before the net, which may go with this run."""
+        self._extractor = None
 
     def next(self) -> Array:
         name = next(self._outputs)
@@ -155,12 +191,18 @@ class _NcnnRun:
         assert mask_N.all(), "one sample goes on or not"
 
 
+def require_runtime(form: ChainFormat, where: str) -> None:
+    """Import the runtime of a format. AdaptiveError where it is not installed."""
+    try:
+        importlib.import_module(RUNTIMES[form])
+    except ImportError as error:
+        needed = RUNTIMES[form]
+        raise AdaptiveError(
+            where, f"needs {needed}, which is not installed", next_step=f"pip install {needed}"
+        ) from error
+
+
 def load(manifest: ChainManifest, folder: Path) -> ChainRuntime:
     """The chain in its runtime. AdaptiveError where that is not installed or cannot load it."""
-    try:
-        return OnnxChain(manifest, folder) if manifest.format == "onnx" else NcnnChain(manifest, folder)
-    except ImportError as error:
-        needed = {"onnx": "onnxruntime", "ncnn": "ncnn"}[manifest.format]
-        raise AdaptiveError(
-            str(folder), f"needs {needed}, which is not installed", next_step=f"pip install {needed}"
-        ) from error
+    require_runtime(manifest.format, str(folder))
+    return OnnxChain.open(manifest, folder) if manifest.format == "onnx" else NcnnChain(manifest, folder)

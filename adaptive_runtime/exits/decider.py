@@ -31,6 +31,11 @@ class Decider:
         self._measure = MEASURES[thresholds.measure]
         self._bars = thresholds.bars
 
+    @property
+    def full_exit(self) -> int:
+        """The last exit at which samples leave."""
+        return len(self._bars)
+
     def sample(self) -> "SampleDecision":
         """For a sample that starts."""
         return SampleDecision(self._measure, self._bars)

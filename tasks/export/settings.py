@@ -1,5 +1,6 @@
 """Settings of the export stage."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -29,6 +30,10 @@ class Settings(TimingSettings):
     )
     bundle: bool = Field(
         False, description="all SubNets of a device in one folder, whose common weights are there once"
+    )
+    bundle_key: Path | None = Field(
+        None,
+        description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",
     )
     replacements: int = Field(
         2,

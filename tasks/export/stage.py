@@ -24,6 +24,7 @@ from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.bundles import write_bundle
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -39,7 +40,6 @@ from tasks.export.planned import in_planned_order
 from tasks.export.replacing import Substitutes, as_predicted, replaced
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
-from tasks.export.switching import write_bundle
 from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
@@ -109,7 +109,7 @@ def run(
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, data, out, progress),
+        **_bundle(settings, net, cards, data, out, progress, device, rules),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
 
@@ -138,11 +138,14 @@ def _bundle(
     data: Mapping[str, EvaluationData],
     out: Path,
     progress: Progress,
+    device: Capabilities,
+    policies: Mapping[str, SubnetPolicy],
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
-    return {"bundle": write_bundle(settings, net, tuple(cards), next(iter(data.values())), out, progress)}
+    images = next(iter(data.values()))
+    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies)}
 
 
 def _evaluated(

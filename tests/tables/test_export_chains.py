@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tailor_ir
+from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ExitChain
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, Thresholds
@@ -24,7 +25,6 @@ from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
 from tasks.export.chains import chain_statistics
 from tasks.progress import Silent
-from tasks.schemas.bundle import BundleIndex
 from tasks.schemas.exports import Card, Exports
 from tests.fronts import write_front
 from tests.ir.networks import small_net
@@ -249,15 +249,15 @@ def test_the_bundle_has_the_chains_with_its_weights_once(net: Path, images: Eval
     with local_agent("onnxruntime") as client:
         made = exported_on(client, net, images, tmp_path, bundle=True, formats=["onnx"])
     bundle = made.folder / "bundle"
-    rows = BundleIndex.read(bundle / "bundle.json").subnets
+    rows = OpenBundle.open(bundle).manifest.subnets
     for row, answers in zip(rows, made.answers, strict=True):
-        assert row.segments == f"{row.digest}.segments.json"
-        assert row.relative_difference is not None
-        assert row.relative_difference <= 1e-4
-        with ExitChain.open(bundle, manifest=row.segments) as chain:
+        own = row.nets["onnx"]
+        assert own.chain == f"{row.digest}.segments.json"
+        assert own.relative_difference <= 1e-4
+        with ExitChain.open(bundle, manifest=own.chain) as chain:
             assert chain.infer(made.x).answers.tolist() == answers[-1].argmax(-1).tolist()
         bars = (0.0, *[None] * (len(answers) - 2))
-        with ExitChain.open(bundle, Thresholds(measure="margin", thresholds=bars), row.segments) as chain:
+        with ExitChain.open(bundle, Thresholds(measure="margin", thresholds=bars), own.chain) as chain:
             assert chain.infer(made.x).answers.tolist() == answers[0].argmax(-1).tolist()
     weights = (bundle / "weights.safetensors").stat().st_size
     alone = sum(file.stat().st_size for folder in made.folder.glob("*.segments") for file in folder.glob("*.onnx"))

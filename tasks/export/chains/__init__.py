@@ -3,8 +3,17 @@
 Beside them is the manifest that a host program follows (`adaptive_runtime.chains`).
 """
 
-from tasks.export.chains.bundled import bundle_chain, chain_exits
+from tasks.export.chains.bundled import BundledChain, bundle_chain, chain_exits, copy_ncnn_chain
 from tasks.export.chains.making import chain_statistics
-from tasks.export.chains.writing import ChainWriter, require_exits
+from tasks.export.chains.writing import FORMATS, ChainWriter, require_exits
 
-__all__ = ["ChainWriter", "bundle_chain", "chain_exits", "chain_statistics", "require_exits"]
+__all__ = [
+    "FORMATS",
+    "BundledChain",
+    "ChainWriter",
+    "bundle_chain",
+    "chain_exits",
+    "chain_statistics",
+    "copy_ncnn_chain",
+    "require_exits",
+]

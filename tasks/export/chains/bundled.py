@@ -1,14 +1,18 @@
-"""The chain of a SubNet inside a bundle: its segments refer to the bundle's weights, which all SubNets share."""
+"""The chain of a SubNet inside a bundle: its ONNX segments refer to the bundle's weights, which all SubNets share."""
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, session_options
+from adaptive_runtime.exits import Thresholds
+from profiling_agents.messages import Setting
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
 from tasks.artifacts import write_bytes
@@ -24,15 +28,29 @@ def chain_exits(card: Card) -> tuple[str, ...]:
     return tuple(segment.exit for segment in card.files[CHAIN].segments) if CHAIN in card.files else ()
 
 
+@dataclass(frozen=True, slots=True)
+class BundledChain:
+    """A chain in a bundle: the name of its manifest, and its largest difference from torch, over the largest value."""
+
+    name: str
+    manifest: ChainManifest
+    thresholds: Thresholds | None
+    difference: float
+
+
 def bundle_chain(
-    net: SuperNet, card: Card, statistics: Statistics, out: Path, folder: Path, inputs: Images
-) -> tuple[str, float]:
+    net: SuperNet,
+    card: Card,
+    statistics: Statistics,
+    out: Path,
+    folder: Path,
+    inputs: Images,
+    settings: Mapping[str, Setting],
+) -> BundledChain:
     """Write the manifest of the segments `DIGEST.0.onnx`, … that are in the bundle `folder`, and their thresholds.
 
-    Its name, and their difference.
-
-    out: the stage's folder, which has the chain's own files. The difference is the largest from torch's segments on some images
-    (N, C, H, W), over the largest value; inf where it is no number.
+    out: the stage's folder, which has the chain's own files. inputs: images for the check (N, C, H, W). settings: of the
+    runtime. The difference is inf where it is no number.
     """
     own = out / f"{card.digest}.onnx.segments"
     alone = ChainManifest.read(own / SEGMENTS_FILE)
@@ -40,16 +58,13 @@ def bundle_chain(
         _renamed(segment, f"{card.digest}.{at}.onnx", net.batch) for at, segment in enumerate(alone.segments)
     )
     names = [*(str(segment.file) for segment in segments), WEIGHTS_FILE]
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-    changed: dict[str, Any] = {"files": digests, "segments": segments, "input": segments[0].inputs[0]}
-    if alone.thresholds is not None:
-        changed["thresholds"] = f"{card.digest}.{alone.thresholds}"
-        write_bytes(folder / changed["thresholds"], (own / alone.thresholds).read_bytes())
-    manifest = alone.model_copy(update=changed)
-    name = f"{card.digest}.{SEGMENTS_FILE}"
-    write_bytes(folder / name, manifest.to_json().encode())
+    told = {"segments": segments, "input": segments[0].inputs[0], "runtime": "onnxruntime", "settings": dict(settings)}
+    name, manifest, thresholds = _written(
+        f"{card.digest}.{SEGMENTS_FILE}", alone, own, folder, {**told, "files": _digests(folder, names)}
+    )
+    options = session_options(settings)
     sessions = [
-        onnxruntime.InferenceSession(folder / str(segment.file), providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
         for segment in segments
     ]
 
@@ -57,13 +72,47 @@ def bundle_chain(
         values = {manifest.input.name: x_BCHW}
         for session in sessions:
             given = [one.name for one in session.get_outputs()]
-            found = session.run(given, {one.name: values[one.name] for one in session.get_inputs()})
-            values.update(zip(given, found, strict=True))
-            yield list(found)
+            results = session.run(given, {one.name: values[one.name] for one in session.get_inputs()})
+            values.update(zip(given, results, strict=True))
+            yield list(results)
 
     config = net.space.canonical({**card.config, "exit": manifest.exits[-1]})
-    worst = max(differences_of(net.segments(config, statistics, manifest.exits), inputs, net.batch, run))
-    return name, worst if np.isfinite(worst) else np.inf
+    parts = net.segments(config, statistics, manifest.exits)
+    worst = max(differences_of(parts, inputs, net.batch, run))
+    return BundledChain(name, manifest, thresholds, worst if np.isfinite(worst) else np.inf)
+
+
+def copy_ncnn_chain(card: Card, out: Path, folder: Path) -> BundledChain | None:
+    """Copy the chain that stage export has made for ncnn and checked into the bundle `folder`; None where there is none."""
+    file = card.files.get("ncnn_segments")
+    if file is None or file.state != "ok" or file.relative_difference is None:
+        return None
+    own = out / f"{card.digest}.ncnn.segments"
+    alone = ChainManifest.read(own / SEGMENTS_FILE)
+    for name in alone.files:
+        shutil.copyfile(own / name, folder / f"{card.digest}.{name}")
+    files = _digests(folder, [f"{card.digest}.{name}" for name in alone.files])
+    found = _written(f"{card.digest}.ncnn.{SEGMENTS_FILE}", alone, own, folder, {"files": files})
+    return BundledChain(*found, file.relative_difference)
+
+
+def _written(
+    name: str, alone: ChainManifest, own: Path, folder: Path, changed: Mapping[str, Any]
+) -> tuple[str, ChainManifest, Thresholds | None]:
+    """Write the manifest of a chain, changed for the bundle, and its thresholds."""
+    thresholds, names = None, {}
+    if alone.thresholds is not None:
+        content = (own / alone.thresholds).read_bytes()
+        thresholds = Thresholds.from_json(content, alone.thresholds)
+        names["thresholds"] = f"{alone.digest}.{alone.thresholds}"
+        write_bytes(folder / names["thresholds"], content)
+    manifest = alone.model_copy(update={**changed, **names})
+    write_bytes(folder / name, manifest.to_json().encode())
+    return name, manifest, thresholds
+
+
+def _digests(folder: Path, names: list[str]) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def _renamed(segment: ChainSegment, file: str, batch: int) -> ChainSegment:

@@ -1,0 +1,49 @@
+"""Bundles on the device: SubNets in one folder with a manifest, their common weights once.
+
+[The run time](docs/runtime.md) lists the files and says what is checked when.
+"""
+
+from adaptive_runtime.bundles.bundle import OpenBundle
+from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
+from adaptive_runtime.bundles.manifest import (
+    BUNDLE_FILE,
+    SIGNATURE_FILE,
+    BundleDevice,
+    BundleManifest,
+    BundleOrigin,
+    BundleRun,
+    FileFacts,
+)
+from adaptive_runtime.bundles.signatures import read_key, signature, verify
+from adaptive_runtime.bundles.subnets import (
+    BundledExit,
+    BundledNet,
+    BundledSubNet,
+    EarlyAnswers,
+    SubNetLatency,
+    SubNetMemory,
+)
+
+__all__ = [
+    "BUNDLE_FILE",
+    "CALIBRATION_FILE",
+    "MOST_BYTES",
+    "SIGNATURE_FILE",
+    "BundleDevice",
+    "BundleManifest",
+    "BundleOrigin",
+    "BundleRun",
+    "BundledExit",
+    "BundledNet",
+    "BundledSubNet",
+    "CalibrationSample",
+    "EarlyAnswers",
+    "FileFacts",
+    "OpenBundle",
+    "SubNetLatency",
+    "SubNetMemory",
+    "half",
+    "read_key",
+    "signature",
+    "verify",
+]

@@ -1,0 +1,116 @@
+"""A bundle that is open: its manifest is read at once, each other file is checked before its first use.
+
+A file is checked against its digest once, and again when its size, time or place on the disk has changed.
+"""
+
+import hashlib
+import os
+import threading
+from io import BufferedReader
+from pathlib import Path
+from typing import Self
+
+from adaptive_runtime.bundles.calibration import CalibrationSample
+from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
+from adaptive_runtime.bundles.signatures import read_key, verify
+from adaptive_runtime.bundles.subnets import BundledSubNet
+from adaptive_runtime.chains import ChainFormat, ChainManifest, ChainSegment
+from adaptive_runtime.errors import AdaptiveError
+
+Stamp = tuple[int, int, int]
+
+
+class OpenBundle:
+    """A folder with a manifest whose files are all there in their size."""
+
+    def __init__(self, folder: Path, manifest: BundleManifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._checked: dict[str, Stamp] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: str | Path, key_file: str | Path | None = None) -> Self:
+        """Read a bundle; sizes of files are checked now, digests before a file is used. AdaptiveError in one line.
+
+        key_file: with it the manifest's signature is checked, too; without it nobody asks for a signature.
+        """
+        folder = Path(folder)
+        content = read_bytes(folder / BUNDLE_FILE)
+        if key_file is not None:
+            verify(content, folder / SIGNATURE_FILE, read_key(key_file))
+        found = cls(folder, BundleManifest.from_json(content, str(folder / BUNDLE_FILE)))
+        for name in found.manifest.files:
+            found._stamp(name)
+        return found
+
+    def verified(self, *names: str) -> list[Path]:
+        """The paths of files, which are as they were written. AdaptiveError for the first one that is not."""
+        with self._lock:
+            for name in names:
+                stamp = self._stamp(name)
+                if self._checked.get(name) == stamp:
+                    continue
+                with _opened(self.folder / name) as stream:
+                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                if found != self.manifest.files[name].sha256:
+                    got = f"is not the file that {BUNDLE_FILE} names"
+                    raise AdaptiveError(str(self.folder / name), got, next_step=AGAIN)
+                self._checked[name] = stamp
+        return [self.folder / name for name in names]
+
+    def verify_all(self) -> None:
+        """Check all files at once. AdaptiveError for the first one that is not as it was written."""
+        self.verified(*self.manifest.files)
+
+    def whole(self, subnet: BundledSubNet, form: ChainFormat) -> ChainManifest:
+        """A whole SubNet as a chain of one segment."""
+        net, run = subnet.nets[form], self.manifest.runs[form]
+        exit = str(subnet.config.get("exit", "last"))
+        own = {"file": net.files[0]} if form == "onnx" else {}
+        return ChainManifest(
+            format=form,
+            digest=subnet.digest,
+            files={name: self.manifest.files[name].sha256 for name in net.files},
+            input=net.input,
+            segments=(ChainSegment(exit=exit, inputs=(net.input,), outputs=(net.output,), macs=subnet.macs, **own),),
+            classes=self.manifest.classes,
+            preparation=subnet.preparation,
+            runtime=run.runtime,
+            settings=run.settings,
+        )
+
+    def chain(self, subnet: BundledSubNet, form: ChainFormat) -> ChainManifest:
+        """The chain of a SubNet; of its files the manifest alone is read. AdaptiveError where it has none."""
+        name = subnet.nets[form].chain
+        if name is None:
+            where = f"SubNet {subnet.digest}"
+            raise AdaptiveError(
+                where, f"has no exits in {form}", next_step="use the whole SubNet, or export.segments=true"
+            )
+        (file,) = self.verified(name)
+        return ChainManifest.from_json(read_bytes(file), str(file))
+
+    def calibration(self) -> CalibrationSample | None:
+        """Inputs with expected answers; None where the bundle has none."""
+        if self.manifest.calibration is None:
+            return None
+        (file,) = self.verified(self.manifest.calibration)
+        return CalibrationSample.from_bytes(read_bytes(file), str(file))
+
+    def _stamp(self, name: str) -> Stamp:
+        file, expected = self.folder / name, self.manifest.files[name].bytes
+        try:
+            found = os.stat(file)
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+        if found.st_size != expected:
+            got = f"has {found.st_size} bytes"
+            raise AdaptiveError(str(file), got, allowed=str(expected), next_step=AGAIN)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _opened(file: Path) -> BufferedReader:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error

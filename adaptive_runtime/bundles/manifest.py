@@ -1,0 +1,142 @@
+"""`bundle.json`: what a device needs to choose among the SubNets of a bundle, to run them, and to check their answers."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.bundles.subnets import BundledSubNet
+from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.chains.manifest import FileName
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Digest, Message, one_line
+
+BUNDLE_FILE = "bundle.json"
+SIGNATURE_FILE = "bundle.sig"
+VERSION = 2
+AGAIN = "export the bundle again"
+
+
+class FileFacts(Message):
+    """A file as it was written."""
+
+    sha256: Digest
+    bytes: int = Field(ge=0)
+
+
+class BundleRun(Message):
+    """How the files of one format were run when they were checked.
+
+    settings: by the names of the runtime's own API. measured: whether latencies are of this runtime on the bundle's device.
+    tolerance: how far answers may be from the expected ones, over the largest value.
+    """
+
+    runtime: str
+    version: str
+    threads: int
+    precision: str
+    settings: dict[str, bool | int | str] = Field(default_factory=dict)
+    measured: bool
+    tolerance: float = Field(gt=0)
+
+
+class BundleDevice(Message):
+    """The device on which latencies were measured."""
+
+    backend: str
+    version: str
+    provider: str
+    precision: str
+    threads: int
+    cpu_model: str
+    system: str
+    fingerprint: str
+
+
+class BundleOrigin(Message):
+    """What a bundle was made from. digests: by name those of the SuperNet, the look-up table and the predictors."""
+
+    network: dict[str, str]
+    data: str
+    digests: dict[str, str]
+
+
+class BundleManifest(Message):
+    """The SubNets of a bundle, which all take `batch` samples in ONNX, and one in ncnn.
+
+    files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
+    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers.
+    """
+
+    version: int = VERSION
+    batch: int = Field(ge=1)
+    files: dict[FileName, FileFacts]
+    subnets: Annotated[tuple[BundledSubNet, ...], Field(min_length=1)]
+    runs: Annotated[dict[ChainFormat, BundleRun], Field(min_length=1)]
+    classes: tuple[str, ...] = ()
+    device: BundleDevice
+    made_from: BundleOrigin
+    predicted_error: float | None = None
+    calibration: FileName | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        named = {name for subnet in self.subnets for name in subnet.named_files}
+        named |= set() if self.calibration is None else {self.calibration}
+        if missing := sorted(named - self.files.keys()):
+            raise ValueError(f"'{missing[0]}' is not among the files")
+        digests = [subnet.digest for subnet in self.subnets]
+        if len(set(digests)) < len(digests):
+            raise ValueError("a SubNet is there twice")
+        if unknown := {name for subnet in self.subnets for name in subnet.nets} - self.runs.keys():
+            raise ValueError(f"no run for format '{min(unknown)}'")
+        return self
+
+    @cached_property
+    def by_digest(self) -> dict[str, BundledSubNet]:
+        """The SubNets by digest."""
+        return {subnet.digest: subnet for subnet in self.subnets}
+
+    @property
+    def own_format(self) -> ChainFormat:
+        """The format by which latencies were measured; ONNX where the device runs neither."""
+        return next((name for name, run in self.runs.items() if run.measured), "onnx")
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:
+        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
+        version = _object(text, where).get("version")
+        if isinstance(version, int) and version > VERSION:
+            got = f"has version {version}, of a later autotailor"
+            raise AdaptiveError(where, got, allowed=str(VERSION), next_step="update autotailor here")
+        if version != VERSION:
+            got = f"has {'no version' if version is None else f'version {version}'}"
+            raise AdaptiveError(where, got, allowed=str(VERSION), next_step=AGAIN)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+
+
+def _object(text: str | bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:  # also of decoding
+        raise AdaptiveError(where, f"is no JSON ({error})", next_step=AGAIN) from error
+    if not isinstance(content, dict):
+        raise AdaptiveError(where, "is no manifest of a bundle", next_step=AGAIN)
+    return content
+
+
+def read_bytes(file: Path) -> bytes:
+    """The content of a file of a bundle. AdaptiveError in one line."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error

@@ -1,0 +1,112 @@
+"""One SubNet of a bundle: its files by format, and what is known of it."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation
+from adaptive_runtime.chains.manifest import FileName
+from adaptive_runtime.exits import Thresholds
+from profiling_agents.messages import Message
+
+Choice = int | float | str
+
+
+class BundledNet(Message):
+    """A SubNet in one format.
+
+    files: of the whole SubNet: one of ONNX and the bundle's common weights; `.param` and `.bin` of ncnn. chain: name of the
+    manifest of its segments; chain_files: what that names; None, (): it passes no exits. relative_difference: the largest
+    from torch, over the largest value.
+    """
+
+    files: Annotated[tuple[FileName, ...], Field(min_length=1)]
+    input: ChainTensor
+    output: ChainTensor
+    chain: FileName | None = None
+    chain_files: tuple[FileName, ...] = ()
+    relative_difference: float
+
+
+class SubNetLatency(Message):
+    """Latency on the device [ms]. spread: (p90 − p10) / p50 of `n` samples; noisy: that was too large, twice."""
+
+    p50_ms: float
+    p90_ms: float
+    spread: float
+    n: int
+    noisy: bool
+
+
+class SubNetMemory(Message):
+    """Memory that the SubNet takes: its weights, and its activations at the peak of a run of one batch [MiB], predicted."""
+
+    weights_mib: float
+    activations_mib: float
+
+
+class BundledExit(Message):
+    """An exit of a SubNet's chain. macs, latency_ms: from the input up to it.
+
+    latency_ms: sum of measured segments; None: not measured. accuracy: if all samples leave there, by split; None: unknown.
+    threshold: None: nobody leaves there, or everybody who is left.
+    """
+
+    exit: str
+    macs: int
+    latency_ms: float | None = None
+    accuracy: dict[str, float] | None = None
+    threshold: float | None = None
+
+
+class EarlyAnswers(Message):
+    """Answers by thresholds, on test images that had no part in choosing them. Latencies of one sample [ms], as measured."""
+
+    accuracy: float
+    images: int
+    expected_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
+class BundledSubNet(Message):
+    """A SubNet. accuracy: by split, of whole answers. latency: as measured; None: it failed. predicted_ms: what chose it.
+
+    nets: by format; at least one. exits: of its chain, in order. thresholds: by which samples leave; early: what comes of it.
+    """
+
+    digest: str
+    config: dict[str, Choice]
+    input_shape: tuple[int, ...]
+    preparation: ImagePreparation
+    nets: Annotated[dict[ChainFormat, BundledNet], Field(min_length=1)]
+    macs: int
+    parameters: int
+    accuracy: dict[str, float]
+    latency: SubNetLatency | None
+    predicted_ms: float
+    energy_mj: float | None = None
+    memory: SubNetMemory
+    exits: tuple[BundledExit, ...] = ()
+    thresholds: Thresholds | None = None
+    early: EarlyAnswers | None = None
+
+    @property
+    def named_files(self) -> Iterator[str]:
+        """The files that the SubNet names, of all formats."""
+        for net in self.nets.values():
+            yield from (*net.files, *net.chain_files)
+            if net.chain is not None:
+                yield net.chain
+
+    @property
+    def likely_ms(self) -> float:
+        """The measured latency [ms]; the predicted one where it was not measured."""
+        return self.predicted_ms if self.latency is None else self.latency.p50_ms
+
+    @property
+    def first_accuracy(self) -> float:
+        """The accuracy on the first split, by which SubNets are compared."""
+        return next(iter(self.accuracy.values()), 0.0)

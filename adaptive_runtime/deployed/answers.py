@@ -1,0 +1,49 @@
+"""What a deployed model gives: answers, and its state.
+
+Legend: N samples, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.pool import Variant
+
+
+class ModelAnswer(NamedTuple):
+    """The answer to a request, and what gave it.
+
+    classes (N,): indices; logits (N, K): of the exits that answered. subnet: its digest. exit: by sample the name of the exit.
+    confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability. latency_ms: of the
+    whole request, from the call to this answer.
+    """
+
+    classes: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    subnet: str
+    exit: tuple[str, ...]
+    confidence: NDArray[np.float64]
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A deployed model at one moment.
+
+    standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
+    SubNets that failed, each with one line. requests, switches: since it was loaded. latency_ms: of the latest request; None:
+    there was none. used_mib: what the process takes more than before the first SubNet, as measured after the latest loading.
+    """
+
+    serving: Variant
+    standby: Variant | None
+    warm: tuple[Variant, ...]
+    taken_out: Mapping[str, str]
+    requests: int
+    switches: int
+    latency_ms: float | None
+    used_mib: float
+    budget_mib: float | None

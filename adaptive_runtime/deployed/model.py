@@ -1,0 +1,297 @@
+"""A deployed model: answers requests with one SubNet of a bundle, and goes over to another between two requests.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.bundles import BundledSubNet
+from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
+from adaptive_runtime.pool.parts import PoolPart
+
+LOG = logging.getLogger("adaptive_runtime")
+Chooser = Callable[[ModelState], Variant | None]
+"""Says what should serve, before a request is answered; None: what serves now. One call at a time."""
+
+
+class DeployedModel:
+    """A bundle that answers. Several threads may call `infer` while another one calls `use`.
+
+    serving: what answers first. chooser: asked before each request; it can be set at any time.
+    """
+
+    def __init__(self, pool: SubNetPool, serving: Variant, chooser: Chooser | None = None) -> None:
+        self.pool, self.chooser = pool, chooser
+        self._taken_out: dict[str, str] = {}
+        self._requests, self._switches = 0, 0
+        self._latency_ms: float | None = None
+        self._used_mib = 0.0
+        self._running = 0
+        self._counting, self._choosing = threading.Condition(), threading.Lock()
+        self._changed = threading.Condition(threading.RLock())
+        self._standby: Answerer | None = None
+        self._closed, self._told_waiting = False, False
+        first = pool.bundle.manifest.subnets[0]
+        wanted = first.preparation
+        self._shape = (first.input_shape[1], wanted.resolution, wanted.resolution)
+        self._active = pool.answerer(serving)
+        pool.serving = self._parts_in_use
+        self._start()
+        self._worker = threading.Thread(target=self._work, name="adaptive-runtime-pool", daemon=True)
+        self._worker.start()
+
+    def infer(self, x_NCHW: NDArray[np.float32]) -> ModelAnswer:
+        """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
+
+        AdaptiveError: another shape or type, the model is closed, or no SubNet is left that works.
+        """
+        start_ns = time.perf_counter_ns()
+        self._check(x_NCHW)
+        with self._counting:
+            if self._closed:
+                raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
+            self._running += 1
+        try:
+            answer = self._answer(x_NCHW, start_ns)
+        finally:
+            with self._counting:
+                self._running -= 1
+                self._counting.notify_all()
+        with self._counting:
+            self._requests += 1
+            self._latency_ms = answer.latency_ms
+        return answer
+
+    def use(self, digest: str, exit: str | None = None, *, early: bool = False, wait: bool = True) -> None:
+        """Let a SubNet serve: whole, up to an exit of its chain, or `early`, by thresholds. At once where it is warm.
+
+        Otherwise it is loaded beside the one that serves. wait: until it serves, or another is wanted. AdaptiveError: there is
+        no such SubNet or exit, or it was taken out.
+        """
+        answerer = self.pool.answerer(Variant(digest, exit, early))
+        with self._changed:
+            self._refuse(digest)
+            if self._go_over(answerer):
+                return
+            self._standby = answerer
+            self._changed.notify_all()
+            if wait:
+                self._changed.wait_for(lambda: self._closed or self._standby is not answerer)
+                self._refuse(digest)
+
+    @property
+    def state(self) -> ModelState:
+        """What serves, what is warm, what was taken out."""
+        standby = self._standby
+        return ModelState(
+            serving=self._active.variant,
+            standby=None if standby is None else standby.variant,
+            warm=self.pool.warm_variants,
+            taken_out=dict(self._taken_out),
+            requests=self._requests,
+            switches=self._switches,
+            latency_ms=self._latency_ms,
+            used_mib=self._used_mib,
+            budget_mib=self.pool.budget_mib,
+        )
+
+    @property
+    def subnets(self) -> tuple[BundledSubNet, ...]:
+        """The SubNets that can serve, with all that the bundle says of them."""
+        every = self.pool.bundle.manifest.subnets
+        return tuple(one for one in every if self.pool.form in one.nets and one.digest not in self._taken_out)
+
+    def close(self) -> None:
+        """Free all SubNets; requests that run end first."""
+        with self._changed, self._counting:
+            self._closed = True
+            self._changed.notify_all()
+        self._worker.join()
+        with self._counting:
+            self._counting.wait_for(lambda: not self._running)
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
+        if self.chooser is not None:
+            self._choose(self.chooser)
+        while True:
+            active = self._active
+            try:
+                found = active.answer(x_NCHW)
+                break
+            except VariantError as error:
+                self._replace(active, error)
+        latency_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        exits = active.chain.manifest.exits
+        names = tuple(exits[place] for place in found.exits.tolist())
+        return ModelAnswer(found.answers, found.logits, active.variant.digest, names, found.confidences, latency_ms)
+
+    def _check(self, x_NCHW: NDArray[Any]) -> None:
+        if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
+            got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
+            raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
+
+    def _refuse(self, digest: str) -> None:
+        if (line := self._taken_out.get(digest)) is not None:
+            raise AdaptiveError(f"SubNet {digest}", f"was taken out: {line}")
+
+    def _choose(self, chooser: Chooser) -> None:
+        """Ask the chooser, unless another thread does."""
+        if self._choosing.acquire(blocking=False):
+            try:
+                wanted, standby = chooser(self.state), self._standby
+                known = (self._active.variant, standby and standby.variant)
+                if wanted is not None and wanted not in known and wanted.digest not in self._taken_out:
+                    self.use(*wanted[:2], early=wanted.early, wait=False)
+            finally:
+                self._choosing.release()
+
+    def _start(self) -> None:
+        """Load what serves first; where it fails, another SubNet."""
+        try:
+            self.pool.warm(self._active)
+        except VariantError as error:
+            self._replace(self._active, error)
+        self._used_mib = self.pool.used_mib
+
+    def _go_over(self, answerer: Answerer) -> bool:
+        """Let a variant serve if it is warm: one assignment, which the next request reads."""
+        if not answerer.is_warm:
+            return False
+        if answerer is not self._active:
+            self._active = answerer
+            self._switches += 1
+        self._standby = None
+        return True
+
+    def _parts_in_use(self) -> set[PoolPart]:
+        standby = self._standby
+        return {*self._active.parts, *(() if standby is None else standby.parts)}
+
+    def _replace(self, failed: Answerer, error: Exception) -> None:
+        """Take out a SubNet that failed while it served, and let another one serve. AdaptiveError: there is none."""
+        with self._changed:
+            if self._active is not failed:  # another thread has replaced it
+                return
+            self._take_out(failed, error)
+            for answerer in self._others(failed.subnet):
+                try:
+                    self.pool.warm(answerer)
+                except VariantError as again:
+                    self._take_out(answerer, again)
+                    continue
+                self._active = answerer
+                self._switches += 1
+                return
+            line = f"no SubNet works; the last one: {failure(error)}"
+            raise AdaptiveError(str(self.pool.bundle.folder), line, next_step="export the bundle again") from error
+
+    def _take_out(self, answerer: Answerer, error: Exception) -> None:
+        line = failure(error)
+        self._taken_out[answerer.variant.digest] = line
+        self.pool.free(answerer)
+        LOG.warning("SubNet %s is taken out: %s", answerer.variant.digest, line)
+
+    def _others(self, failed: BundledSubNet) -> list[Answerer]:
+        """Whole SubNets in the order in which they take the place of one that failed.
+
+        Warm ones first; of these, and of the others, those that take no longer, the most accurate first.
+        """
+        warm = {one.digest for one in self.pool.warm_variants if one.exit is None and not one.early}
+
+        def order(one: BundledSubNet) -> tuple[bool, bool, float, float]:
+            slower = one.likely_ms > failed.likely_ms
+            return one.digest not in warm, slower, -one.first_accuracy if not slower else 0.0, one.likely_ms
+
+        return [self.pool.answerer(Variant(one.digest)) for one in sorted(self.subnets, key=order)]
+
+    def _make_way(self, wanted: Answerer) -> None:
+        """Where the budget does not hold a standby beside what serves, let a small SubNet serve that it holds beside either.
+
+        Where there is none, requests wait for the standby.
+        """
+        serving = self._active
+        if self.pool.holds(serving, wanted):
+            return
+        others = (self.pool.answerer(Variant(one.digest)) for one in self.subnets)
+        for bridge in sorted(others, key=lambda one: one.need_mib):
+            if bridge not in (serving, wanted) and self.pool.holds(serving, bridge) and self.pool.holds(bridge, wanted):
+                self.pool.prepare(bridge)
+                self.pool.warm(bridge)
+                self._go_over_from(serving, wanted, bridge)
+                return
+        self._go_over_from(serving, wanted, wanted)
+        if not self._told_waiting:
+            self._told_waiting = True
+            LOG.warning("%g MiB do not hold two SubNets: requests wait while one is loaded", self.pool.budget_mib)
+
+    def _go_over_from(self, serving: Answerer, wanted: Answerer, now: Answerer) -> None:
+        """Let `now` serve, unless something else serves or is wanted meanwhile."""
+        with self._changed:
+            if self._active is serving and self._standby is wanted:
+                self._active = now
+                self._switches += 1
+
+    def _work(self) -> None:
+        """Load standbys, and between them prepare the files of SubNets that nobody wants yet, until the model is closed."""
+        ahead = [self.pool.answerer(variant) for variant in self.pool.variants()]
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._standby is not None or bool(ahead))
+                if self._closed:
+                    return
+                wanted = self._standby
+            if wanted is not None:
+                self._bring(wanted)
+            else:
+                self._prepare(ahead.pop())
+
+    def _prepare(self, answerer: Answerer) -> None:
+        try:
+            self.pool.prepare(answerer)
+        except VariantError as error:
+            if not answerer.is_warm:  # what is loaded goes on without its file
+                with self._changed:
+                    self._take_out(answerer, error)
+
+    def _bring(self, wanted: Answerer) -> None:
+        """Load a standby and let it serve, unless another one is wanted meanwhile."""
+        try:
+            self.pool.prepare(wanted)
+            self._make_way(wanted)
+            self.pool.warm(wanted)
+        except VariantError as error:
+            with self._changed:
+                self._take_out(wanted, error)
+                self._standby = None if self._standby is wanted else self._standby
+                self._changed.notify_all()
+            return  # where it serves, the next request finds another one
+        with self._changed:
+            if self._standby is wanted and not self._go_over(wanted):
+                return  # freed meanwhile: it is loaded again
+        self.pool.keep_within_budget()
+        self._used_mib = self.pool.used_mib
+        with self._changed:
+            self._changed.notify_all()
+        try:
+            self.pool.warm_ahead(wanted)
+        except VariantError as error:
+            self._replace(wanted, error)

@@ -1,0 +1,45 @@
+"""Opening a bundle to serve from it."""
+
+from pathlib import Path
+
+from adaptive_runtime.bundles import BundledSubNet, OpenBundle
+from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.deployed.model import LOG, Chooser, DeployedModel
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import SubNetPool, Variant
+
+
+def load(
+    folder: str | Path,
+    budget_ms: float | None = None,
+    memory_mib: float | None = None,
+    *,
+    format: ChainFormat | None = None,
+    chooser: Chooser | None = None,
+    key_file: str | Path | None = None,
+    prepares: bool = True,
+    cache: str | Path | None = None,
+) -> DeployedModel:
+    """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
+
+    budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most accurate of all.
+    memory_mib: what SubNets may take; None: all that were used stay. format: None: that of the bundle's device. chooser: asked
+    before each request what should serve. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once
+    and kept in `cache`; None: in the bundle's folder.
+    """
+    bundle = OpenBundle.open(folder, key_file)
+    form = bundle.manifest.own_format if format is None else format
+    subnets = [one for one in bundle.manifest.subnets if form in one.nets]
+    if not subnets:
+        raise AdaptiveError(str(folder), f"has no SubNets in {form}", allowed=", ".join(bundle.manifest.runs))
+    place = None if cache is None else Path(cache)
+    pool = SubNetPool(bundle, form, memory_mib, LOG.warning, prepares=prepares, cache=place)
+    return DeployedModel(pool, Variant(best_within(subnets, budget_ms).digest), chooser)
+
+
+def best_within(subnets: list[BundledSubNet], budget_ms: float | None) -> BundledSubNet:
+    """The most accurate of some SubNets within a budget; where none is, the fastest."""
+    within = [one for one in subnets if budget_ms is None or one.likely_ms <= budget_ms]
+    if not within:
+        return min(subnets, key=lambda one: one.likely_ms)
+    return max(within, key=lambda one: (one.first_accuracy, -one.likely_ms))

@@ -1,0 +1,11 @@
+"""The pool of a bundle's SubNets: which are in memory, within a budget.
+
+[The run time](docs/runtime.md#memory) says what is shared, what a SubNet takes, and what goes first.
+"""
+
+from adaptive_runtime.pool.memory import own_mib
+from adaptive_runtime.pool.parts import VariantError, failure
+from adaptive_runtime.pool.pool import SubNetPool
+from adaptive_runtime.pool.variants import Answerer, Variant
+
+__all__ = ["Answerer", "SubNetPool", "Variant", "VariantError", "failure", "own_mib"]

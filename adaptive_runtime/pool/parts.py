@@ -1,0 +1,96 @@
+"""Parts: what is loaded and freed as a whole; one ONNX file, or one net of ncnn."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.chains import ChainManifest, NcnnChain, session_options
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
+from adaptive_runtime.pool.preparing import prepared_settings
+from profiling_agents.messages import RuntimeSettings
+
+THREAD_SAFE = {"UnlockedPoolAllocator": "PoolAllocator"}
+
+
+class VariantError(Exception):
+    """A variant whose loading or running failed. One line."""
+
+
+class PoolPart:
+    """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, as far as is known.
+
+    used: the number of the latest request that used it.
+    """
+
+    __slots__ = ("loads", "name", "need_mib", "used", "value")
+
+    def __init__(self, name: str, loads: Callable[[], Any], need_mib: float) -> None:
+        self.name, self.loads, self.need_mib = name, loads, need_mib
+        self.value: Any = None
+        self.used = 0
+
+
+class PartFiles:
+    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people."""
+
+    def __init__(self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None]) -> None:
+        self.bundle, self.prepared, self.tell = bundle, prepared, tell
+
+    def prepare(self, *files: Names) -> None:
+        """Make the prepared forms of ONNX files, where there are none; where that fails, the files themselves will do."""
+        if self.prepared is not None:
+            try:
+                self.prepared.get(*files)
+            except PreparationError as error:
+                self.tell(f"{files[0][0]}: {error}; files are loaded as they are, which takes longer and more memory")
+                self.prepared = None
+
+    def session(self, manifest: ChainManifest, names: Names) -> Any:
+        """A session of onnxruntime that has run once."""
+        self.prepare(names)
+        if self.prepared is None:
+            session = _session(self.bundle.verified(*names)[0], manifest.settings)
+        else:
+            try:
+                session = _prepared_session(self.prepared, names, manifest.settings)
+            except PreparationError as error:
+                self.tell(f"{names[0]}: {error}; it is prepared again")
+                self.prepared.forget(names)
+                session = _prepared_session(self.prepared, names, manifest.settings)
+        session.run(None, {one.name: np.zeros(one.shape, np.float32) for one in session.get_inputs()})
+        return session
+
+    def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
+        """A net of ncnn that has run once; its memory pools may serve several threads."""
+        self.bundle.verified(*manifest.files)
+        settings = {name: THREAD_SAFE.get(str(value), value) for name, value in manifest.settings.items()}
+        net = NcnnChain(manifest.model_copy(update={"settings": settings}), folder)
+        run = net.start(np.zeros(tuple(size or 1 for size in manifest.input.shape), np.float32))
+        for _ in manifest.segments:
+            run.next()
+        return net
+
+
+def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSettings) -> Any:
+    (file,) = prepared.get(names)
+    try:
+        return _session(file, prepared_settings(settings))
+    except Exception as error:  # of many kinds, none of them ours
+        raise PreparationError(f"its prepared form does not load ({failure(error)})") from error
+
+
+def _session(file: Path, settings: RuntimeSettings) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(file, session_options(settings), providers=["CPUExecutionProvider"])
+
+
+def failure(error: Exception) -> str:
+    """An error as one line; of a runtime with its kind."""
+    if isinstance(error, AdaptiveError | VariantError | PreparationError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

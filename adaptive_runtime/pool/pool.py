@@ -1,0 +1,258 @@
+"""The pool: parts of SubNets in memory, as many as a budget allows; the least recently used goes first.
+
+One thread at a time loads; requests run beside it, and load what they miss. A part that is freed while a request still runs
+it goes when that request is done.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from adaptive_runtime.bundles import BundledSubNet, OpenBundle
+from adaptive_runtime.chains import (
+    ChainFormat,
+    ChainManifest,
+    ChainRun,
+    ChainRuntime,
+    ExitChain,
+    NcnnChain,
+    OnnxChain,
+    all_leave_at,
+    require_runtime,
+)
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Decider
+from adaptive_runtime.pool.memory import give_back, own_mib
+from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
+from adaptive_runtime.pool.prepared import PreparedFiles
+from adaptive_runtime.pool.scaling import scaling
+from adaptive_runtime.pool.variants import Answerer, Array, Variant
+
+PROGRAM_MIB = 4.0
+"""What a session takes besides weights and activations at most, until it is measured."""
+
+
+class SubNetPool:
+    """Parts of a bundle's SubNets in one format. budget_mib: None: all stay.
+
+    serving: gives the parts that are not to be freed. tell: takes lines for people. prepares: ONNX files are optimised once, by
+    a child process, and kept in `cache`, else in the bundle's folder.
+    """
+
+    def __init__(
+        self,
+        bundle: OpenBundle,
+        form: ChainFormat,
+        budget_mib: float | None,
+        tell: Callable[[str], None],
+        *,
+        prepares: bool = True,
+        cache: Path | None = None,
+    ) -> None:
+        require_runtime(form, str(bundle.folder))
+        self.bundle, self.form, self.budget_mib = bundle, form, budget_mib
+        settings = bundle.manifest.runs[form].settings
+        prepared = PreparedFiles(bundle, settings, cache) if prepares and form == "onnx" else None
+        self.files = PartFiles(bundle, prepared, tell)
+        self.serving: Callable[[], Collection[PoolPart]] = tuple
+        self._parts: dict[str, PoolPart] = {}
+        self._answerers: dict[Variant, Answerer] = {}
+        self._lock = threading.RLock()
+        self._clock = itertools.count(1)
+        self._start_mib = own_mib()
+
+    def answerer(self, variant: Variant) -> Answerer:
+        """A variant, of which nothing is loaded yet if it is new. AdaptiveError: the bundle has no such."""
+        with self._lock:
+            if variant not in self._answerers:
+                self._answerers[variant] = self._described(variant)
+            return self._answerers[variant]
+
+    def variants(self) -> tuple[Variant, ...]:
+        """All SubNets whole, and by thresholds where they have some."""
+        subnets = [one for one in self.bundle.manifest.subnets if self.form in one.nets]
+        early = [one for one in subnets if one.thresholds is not None]
+        return (*(Variant(one.digest) for one in subnets), *(Variant(one.digest, early=True) for one in early))
+
+    def prepare(self, answerer: Answerer) -> None:
+        """Prepare the ONNX files of a variant, where there is no prepared form of them. VariantError."""
+        if self.form == "onnx":
+            _guarded(partial(self.files.prepare, *(self._names(answerer.subnet, part.name) for part in answerer.parts)))
+
+    def warm(self, answerer: Answerer) -> None:
+        """Load what a variant needs to start. VariantError."""
+        self.prepare(answerer)
+        for part in answerer.needed:
+            _guarded(partial(self._value, part))
+
+    def warm_ahead(self, answerer: Answerer) -> None:
+        """Load the other parts of a variant, too, as far as there is room for them. VariantError."""
+        for part in answerer.parts:
+            with self._lock:
+                has_room = self.budget_mib is None or self.used_mib + part.need_mib <= self.budget_mib
+                if has_room:
+                    _guarded(partial(self._value, part))
+
+    @property
+    def used_mib(self) -> float:
+        """What the process takes more than when the pool was made; where it cannot be measured, what its parts need."""
+        now_mib = own_mib()
+        if now_mib is None or self._start_mib is None:
+            return sum(part.need_mib for part in self._parts.values() if part.value is not None)
+        return max(0.0, now_mib - self._start_mib)
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Names of the parts in memory, the least recently used first."""
+        found = [part for part in list(self._parts.values()) if part.value is not None]
+        return tuple(part.name for part in sorted(found, key=lambda part: part.used))
+
+    @property
+    def warm_variants(self) -> tuple[Variant, ...]:
+        """Variants that start without loading, the least recently used first."""
+        found = [one for one in list(self._answerers.values()) if one.is_warm]
+        return tuple(one.variant for one in sorted(found, key=lambda one: max(part.used for part in one.needed)))
+
+    def holds(self, *answerers: Answerer) -> bool:
+        """Whether the budget holds some variants at once, and nothing else."""
+        if self.budget_mib is None:
+            return True
+        loaded_mib = sum(part.need_mib for part in self._parts.values() if part.value is not None)
+        others_mib = max(0.0, self.used_mib - loaded_mib)
+        wanted = {part for answerer in answerers for part in answerer.needed}
+        return others_mib + sum(part.need_mib for part in wanted) <= self.budget_mib
+
+    def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[PoolPart] = ()) -> None:
+        """Free parts until the budget has so much room, or all that is left serves."""
+        with self._lock:
+            while self.budget_mib is not None and self.used_mib + room_mib > self.budget_mib:
+                kept = {*self.serving(), *keep}
+                idle = [part for part in self._parts.values() if part.value is not None and part not in kept]
+                if not idle:
+                    return
+                min(idle, key=lambda part: part.used).value = None
+                give_back()
+
+    def free(self, answerer: Answerer) -> None:
+        """Free the parts of a variant, which another one may load again."""
+        with self._lock:
+            for part in answerer.parts:
+                part.value = None
+            give_back()
+
+    def close(self) -> None:
+        """Free everything; requests that run end first."""
+        with self._lock:
+            self._answerers.clear()
+            for part in self._parts.values():
+                part.value = None
+            self._parts.clear()
+            give_back()
+
+    def _value(self, part: PoolPart) -> Any:
+        """What is loaded of a part, loaded now where it is not; other parts make room."""
+        value, part.used = part.value, next(self._clock)
+        if value is not None:
+            return value
+        with self._lock:
+            if (value := part.value) is not None:
+                return value
+            self.keep_within_budget(part.need_mib, {part})
+            before_mib = self.used_mib
+            value = part.loads()
+            grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
+            give_back()
+            part.need_mib = grown_mib if grown_mib > 0 else part.need_mib
+            part.value = value
+            self.keep_within_budget(keep={part})
+            return value
+
+    def _names(self, subnet: BundledSubNet, name: str) -> tuple[str, ...]:
+        """An ONNX file, and that with its weights."""
+        return name, *subnet.nets["onnx"].files[1:]
+
+    def _described(self, variant: Variant) -> Answerer:
+        subnet = self._subnet(variant)
+        if variant.exit is None and not variant.early:
+            manifest, decider = self.bundle.whole(subnet, self.form), None
+        else:
+            manifest = self.bundle.chain(subnet, self.form)
+            decider = _decider(variant, subnet, manifest)
+        parts = self._parts_of(subnet, manifest)
+        last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
+        parts = parts[:last] if self.form == "onnx" else parts
+        chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
+        height, width = subnet.input_shape[-2:]
+        wanted = subnet.preparation
+        scale = scaling((wanted.resolution,) * 2, (height, width), wanted.size_interpolation)
+        return Answerer(variant, subnet, chain, decider, parts[:1] if variant.early else parts, parts, scale)
+
+    def _subnet(self, variant: Variant) -> BundledSubNet:
+        found = self.bundle.manifest.by_digest.get(variant.digest)
+        if found is None or self.form not in found.nets:
+            known = [one.digest for one in self.bundle.manifest.subnets if self.form in one.nets]
+            raise AdaptiveError("SubNet", f"'{variant.digest}'", allowed=", ".join(known))
+        return found
+
+    def _parts_of(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
+        memory, segments = subnet.memory, manifest.segments
+        macs = sum(segment.macs for segment in segments)
+        found = []
+        for segment in segments if self.form == "onnx" else segments[:1]:
+            name = segment.file or next(iter(manifest.files))
+            if name not in self._parts:
+                share = segment.macs / macs if self.form == "onnx" and macs else 1.0
+                load = (
+                    partial(self.files.session, manifest, self._names(subnet, name))
+                    if self.form == "onnx"
+                    else partial(self.files.net, manifest, self.bundle.folder)
+                )
+                need_mib = PROGRAM_MIB + memory.activations_mib + share * memory.weights_mib
+                self._parts[name] = PoolPart(name, load, need_mib)
+            found.append(self._parts[name])
+        return tuple(found)
+
+
+def _guarded(load: Callable[[], Any]) -> None:
+    try:
+        load()
+    except Exception as error:  # runtimes raise many kinds, none of them ours
+        raise VariantError(failure(error)) from error
+
+
+def _decider(variant: Variant, subnet: BundledSubNet, manifest: ChainManifest) -> Decider:
+    """When samples leave. AdaptiveError: no such exit, no thresholds."""
+    where = f"SubNet {variant.digest}"
+    if variant.early:
+        if subnet.thresholds is None or variant.exit is not None:
+            got = "no thresholds" if subnet.thresholds is None else f"thresholds and exit '{variant.exit}'"
+            raise AdaptiveError(where, got, next_step="name an exit, or use the whole SubNet")
+        return Decider(subnet.thresholds)
+    if variant.exit not in manifest.exits:
+        raise AdaptiveError(where, f"no exit '{variant.exit}'", allowed=", ".join(manifest.exits))
+    return all_leave_at(manifest.exits.index(variant.exit))
+
+
+def _runtime(manifest: ChainManifest, parts: tuple[PoolPart, ...], value_of: Callable[[PoolPart], Any]) -> ChainRuntime:
+    if manifest.format == "onnx":
+        return OnnxChain(manifest, lambda at: value_of(parts[at]))
+    return _PooledNet(lambda: value_of(parts[0]))
+
+
+class _PooledNet:
+    """A net of ncnn that is asked for when samples come."""
+
+    batch: int | None = 1
+
+    def __init__(self, net: Callable[[], NcnnChain]) -> None:
+        self._net = net
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """One sample (1, C, H, W) at the start."""
+        return self._net().start(x_NCHW)
+
+    def close(self) -> None:
+        """The pool frees the net."""

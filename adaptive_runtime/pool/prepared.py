@@ -1,0 +1,125 @@
+"""ONNX files as the runtime on this machine has optimised them, kept beside the bundle: they load fast, and memory-mapped.
+
+A prepared file is of one runtime, one processor and one group of settings. Its folder's name is the digest of these and of
+the file.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
+from profiling_agents.messages import RuntimeSettings
+
+FOLDER = "prepared"
+DIGESTS_FILE = "digests.json"
+DIGITS = 32
+PACKAGES = str(Path(__file__).resolve().parents[2])
+"""Where the child imports this very package from."""
+MOST_S = 600
+LAST_LINE = 300
+Names = tuple[str, ...]
+"""A file of the bundle, then those that it refers to."""
+
+
+class PreparationError(Exception):
+    """A file that cannot be prepared. One line."""
+
+
+class PreparedFiles:
+    """The prepared files of a bundle's ONNX files. `folder`: where they are kept, `prepared/` in the bundle's own."""
+
+    def __init__(self, bundle: OpenBundle, settings: RuntimeSettings, folder: Path | None = None) -> None:
+        self.bundle, self.settings = bundle, settings
+        self.folder = bundle.folder / FOLDER if folder is None else folder
+        self._lock = threading.Lock()
+        self._checked: set[str] = set()
+        self._machine = _machine()
+
+    def get(self, *files: Names) -> list[Path]:
+        """The prepared forms of files of the bundle, made in a child process where they are not there. PreparationError."""
+        with self._lock:
+            places = {self.folder / self._key(names): names for names in files}
+            new = [place for place in places if place.name not in self._checked]
+            if missing := [place for place in new if not _is_whole(place)]:
+                self._make({place: self.bundle.verified(*places[place])[0] for place in missing})
+            self._checked |= {place.name for place in new}
+            return [place / MODEL_FILE for place in places]
+
+    def forget(self, names: Names) -> None:
+        """Remove a prepared file that does not load."""
+        with self._lock:
+            key = self._key(names)
+            self._checked.discard(key)
+            shutil.rmtree(self.folder / key, ignore_errors=True)
+
+    def _key(self, names: Names) -> str:
+        digests = [self.bundle.manifest.files[name].sha256 for name in names]
+        text = json.dumps([self._machine, self.settings, digests], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+    def _make(self, sources: Mapping[Path, Path]) -> None:
+        """Prepare files by their places."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".partial-") as name:
+                made = {place: Path(name).absolute() / place.name for place in sources}
+                for place, folder in made.items():
+                    shutil.rmtree(place, ignore_errors=True)
+                    folder.mkdir()
+                pairs = tuple((source.absolute(), made[place]) for place, source in sources.items())
+                _run(PreparationOrder(places=pairs, settings=self.settings))
+                for place, folder in made.items():
+                    written = {file.name: _sha256(file) for file in folder.iterdir()}
+                    (folder / DIGESTS_FILE).write_text(json.dumps(written))
+                    if not place.exists():  # another process may have made it meanwhile
+                        folder.rename(place)
+        except OSError as error:
+            raise PreparationError(f"'{self.folder}' cannot be written ({error.strerror})") from error
+
+
+def _run(order: PreparationOrder) -> None:
+    command = [sys.executable, "-P", "-m", "adaptive_runtime.pool.preparing", order.model_dump_json()]
+    path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=MOST_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PreparationError(f"preparing it took longer than {MOST_S} s") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+        raise PreparationError(f"preparing it failed: {last[:LAST_LINE]}")
+
+
+def _is_whole(place: Path) -> bool:
+    """Whether a prepared file is as it was made."""
+    try:
+        digests = json.loads((place / DIGESTS_FILE).read_text())
+        return MODEL_FILE in digests and all(_sha256(place / name) == digest for name, digest in digests.items())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _machine() -> list[str]:
+    """The runtime and the processor that a prepared file is of."""
+    import onnxruntime
+
+    from profiling_agents.sensing.sensors import cpu_model
+
+    return [onnxruntime.__version__, onnxruntime.get_build_info(), platform.machine(), cpu_model()]

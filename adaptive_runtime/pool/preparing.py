@@ -1,0 +1,60 @@
+"""The child process that prepares ONNX files: `python -m adaptive_runtime.pool.preparing ORDER`, which is JSON.
+
+The runtime optimises each model, which takes time and three times its memory, and writes what comes of it: the optimised graph,
+and its weights in the kernels' own layout. Both models answer the same inputs before the files count.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaptive_runtime.chains import session_options
+from profiling_agents.messages import Message, RuntimeSettings
+
+MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
+TOLERANCE = 1e-5
+NICENESS = 5
+LEAST_BYTES = "256"
+UNCHANGED = "ORT_DISABLE_ALL"
+
+
+class PreparationOrder(Message):
+    """What to prepare: ONNX files, each with an existing folder for what comes of it, with the settings of the runtime."""
+
+    places: tuple[tuple[Path, Path], ...]
+    settings: RuntimeSettings
+
+
+def prepare(source: Path, folder: Path, settings: RuntimeSettings) -> None:
+    """Write the optimised model and its weights. ValueError: it answers otherwise."""
+    import onnxruntime
+
+    options = session_options(settings)
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(folder / MODEL_FILE)
+    for name, value in (("file_name", WEIGHTS_FILE), ("min_size_in_bytes", LEAST_BYTES)):
+        options.add_session_config_entry(f"session.optimized_model_external_initializers_{name}", value)
+    first = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    options = session_options(prepared_settings(settings))
+    second = onnxruntime.InferenceSession(folder / MODEL_FILE, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    inputs = {one.name: rng.standard_normal(one.shape, np.float32) for one in first.get_inputs()}
+    for expected, got in zip(first.run(None, inputs), second.run(None, inputs), strict=True):
+        if not np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max():
+            raise ValueError("the prepared model gives other answers")
+
+
+def prepared_settings(settings: RuntimeSettings) -> dict[str, Any]:
+    """The settings with which a prepared model runs: it is optimised as it is."""
+    return {**settings, "graph_optimization_level": UNCHANGED}
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    given = PreparationOrder.model_validate(json.loads(sys.argv[1]))
+    for source, folder in given.places:
+        prepare(source, folder, given.settings)

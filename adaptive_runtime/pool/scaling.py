@@ -1,0 +1,39 @@
+"""Images scaled to a SubNet's resolution: bilinear with anti-aliasing, as the network was trained.
+
+Legend: N samples, C channels, H height, W width; O output size, I input size.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+
+Array = NDArray[np.float32]
+BILINEAR = "bilinear, antialiased"
+
+
+def scaling(before: tuple[int, int], after: tuple[int, int], interpolation: str) -> Callable[[Array], Array] | None:
+    """What scales images (N, C, *before) to (N, C, *after); None: the sizes are the same. AdaptiveError: another method."""
+    if before == after:
+        return None
+    if interpolation != BILINEAR:
+        raise AdaptiveError("preparation", f"size_interpolation '{interpolation}'", allowed=BILINEAR)
+    rows_OI, columns_OI = (_weights(*sizes) for sizes in zip(before, after, strict=True))
+    columns_IO = np.ascontiguousarray(columns_OI.T)
+
+    def scaled(x_NCHW: Array) -> Array:
+        return np.ascontiguousarray(rows_OI @ (x_NCHW @ columns_IO))
+
+    return scaled
+
+
+def _weights(before: int, after: int) -> Array:
+    """The share of each input pixel in each output pixel (O, I): a triangle as wide as two pixels of the coarser grid."""
+    scale = before / after
+    width = max(scale, 1.0)
+    centres_O1 = (np.arange(after)[:, None] + 0.5) * scale
+    distance_OI = np.abs(np.arange(before) + 0.5 - centres_O1) / width
+    found_OI = np.maximum(0.0, 1.0 - distance_OI)
+    return (found_OI / found_OI.sum(1, keepdims=True)).astype(np.float32)

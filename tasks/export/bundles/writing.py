@@ -1,0 +1,236 @@
+"""A bundle's folder: ONNX files whose common weights are there once, ncnn files where the device runs these, the manifest.
+
+Each SubNet computes what its own files compute. ncnn nets cannot share weights: each has its own.
+"""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import onnxruntime
+
+from adaptive_runtime.bundles import (
+    BUNDLE_FILE,
+    CALIBRATION_FILE,
+    SIGNATURE_FILE,
+    BundleDevice,
+    BundledNet,
+    BundledSubNet,
+    BundleManifest,
+    BundleOrigin,
+    BundleRun,
+    FileFacts,
+    read_key,
+    signature,
+)
+from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Capabilities, Precision
+from tailor_ir import Statistics, SuperNet
+from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
+from tasks.artifacts import write_bytes
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.exits.policies import SubnetPolicy
+from tasks.export.bundles.rows import subnet_row
+from tasks.export.bundles.sample import SampledSubNet, calibration_sample
+from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, chain_statistics, copy_ncnn_chain
+from tasks.export.facts import tell
+from tasks.export.files import Images, in_batches, references
+from tasks.export.settings import Settings
+from tasks.progress import Progress
+from tasks.schemas.exports import Bundle, Card
+
+BUNDLE_FOLDER = "bundle"
+RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
+ON_CPU = ("cpu", "CPUExecutionProvider")
+
+
+def write_bundle(
+    settings: Settings,
+    net: SuperNet,
+    cards: Sequence[Card],
+    images: EvaluationData,
+    out: Path,
+    progress: Progress,
+    device: Capabilities,
+    policies: Mapping[str, SubnetPolicy] | None = None,
+) -> Bundle:
+    """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
+
+    policies: by digest those of SubNets with exits. `bytes_alone`: of the ONNX files, where these were exported. The folder is
+    there whole, or not at all. UserError for a key that cannot be read.
+    """
+    final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
+    key = _key(settings)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    writer = _Writer(settings, net, images, out, partial, device, policies or {})
+    with progress.bar("bundle", len(cards)) as bar:
+        rows = writer.write_all(cards, bar.advance)
+    differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
+    differences |= dict.fromkeys(writer.broken, math.inf)
+    worst = max(differences, key=lambda digest: differences[digest])
+    difference, allowed = differences[worst], settings.tolerance.fp32
+    if difference > allowed:
+        shutil.rmtree(partial)
+        reason = f"SubNet {worst}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
+        return Bundle(state="failed", reason=reason)
+    content = writer.manifest(cards, rows).to_json().encode()
+    write_bytes(partial / BUNDLE_FILE, content)
+    if key is not None:
+        write_bytes(partial / SIGNATURE_FILE, f"{signature(content, key)}\n".encode())
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
+    return Bundle(
+        state="ok",
+        folder=BUNDLE_FOLDER,
+        bytes=sum(file.stat().st_size for file in final.iterdir()),
+        bytes_alone=None if None in alone else sum(size for size in alone if size is not None),
+        relative_difference=difference,
+        tolerance=allowed,
+    )
+
+
+def _key(settings: Settings) -> bytes | None:
+    try:
+        return None if settings.bundle_key is None else read_key(settings.bundle_key)
+    except AdaptiveError as error:
+        raise UserError("export.bundle_key", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are no numbers."""
+
+    settings: Settings
+    net: SuperNet
+    images: EvaluationData
+    out: Path
+    folder: Path
+    device: Capabilities
+    policies: Mapping[str, SubnetPolicy]
+    broken: list[str] = field(default_factory=list)
+
+    def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[BundledSubNet]:
+        """All files but the manifest; the rows of the SubNets."""
+        net = self.net
+        statistics = {card.digest: self._statistics(card) for card in cards}
+        chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
+        net.export_together(
+            {card.digest: (card.config, statistics[card.digest]) for card in cards}, self.folder, chains
+        )
+        rows, sampled = [], []
+        for card in cards:
+            module = net.build(card.config, statistics[card.digest]).eval()
+            inputs, expected = references(net, module, card.config, self.images, self.settings.check_images)
+            rows.append(self._row(card, statistics[card.digest], inputs, expected))
+            sampled.append(SampledSubNet(card, statistics[card.digest], inputs, chains.get(card.digest, ())))
+            advance()
+        write_bytes(self.folder / CALIBRATION_FILE, calibration_sample(net, sampled).to_bytes())
+        return rows
+
+    def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
+        """The manifest of the files that are in the folder."""
+        errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
+        formats = {name for row in rows for name in row.nets}
+        return BundleManifest(
+            batch=self.net.batch,
+            files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
+            subnets=tuple(rows),
+            runs={name: self._run(name) for name in FORMATS if name in formats},
+            classes=cards[0].classes,
+            device=BundleDevice(**{name: getattr(self.device, name) for name in BundleDevice.model_fields}),
+            made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
+            predicted_error=mean(errors) if errors else None,
+            calibration=CALIBRATION_FILE,
+        )
+
+    def _statistics(self, card: Card) -> Statistics:
+        """BatchNorm statistics of a SubNet, and of the heads of its chain where it is one, too."""
+        own = statistics_of(self.net, dict(card.config), self.images)
+        return chain_statistics(self.net, card.config, chain_exits(card), self.images) | own
+
+    def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> BundledSubNet:
+        chains: dict[ChainFormat, BundledChain] = {}
+        if chain_exits(card):
+            settings = self._run("onnx").settings
+            chains["onnx"] = bundle_chain(self.net, card, statistics, self.out, self.folder, inputs, settings)
+        nets: dict[ChainFormat, BundledNet] = {"onnx": self._onnx(card, inputs, expected, chains.get("onnx"))}
+        if self._takes_ncnn and (own := card.files.get("ncnn")) is not None and own.state == "ok":
+            if (chain := copy_ncnn_chain(card, self.out, self.folder)) is not None:
+                chains["ncnn"] = chain
+            nets["ncnn"] = self._ncnn(card, chains.get("ncnn"))
+        best = chains.get("ncnn" if "ncnn" in nets else "onnx")
+        policy = self.policies.get(card.digest)
+        manifest, thresholds = (None, None) if best is None else (best.manifest, best.thresholds)
+        return subnet_row(self.net, card, nets, manifest, thresholds, policy)
+
+    def _onnx(self, card: Card, inputs: Images, expected: Images, chain: BundledChain | None) -> BundledNet:
+        """Tell the file its facts, and compare it with torch."""
+        file = self.folder / f"{card.digest}.onnx"
+        file.write_bytes(tell(file.read_bytes(), card))
+        options = session_options(self._run("onnx").settings)
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        (taken,), (given,) = session.get_inputs(), session.get_outputs()
+        got = in_batches(inputs, self.net.batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
+        difference = float(np.abs(got - expected).max() / np.abs(expected).max())
+        difference = max(difference, 0.0 if chain is None else chain.difference)
+        if not math.isfinite(difference):
+            self.broken.append(card.digest)
+        return BundledNet(
+            files=(file.name, WEIGHTS_FILE),
+            input=ChainTensor(name=taken.name, shape=tuple(taken.shape)),
+            output=ChainTensor(name=given.name, shape=tuple(given.shape)),
+            chain=None if chain is None else chain.name,
+            chain_files=() if chain is None else tuple(chain.manifest.written()),
+            relative_difference=difference if math.isfinite(difference) else 0.0,
+        )
+
+    def _ncnn(self, card: Card, chain: BundledChain | None) -> BundledNet:
+        """Copy the files that the stage has exported and checked."""
+        own = card.files["ncnn"]
+        assert own.run is not None
+        assert own.relative_difference is not None
+        names = tuple(f"{card.digest}.ncnn.{end}" for end in ("param", "bin"))
+        for name in names:
+            shutil.copyfile(self.out / name, self.folder / name)
+        return BundledNet(
+            files=names,
+            input=ChainTensor.model_validate(own.run.inputs[0].model_dump()),
+            output=ChainTensor.model_validate(own.run.outputs[0].model_dump()),
+            chain=None if chain is None else chain.name,
+            chain_files=() if chain is None else tuple(chain.manifest.written()),
+            relative_difference=max(own.relative_difference, 0.0 if chain is None else chain.difference),
+        )
+
+    @property
+    def _takes_ncnn(self) -> bool:
+        return "ncnn" in self.device.formats
+
+    def _run(self, name: ChainFormat) -> BundleRun:
+        """How files of one format run: as on the device, or where it does not take them in as many threads."""
+        device = self.device
+        measured = device.backend == RUNTIMES[name] and device.provider in ON_CPU
+        settings = device.engine.applied(device.settings, device.engine_options)
+        precision: Precision = device.precision if measured and device.precision != "int8" else "fp32"
+        return BundleRun(
+            runtime=RUNTIMES[name],
+            version=device.version if measured else onnxruntime.__version__,
+            threads=device.threads,
+            precision=precision,
+            settings=settings if measured else {"intra_op_num_threads": device.threads},
+            measured=measured,
+            tolerance=self.settings.tolerance.of(precision),
+        )
+
+
+def _facts(file: Path) -> FileFacts:
+    content = file.read_bytes()
+    return FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))

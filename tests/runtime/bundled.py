@@ -1,0 +1,196 @@
+"""Bundles for tests and benchmarks: real SubNets with random weights, in the files that an export writes."""
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from adaptive_runtime.bundles import (
+    BUNDLE_FILE,
+    BundleDevice,
+    BundledExit,
+    BundledNet,
+    BundledSubNet,
+    BundleManifest,
+    BundleOrigin,
+    BundleRun,
+    FileFacts,
+    SubNetMemory,
+)
+from adaptive_runtime.chains import ChainManifest, ChainSegment, ChainTensor, ImagePreparation
+from adaptive_runtime.exits import Thresholds
+from tailor_ir import Config, SuperNet
+from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
+
+SETTINGS: dict[str, bool | int | str] = {
+    "intra_op_num_threads": 1,
+    "inter_op_num_threads": 1,
+    "session.intra_op.allow_spinning": "0",
+}
+MIB = 2**20
+
+
+def write_plain_bundle(
+    net: SuperNet,
+    configs: Sequence[Config],
+    folder: Path,
+    thresholds: Mapping[str, Thresholds] | None = None,
+) -> BundleManifest:
+    """A bundle of SubNets for onnxruntime, with the chains of those that pass exits. thresholds: by digest.
+
+    The first SubNet counts as the most accurate, and the slowest.
+    """
+    subnets = {net.space.digest(config): config for config in configs}
+    chains = {digest: exits for digest, config in subnets.items() if len(exits := net.exits(config)) > 1}
+    folder.mkdir(parents=True, exist_ok=True)
+    net.export_together({digest: (config, None) for digest, config in subnets.items()}, folder, chains)
+    rows = []
+    for at, (digest, config) in enumerate(subnets.items()):
+        own = (thresholds or {}).get(digest)
+        chain = _write_chain(net, digest, config, folder) if digest in chains else None
+        rows.append(_row(net, digest, config, folder, chain, own, at))
+    files = sorted(file for file in folder.iterdir() if file.name != BUNDLE_FILE)
+    manifest = BundleManifest(
+        batch=net.batch,
+        files={file.name: FileFacts(sha256=_sha256(file), bytes=file.stat().st_size) for file in files},
+        subnets=tuple(rows),
+        runs={"onnx": _run()},
+        device=BundleDevice(
+            backend="onnxruntime",
+            version=onnxruntime.__version__,
+            provider="CPUExecutionProvider",
+            precision="fp32",
+            threads=1,
+            cpu_model="",
+            system="",
+            fingerprint="",
+        ),
+        made_from=BundleOrigin(network={"name": "made here"}, data="none", digests={}),
+    )
+    (folder / BUNDLE_FILE).write_text(manifest.to_json())
+    return manifest
+
+
+def _run() -> BundleRun:
+    return BundleRun(
+        runtime="onnxruntime",
+        version=onnxruntime.__version__,
+        threads=1,
+        precision="fp32",
+        settings=SETTINGS,
+        measured=True,
+        tolerance=1e-4,
+    )
+
+
+def _row(
+    net: SuperNet,
+    digest: str,
+    config: Config,
+    folder: Path,
+    chain: ChainManifest | None,
+    thresholds: Thresholds | None,
+    at: int,
+) -> BundledSubNet:
+    shape = net.input_shape(config)
+    largest = net.input_shape(net.max_config)[-1]
+    (taken,), (given,) = _tensors(folder / f"{digest}.onnx")
+    macs = itertools.accumulate(() if chain is None else [one.macs for one in chain.segments])
+    return BundledSubNet(
+        digest=digest,
+        config=dict(config),
+        input_shape=shape,
+        preparation=ImagePreparation(
+            colours="RGB",
+            crop="none",
+            resolution=largest,
+            interpolation="none",
+            mean=(0.0,) * 3,
+            deviation=(1.0,) * 3,
+            size=(shape[-2], shape[-1]),
+            size_interpolation="bilinear, antialiased",
+        ),
+        nets={
+            "onnx": BundledNet(
+                files=(f"{digest}.onnx", WEIGHTS_FILE),
+                input=taken,
+                output=given,
+                chain=None if chain is None else f"{digest}.segments.json",
+                chain_files=() if chain is None else tuple(chain.files),
+                relative_difference=0.0,
+            )
+        },
+        macs=net.macs(config),
+        parameters=net.parameters(config),
+        accuracy={"test": 1.0 - at / 100},
+        latency=None,
+        predicted_ms=1000.0 - at,
+        memory=SubNetMemory(
+            weights_mib=4 * net.parameters(config) / MIB, activations_mib=net.peak_activation_bytes(config) / MIB
+        ),
+        exits=()
+        if chain is None
+        else tuple(BundledExit(exit=name, macs=until) for name, until in zip(chain.exits, macs, strict=True)),
+        thresholds=thresholds,
+    )
+
+
+def _write_chain(net: SuperNet, digest: str, config: Config, folder: Path) -> ChainManifest:
+    segments: list[ChainSegment] = []
+    for at, exit in enumerate(net.exits(config)):
+        inputs, outputs = _tensors(folder / f"{digest}.{at}.onnx")
+        macs = net.macs({**config, "exit": exit}) - sum(one.macs for one in segments)
+        segments.append(
+            ChainSegment(exit=exit, file=f"{digest}.{at}.onnx", inputs=inputs, outputs=outputs, macs=max(macs, 1))
+        )
+    names = [*(str(one.file) for one in segments), WEIGHTS_FILE]
+    manifest = ChainManifest(
+        format="onnx",
+        digest=digest,
+        files={name: _sha256(folder / name) for name in names},
+        input=segments[0].inputs[0],
+        segments=tuple(segments),
+        runtime="onnxruntime",
+        settings=SETTINGS,
+    )
+    (folder / f"{digest}.segments.json").write_text(manifest.to_json())
+    return manifest
+
+
+def _tensors(file: Path) -> tuple[tuple[ChainTensor, ...], tuple[ChainTensor, ...]]:
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    inputs, outputs = (
+        tuple(ChainTensor(name=one.name, shape=tuple(one.shape)) for one in each)
+        for each in (session.get_inputs(), session.get_outputs())
+    )
+    return inputs, outputs
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def answers_of_files(manifest: BundleManifest, folder: Path, x_NCHW: np.ndarray) -> dict[tuple[str, str | None], Any]:
+    """Logits (N, K) of each whole SubNet (exit None) and each exit, by the files themselves; x in the shape of each."""
+    found: dict[tuple[str, str | None], Any] = {}
+    for subnet in manifest.subnets:
+        net = subnet.nets["onnx"]
+        values = [{net.input.name: x[None]} for x in x_NCHW]
+        whole = onnxruntime.InferenceSession(folder / net.files[0], providers=["CPUExecutionProvider"])
+        found[subnet.digest, None] = np.concatenate([whole.run(None, one)[0] for one in values])
+        if net.chain is None:
+            continue
+        for segment in ChainManifest.from_json((folder / net.chain).read_text()).segments:
+            session = onnxruntime.InferenceSession(folder / str(segment.file), providers=["CPUExecutionProvider"])
+            names = [one.name for one in segment.outputs]
+            logits = []
+            for one in values:
+                given = session.run(names, {tensor.name: one[tensor.name] for tensor in segment.inputs})
+                one.update(zip(names, given, strict=True))
+                logits.append(given[0])
+            found[subnet.digest, segment.exit] = np.concatenate(logits)
+    return found

@@ -1,0 +1,84 @@
+"""The memory budget of a pool holds in a process of its own, while SubNets serve in turn."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import tailor_ir
+from profiling_agents.startup import python_path
+from tests.ir.networks import perturb
+from tests.runtime.bundled import write_plain_bundle
+
+SPACE = {"*.width_mult": [0.5, 1.0]}
+SUBNETS = 5
+SHARED_MIB = 4.0
+"""PSS moves so far with other processes that map the same libraries."""
+SERVE = """
+import json, sys, threading, numpy as np, adaptive_runtime
+folder, budget_mib, rounds = sys.argv[1], float(sys.argv[2]) or None, int(sys.argv[3])
+seen, over = [], threading.Event()
+with adaptive_runtime.load(folder, memory_mib=budget_mib) as model:
+    def look():
+        while not over.wait(0.002):
+            seen.append(model.pool.used_mib)
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    model.infer(x)
+    first = model.pool.used_mib
+    looking = threading.Thread(target=look)
+    looking.start()
+    for digest in [one.digest for one in model.subnets] * rounds:
+        model.use(digest)
+        for _ in range(20):
+            assert model.infer(x).subnet == digest
+    warm = len(model.state.warm)
+    over.set()
+    looking.join()
+    print(json.dumps({"first": first, "peak": max(seen), "warm": warm, "switches": model.state.switches}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose largest SubNet has 45 MB of weights."""
+    torch.manual_seed(0)
+    network = perturb(timm.create_model("resnet18", num_classes=10))
+    net = tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), SPACE)
+    names = [variable.name for variable in net.space.variables]
+    configs = [net.max_config, net.min_config]
+    configs += [{**net.min_config, name: net.max_config[name]} for name in names]
+    folder = tmp_path_factory.mktemp("memory") / "bundle"
+    write_plain_bundle(net, configs[:SUBNETS], folder)
+    return folder
+
+
+def served(folder: Path, budget_mib: float = 0.0, rounds: int = 1) -> dict[str, Any]:
+    command = [sys.executable, "-c", SERVE, str(folder), str(budget_mib), str(rounds)]
+    environment = os.environ | {"PYTHONPATH": python_path(os.environ), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_all_subnets_serve_within_1_3_times_the_memory_of_the_largest(folder: Path) -> None:
+    free = served(folder)
+    assert free["warm"] == SUBNETS
+    budget_mib = 1.3 * free["first"]
+    assert free["peak"] > budget_mib + 2 * SHARED_MIB  # else the budget would show nothing
+    kept = served(folder, budget_mib, rounds=6)
+    assert kept["peak"] <= budget_mib + SHARED_MIB
+    assert kept["switches"] >= 6 * SUBNETS - 1
+    assert kept["warm"] < SUBNETS
+
+
+def test_where_the_budget_holds_one_subnet_alone_requests_wait_and_none_is_lost(folder: Path) -> None:
+    kept = served(folder, 1.0, rounds=2)
+    assert kept["warm"] == 1
+    assert kept["switches"] >= 2 * SUBNETS - 1
