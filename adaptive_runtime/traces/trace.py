@@ -14,7 +14,7 @@ from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Message, one_line
 
 Time = Annotated[float, Field(ge=0)]
-Pressure = Annotated[float, Field(ge=0, le=1)]
+LoadPressure = Annotated[float, Field(ge=0, le=1)]
 AGAIN = "record or draw the trace again"
 
 
@@ -30,8 +30,8 @@ class LoadTrace(Message):
     seed: int | None = None
     duration_s: Annotated[float, Field(gt=0)]
     times_s: Annotated[tuple[Time, ...], Field(min_length=1)]
-    cpu: tuple[Pressure, ...]
-    bandwidth: tuple[Pressure, ...]
+    cpu: tuple[LoadPressure, ...]
+    bandwidth: tuple[LoadPressure, ...]
     slow_down: Annotated[tuple[tuple[Annotated[float, Field(gt=0)], ...], ...], Field(min_length=1)]
     arrivals_s: tuple[Time, ...] = ()
 

@@ -131,7 +131,7 @@ def test_of_a_chain_the_segments_alone_are_loaded_that_a_request_needs(written: 
 
 
 def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swapped(written: Written) -> None:
-    total, threads = 10_000, 4
+    total, threads, switches = 10_000, 4, 50
     expected = written.answers
     wanted = [Variant(*key) for key in expected]
     found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
@@ -140,8 +140,8 @@ def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swappe
     with adaptive_runtime.load(written.folder, memory_mib=30.0) as model:
 
         def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
-            for number in range(total // threads):
-                at = number % IMAGES
+            while len(mine) < total // threads or model.state.switches <= switches:
+                at = len(mine) % IMAGES
                 mine.append((at, model.infer(written.x[at : at + 1])))
 
         def switch() -> None:
@@ -159,9 +159,8 @@ def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swappe
         switching.join()
         state = model.state
     answers = [pair for mine in found for pair in mine]
-    assert len(answers) == total == state.requests
+    assert len(answers) == state.requests >= total
     assert not state.taken_out
-    assert state.switches > 50
     assert len({answer.subnet for _, answer in answers}) == len(written.digests)
     last = {one.digest: one.config["exit"] for one in written.manifest.subnets}
     for at, answer in answers:
