@@ -55,8 +55,18 @@ NETWORKS = {
     "resnet18": ModelSettings(name="resnet18", options={"channels": [32, 64, 128, 256]}),
     "mobilenetv2": ModelSettings(name="mobilenetv2_050", options={"output_stride": 8}),
 }
-PLACES = {"resnet18": ("stage.1", "stage.2", "stage.3"), "mobilenetv2": ("stage.2", "stage.3", "stage.4")}
-COMMON: dict[str, Any] = {"processes": 1, "learning_rate": 0.002, "micro_batch": 64, "ranges": {"subnets": 0}}
+PLACES = {"resnet18": ("stage.1", "stage.2", "stage.3"), "mobilenetv2": ("stage.3", "stage.4", "stage.6")}
+TRAINING: dict[str, dict[str, Any]] = {
+    "resnet18": {"learning_rate": 0.002, "micro_batch": 64},
+    "mobilenetv2": {
+        "optimiser": "sgd",
+        "learning_rate": 0.05,
+        "weight_decay": 0.0,
+        "batch_size": 32,
+        "micro_batch": 32,
+    },
+}
+COMMON: dict[str, Any] = {"processes": 1, "ranges": {"subnets": 0}}
 WHOLE, TOGETHER = "whole", "together"
 STEPS, PROBED, ROUNDS = 5, 128, 3
 PASSES = {"batch_size": PROBED, "micro_batch": PROBED}
@@ -98,7 +108,7 @@ class Work:
 
     def trained(self, name: str, supernet: Path, **changes: Any) -> Row:
         """One training: the `folder` of the SuperNet, and `seconds` of its steps by part."""
-        settings = finetune.Settings.model_validate(COMMON | changes)
+        settings = finetune.Settings.model_validate(COMMON | TRAINING[self.name] | changes)
         folder = self.once(name, lambda own: finetune.run(settings, self.data, supernet, own, Terminal()))
         seconds: dict[str, list[float]] = {}
         for line in read_lines(folder / "history.jsonl"):
@@ -147,13 +157,16 @@ def alone(work: Work) -> Row:
         shares += work.judged(f"alone {exit_}", found["folder"], [exit_])
         seconds[exit_] = found["seconds"][exit_]
 
+    epochs = len(work.exits) * work.epochs
+
     def make(folder: Path) -> Mapping[str, Any]:
-        settings = base.Settings(epochs=len(work.exits) * work.epochs, learning_rate=0.002, micro_batch=64, processes=1)
+        settings = base.Settings.model_validate({"epochs": epochs, "processes": 1, **TRAINING[work.name]})
         return base.run(settings, NETWORKS[work.name], work.data, folder, Terminal())
 
     folder = work.once("alone last", make)
     rates = [line["images_per_s"] for line in read_lines(folder / "history.jsonl")]
-    seconds[work.exits[-1]] = float(len(rates) * base.Settings().batch_size / np.median(rates))
+    batch_size = read_json(folder / "job.json")["train"]["batch_size"]
+    seconds[work.exits[-1]] = float(len(rates) * batch_size / np.median(rates))
     shares.append(read_json(folder / "result.json")["test_accuracy"])
     return {"training": "alone", "seconds": seconds, "total_s": sum(seconds.values()), "accuracies": shares}
 
