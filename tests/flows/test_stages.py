@@ -104,7 +104,7 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*given: Any) -> None:
-        raise UserError("export", f"is given {type(given[-2]()).__name__}")
+        raise UserError("export", f"is given {type(given[-3]()).__name__}")
 
     monkeypatch.setattr(tasks.export, "run", run)
     with pytest.raises(AssertionError):
