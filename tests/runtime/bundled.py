@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import torch
 
 from adaptive_runtime.bundles import (
     BUNDLE_FILE,
@@ -18,9 +19,12 @@ from adaptive_runtime.bundles import (
     BundleManifest,
     BundleOrigin,
     BundleRun,
+    CalibrationSample,
     FileFacts,
     SubNetMemory,
+    half,
 )
+from adaptive_runtime.bundles.calibration import CALIBRATION_FILE
 from adaptive_runtime.chains import ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
 from tailor_ir import Config, SuperNet
@@ -39,8 +43,11 @@ def write_plain_bundle(
     configs: Sequence[Config],
     folder: Path,
     thresholds: Mapping[str, Thresholds] | None = None,
+    samples: int = 0,
 ) -> BundleManifest:
     """A bundle of SubNets for onnxruntime, with the chains of those that pass exits. thresholds: by digest.
+
+    samples: images of the calibration sample, with torch's answers; 0: the bundle has none.
 
     The first SubNet counts as the most accurate, and the slowest.
     """
@@ -53,6 +60,8 @@ def write_plain_bundle(
         own = (thresholds or {}).get(digest)
         chain = _write_chain(net, digest, config, folder) if digest in chains else None
         rows.append(_row(net, digest, config, folder, chain, own, at))
+    if samples:
+        (folder / CALIBRATION_FILE).write_bytes(_sample(net, subnets, samples).to_bytes())
     files = sorted(file for file in folder.iterdir() if file.name != BUNDLE_FILE)
     manifest = BundleManifest(
         batch=net.batch,
@@ -70,9 +79,26 @@ def write_plain_bundle(
             fingerprint="",
         ),
         made_from=BundleOrigin(network={"name": "made here"}, data="none", digests={}),
+        calibration=CALIBRATION_FILE if samples else None,
     )
     (folder / BUNDLE_FILE).write_text(manifest.to_json())
     return manifest
+
+
+def _sample(net: SuperNet, subnets: Mapping[str, Config], samples: int) -> CalibrationSample:
+    rng = np.random.default_rng(0)
+    inputs: dict[tuple[int, ...], Any] = {}
+    answers: dict[tuple[str, str | None], Any] = {}
+    for digest, config in subnets.items():
+        shape = net.input_shape(config)[1:]
+        if shape not in inputs:
+            inputs[shape] = half(rng.normal(size=(samples, *shape)).astype(np.float32))
+        exits = net.exits(config) if len(net.exits(config)) > 1 else ()
+        for exit in (None, *exits):
+            built = net.build(config if exit is None else {**config, "exit": exit}).eval()
+            with torch.no_grad():
+                answers[digest, exit] = built(torch.from_numpy(inputs[shape])).numpy()
+    return CalibrationSample(inputs, answers)
 
 
 def _run() -> BundleRun:

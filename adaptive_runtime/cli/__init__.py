@@ -1,0 +1,37 @@
+"""`autotailor-runtime`: the command line on a device. Exit code 0, or 2 with one clear line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from adaptive_runtime.cli import checking
+from adaptive_runtime.errors import AdaptiveError
+
+PROGRAM = "autotailor-runtime"
+COMMANDS = {"check": checking}
+BAD_INPUT = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage block."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, or 2 after one line on stderr."""
+    parser = _Parser(prog=PROGRAM, description="Serve the SubNets of a bundle on this device.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.HELP, description=command.HELP))
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        COMMANDS[arguments.command].run(arguments)
+    except AdaptiveError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return 0
