@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator
 
@@ -10,6 +10,9 @@ from tailor_ir import KINDS
 
 RANGE = ("from", "to", "step")
 MOST_CHOICES = 1000
+SpaceWord = Literal["auto", "frozen", "convolution", "light"]
+"""The last two words are kinds of the heads of exits (`exits.head`)."""
+WORDS = get_args(SpaceWord)
 
 
 def _selectors(space: Any) -> Any:
@@ -23,6 +26,9 @@ def _selectors(space: Any) -> Any:
     for name, choices in _leaves(space, ""):
         several = name in KINDS and KINDS[name].scope != "global"
         selector = f"*.{name}" if several else name
+        if isinstance(choices, str) and choices not in WORDS:
+            allowed = "convolution, light" if name == "exits.head" else "auto, frozen, or a list [a,b,…]"
+            raise ValueError(f"{name}={choices}; allowed: {allowed}")
         selectors.pop(selector, None)  # what is said last also comes last
         selectors[selector] = choices
     return selectors
@@ -54,8 +60,4 @@ def _range(name: str, bounds: Mapping[Any, Any]) -> tuple[int | float, ...]:
     return tuple(int(choice) if choice == int(choice) else float(choice) for choice in choices)
 
 
-SpaceSelectors = Annotated[
-    dict[str, tuple[int | float | str, ...] | Literal["auto", "frozen", "convolution", "light"]],
-    BeforeValidator(_selectors),
-]
-"""The last two words are kinds of the heads of exits (`exits.head`)."""
+SpaceSelectors = Annotated[dict[str, tuple[int | float | str, ...] | SpaceWord], BeforeValidator(_selectors)]

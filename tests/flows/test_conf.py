@@ -101,6 +101,18 @@ def test_a_range_that_is_none_is_refused(bounds: str, message: str) -> None:
         validate(RunConfig, compose_config("config", [f"space.resolution={bounds}"]))
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("exits=stage.9", r"^space: exits=stage\.9; allowed: auto, frozen, or a list \[a,b,…\]"),
+        ("exits.head=ligth", r"^space: exits\.head=ligth; allowed: convolution, light"),
+    ],
+)
+def test_a_word_that_is_none_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", [f"space.{override}"]))
+
+
 def test_selectors_on_the_command_line_may_hold_stars_and_kinds() -> None:
     overrides = [
         "+preset=levit",
