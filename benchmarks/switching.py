@@ -152,7 +152,7 @@ class _Requests:
 def memory(folder: Path, counts: tuple[int, ...], *, prepares: bool) -> dict[str, float]:
     """PSS [MiB] with so many SubNets warm, the largest first, and the peak until then."""
     x = np.load(folder / "x.npy")
-    with adaptive_runtime.load(folder / "bundle", prepares=prepares) as model, _Peak(model) as peak:
+    with adaptive_runtime.load(folder / "bundle", prepares=prepares) as model, Peak(model) as peak:
         digests = [one.digest for one in model.subnets]
         found = {}
         for at, digest in enumerate(digests, 1):
@@ -166,7 +166,7 @@ def memory(folder: Path, counts: tuple[int, ...], *, prepares: bool) -> dict[str
 def within_budget(folder: Path, budget_mib: float) -> dict[str, float]:
     """The peak [MiB] while all SubNets serve in turn within a budget."""
     x, rng = np.load(folder / "x.npy"), np.random.default_rng(0)
-    with adaptive_runtime.load(folder / "bundle", memory_mib=budget_mib) as model, _Peak(model) as peak:
+    with adaptive_runtime.load(folder / "bundle", memory_mib=budget_mib) as model, Peak(model) as peak:
         digests = [one.digest for one in model.subnets]
         for _ in range(ROUNDS):
             for digest in rng.permutation(digests):
@@ -176,7 +176,7 @@ def within_budget(folder: Path, budget_mib: float) -> dict[str, float]:
     return {"budget_mib": budget_mib, "peak": peak.most_mib}
 
 
-class _Peak:
+class Peak:
     """The most that a model takes meanwhile [MiB]."""
 
     def __init__(self, model: DeployedModel) -> None:
@@ -188,7 +188,7 @@ class _Peak:
         while not self._over.wait(EVERY_S):
             self.most_mib = max(self.most_mib, self.pool.used_mib)
 
-    def __enter__(self) -> "_Peak":
+    def __enter__(self) -> "Peak":
         self._thread.start()
         return self
 
@@ -197,7 +197,7 @@ class _Peak:
         self._thread.join()
 
 
-def _alone(function: Callable[..., dict[str, float]], *given: Any, **named: Any) -> dict[str, float]:
+def alone(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """A function in a process of its own, which has no torch."""
     with multiprocessing.get_context("spawn").Pool(1) as processes:
         return processes.apply(function, given, named)
@@ -205,18 +205,17 @@ def _alone(function: Callable[..., dict[str, float]], *given: Any, **named: Any)
 
 def measure(name: str, size: int, switches: int, folder: Path) -> dict[str, Any]:
     """All of one network."""
-    with multiprocessing.get_context("spawn").Pool(1) as processes:
-        processes.apply(write, (name, size, folder))
-    switched = _alone(switching, folder, switches)
-    largest = _alone(memory, folder, (1,), prepares=True)
+    alone(write, name, size, folder)
+    switched = alone(switching, folder, switches)
+    largest = alone(memory, folder, (1,), prepares=True)
     found = {
         "network": name,
         "bundle_mb": sum(one.bytes for one in OpenBundle.open(folder / "bundle").manifest.files.values()) / 1e6,
         "prepared_mb": sum(file.stat().st_size for file in (folder / "bundle/prepared").rglob("*.*")) / 1e6,
         "switching": switched,
-        "prepared": _alone(memory, folder, COUNTS, prepares=True),
-        "as they are": _alone(memory, folder, COUNTS, prepares=False),
-        "within a budget": _alone(within_budget, folder, BUDGET * largest["1 warm"]),
+        "prepared": alone(memory, folder, COUNTS, prepares=True),
+        "as they are": alone(memory, folder, COUNTS, prepares=False),
+        "within a budget": alone(within_budget, folder, BUDGET * largest["1 warm"]),
     }
     shutil.rmtree(folder)
     return found
