@@ -12,9 +12,9 @@ import adaptive_runtime
 ROOM = Path(adaptive_runtime.__path__[0])
 MODULES = [module.name for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")]
 NEEDED = {"numpy", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
-SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "starlette", "uvicorn"}
+SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "sniffio", "starlette", "uvicorn"}
 """What a service needs besides: starlette, uvicorn and the metrics' format, with what these need."""
-GENERATED = ("_sysconfigdata", "_cython_", "cython_runtime")
+GENERATED = ("_sysconfigdata", "_cython_", "cython_runtime", "__mp_main__")
 """Modules that an installation of Python and extensions written in Cython (`numpy.random`) make by themselves."""
 LISTED = "import sys; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before))"
 
