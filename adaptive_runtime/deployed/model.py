@@ -205,9 +205,11 @@ class DeployedModel:
             raise AdaptiveError(str(self.pool.bundle.folder), line, next_step="export the bundle again") from error
 
     def _take_out(self, answerer: Answerer, error: Exception) -> None:
+        self.pool.free(answerer)
+        if answerer.variant.digest in self._taken_out:
+            return
         line = failure(error)
         self._taken_out[answerer.variant.digest] = line
-        self.pool.free(answerer)
         LOG.warning("SubNet %s is taken out: %s", answerer.variant.digest, line)
 
     def _others(self, failed: BundledSubNet) -> list[Answerer]:

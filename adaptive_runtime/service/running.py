@@ -5,6 +5,8 @@ import hashlib
 import logging
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from adaptive_runtime.bundles import BUNDLE_FILE
 from adaptive_runtime.deployed import DeployedModel, load
@@ -16,7 +18,7 @@ from adaptive_runtime.service.remembered import ChoiceMemory
 from adaptive_runtime.service.routes import ModelService, create_app
 from adaptive_runtime.service.waiting import RequestQueue
 from profiling_agents.network.endpoint import address, bound, check_bind
-from profiling_agents.network.folder import private_folder
+from profiling_agents.network.folder import ended_by_signal, private_folder
 from profiling_agents.network.guard import GuardRules
 from profiling_agents.network.server import http_server, serve_with
 from profiling_agents.network.tokens import new_token
@@ -37,11 +39,26 @@ def serve(options: ServiceOptions) -> None:
     """Run until stopped. AdaptiveError, AgentError: it cannot start."""
     network = options.network
     check_bind(network)
-    with private_folder() as folder, bound(network.host, network.port) as listener:
+    with ended_by_signal(), _token(network.token) as token, bound(network.host, network.port) as listener:
         memory, model = _loaded(options)
         with model, LoadWatch(options.sensors_root).running() as watch:
-            token = network.token or new_token(folder, "service")
             asyncio.run(_serve(options, listener, model, memory, watch, token))
+
+
+@contextmanager
+def _token(given: str | None) -> Iterator[str]:
+    """The user's token, else one in a private folder, which takes room on the disk."""
+    if given is not None:
+        yield given
+        return
+    with ExitStack() as stack:
+        try:
+            token = new_token(stack.enter_context(private_folder()), "service")
+        except OSError as error:
+            raise AdaptiveError(
+                "token", f"cannot be written ({error.strerror})", next_step="give --token-file"
+            ) from error
+        yield token
 
 
 def _loaded(options: ServiceOptions) -> tuple[ChoiceMemory | None, DeployedModel]:

@@ -1,13 +1,13 @@
 """Faults and attacks, each against a running service: nothing is lost, and each fault is one line."""
 
 import asyncio
-import http.client
 import json
 import os
 import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
+from adaptive_runtime.service import TOKEN_VARIABLE
 from adaptive_runtime.service.inference import MOST_SAMPLES
 from adaptive_runtime.service.remembered import FILE
 from adaptive_runtime.service.routes import BODY_S
@@ -31,6 +32,7 @@ from tests.runtime.service_process import (
     AUTHORIZATION,
     COMMAND,
     INFER,
+    TOKEN,
     Served,
     body,
     error_of,
@@ -146,10 +148,12 @@ def test_files_that_are_removed_while_serving_stop_nothing(copy: Path, tmp_path:
         assert service.http.get("/state").status_code == 200
 
 
-def test_a_full_disk_stops_no_answer(copy: Path, tmp_path: Path) -> None:
-    def no_room() -> None:  # every write to a file fails, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+def no_room() -> None:
+    """Every write to a file fails from now on, as on a full disk; the log of the service is such a file, too."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
+
+def test_a_full_disk_stops_no_answer(copy: Path, tmp_path: Path) -> None:
     with served(copy, tmp_path / "log-of-nothing", "--state", str(tmp_path / "state"), before=no_room) as service:
         assert {ask(service, images())["subnet"] for _ in range(20)} == {digests(copy)[0]}
         time.sleep(1.0)  # the service tries to write again and again
@@ -160,26 +164,30 @@ def test_a_full_disk_stops_no_answer(copy: Path, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_for_each_thing_that_is_not_written(copy: Path, tmp_path: Path) -> None:
     words = [*COMMAND, "serve", str(copy), "--port", "0", "--state", str(tmp_path / "state")]
-    lines = told_with_full_disk(words)
+    environment = os.environ | {TOKEN_VARIABLE: TOKEN}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=no_room
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("service ready: ")
+        time.sleep(1.0)  # it tries to write again and again
+        process.terminate()
+        lines = process.communicate(timeout=60)[1].splitlines()
     assert len([line for line in lines if "a restart would forget the choice" in line]) == 1
     assert len([line for line in lines if "files are loaded as they are" in line]) == 1
     assert len(lines) == 2
 
 
-def told_with_full_disk(words: list[str]) -> list[str]:
-    """What a service tells, by a pipe, while no file can be written."""
-    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", limit, *words]
-    import subprocess
-
-    environment = os.environ | {"AUTOTAILOR_SERVICE_TOKEN": AUTHORIZATION["Authorization"].removeprefix("Bearer ")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("service ready: ")
-    time.sleep(1.0)
-    process.terminate()
-    _, told = process.communicate(timeout=60)
-    return told.splitlines()
+def test_without_room_for_a_token_the_service_does_not_start(copy: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    words = [*COMMAND, "serve", str(copy), "--port", "0"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, preexec_fn=no_room, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "token: cannot be written" in done.stderr
+    assert "give --token-file" in done.stderr
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(copy: Path, tmp_path: Path) -> None:
@@ -259,15 +267,14 @@ def test_an_answer_after_its_deadline_is_told_as_late(service: Served) -> None:
 
 
 def test_a_request_that_cannot_be_answered_in_time_is_refused(service: Served) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(service.http.post, INFER, **body(images(MOST_SAMPLES)))
-        assert soon(lambda: bool(ahead.running()))
-        time.sleep(0.03)
-        with httpx.Client(base_url=service.url, headers=AUTHORIZATION) as other:
-            response = other.post(INFER, **body(images(), deadline_ms=1))
+    long = body(images(MOST_SAMPLES))
+    with ThreadPoolExecutor(2) as pool:
+        ahead = [pool.submit(service.http.post, INFER, **long) for _ in range(2)]
+        assert soon(lambda: service.state()["queue"]["depth"] > 0)
+        response = service.http.post(INFER, **body(images(), deadline_ms=1))
         assert response.status_code == 504
         assert "deadline" in error_of(response)
-        assert ahead.result().status_code == 200
+        assert [one.result().status_code for one in ahead] == [200, 200]
 
 
 def test_slow_clients_lose_their_place_and_nobody_waits_for_them(service: Served) -> None:
@@ -371,8 +378,6 @@ def test_where_no_subnet_is_left_the_service_says_so_and_is_not_ready(copy: Path
             file.unlink()
         shutil.rmtree(copy / "prepared", ignore_errors=True)
         response = service.http.post(INFER, **body(images(value=CRASHES_FROM)))
-        if response.status_code == 200:  # the second one was loaded ahead
-            pytest.fail("the second SubNet was loaded before it was needed")
         assert response.status_code == 503
         assert "no SubNet works" in error_of(response)
         assert service.http.get("/v2/health/ready").status_code == 503
@@ -381,14 +386,13 @@ def test_where_no_subnet_is_left_the_service_says_so_and_is_not_ready(copy: Path
 
 def test_a_service_that_is_stopped_answers_what_it_has_accepted(copy: Path, tmp_path: Path) -> None:
     with served(copy, tmp_path / "log", "--deadline-ms", str(PATIENT_MS)) as service:
-        parts = urlsplit(service.url)
         sent = body(images(MOST_SAMPLES))
+        sent["headers"] |= AUTHORIZATION
         found: list[int] = []
 
         def one() -> None:
-            connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
-            connection.request("POST", INFER, sent["content"], {**AUTHORIZATION, **sent["headers"]})
-            found.append(connection.getresponse().status)
+            response = httpx.post(service.url + INFER, timeout=60, **sent)
+            found.append(response.status_code)
 
         threads = [threading.Thread(target=one) for _ in range(6)]
         for thread in threads:
