@@ -31,11 +31,14 @@ class ServedChoice(Message):
 
 
 class ChoiceMemory:
-    """The file of a service in a folder, which is made where it is missing. AdaptiveError: it cannot be made."""
+    """The file of a service in a folder, which is made where it is missing. AdaptiveError: it cannot be made.
+
+    written: what it has written last; None: nothing yet.
+    """
 
     def __init__(self, folder: Path, bundle: str) -> None:
         self.file, self._bundle = folder / FILE, bundle
-        self._written: Variant | None = None
+        self.written: Variant | None = None
         self._failed: str | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -57,9 +60,7 @@ class ChoiceMemory:
         return found.variant if found.bundle == self._bundle else None
 
     def write(self, serving: Variant) -> None:
-        """Write what serves, if it is not there yet. Where that fails, the log tells so once, and the next call tries again."""
-        if serving == self._written:
-            return
+        """Write what serves. Where that fails, the log tells so once, and the next call tries again."""
         digest, exit, early = serving
         content = ServedChoice(bundle=self._bundle, subnet=digest, exit=exit, early=early).model_dump_json()
         try:
@@ -69,7 +70,7 @@ class ChoiceMemory:
                 self._failed = error.strerror
                 LOG.warning("'%s' cannot be written (%s): a restart would forget the choice", self.file, error.strerror)
             return
-        self._written, self._failed = serving, None
+        self.written, self._failed = serving, None
 
 
 def _replace(file: Path, content: str) -> None:

@@ -120,7 +120,7 @@ async def _observe(service: ModelService, memory: ChoiceMemory | None) -> None:
     while True:
         state = service.model.state
         service.recent.observe(state)
-        if memory is not None:
+        if memory is not None and memory.written != state.serving:
             await asyncio.to_thread(memory.write, state.serving)
         await asyncio.sleep(OBSERVE_S)
 

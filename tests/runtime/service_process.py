@@ -1,13 +1,16 @@
 """Services started by their command line, for tests that need the process itself, and requests for them."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -110,3 +113,27 @@ def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
             return True
         time.sleep(0.05)
     return condition()
+
+
+async def burst(url: str, count: int, content: bytes, headers: dict[str, str]) -> Counter[int]:
+    """Statuses of requests that are all sent at once, each by a connection of its own."""
+    parts = urlsplit(url)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {INFER} HTTP/1.1\r\nHost: {parts.netloc}\r\n{lines}Content-Length: {len(content)}\r\n\r\n".encode()
+    opened = asyncio.Semaphore(0)
+    go = asyncio.Event()
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        opened.release()
+        await go.wait()
+        writer.write(head + content)
+        status = int((await reader.readline()).split()[1])
+        writer.close()
+        return status
+
+    tasks = [asyncio.create_task(one()) for _ in range(count)]
+    for _ in tasks:
+        await opened.acquire()
+    go.set()
+    return Counter(await asyncio.gather(*tasks))

@@ -77,9 +77,9 @@ function showDecisions(state) {
 function layout(y) {
   const ink = getComputedStyle(document.body).color;
   return {
-    margin: { l: 55, r: 10, t: 10, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.15 },
+    autosize: true, margin: { l: 55, r: 10, t: 10, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.15 },
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink },
-    xaxis: { title: { text: "seconds ago" }, autorange: "reversed" }, yaxis: { title: { text: y }, rangemode: "tozero" },
+    xaxis: { title: { text: "seconds ago" }, autorange: "reversed", zeroline: false }, yaxis: { title: { text: y }, rangemode: "tozero" },
   };
 }
 
