@@ -50,7 +50,12 @@ class VariantLookUp:
     @property
     def kept(self) -> int:
         """How many variants can be the answer of a look-up."""
-        return sum(len(cell.kept) for cell in self._whole)
+        return len(self.kept_rows)
+
+    @property
+    def kept_rows(self) -> list[int]:
+        """Variants that can be the answer of a look-up."""
+        return [variant for cell in self._whole for variant in cell.kept]
 
     def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
         """The best variant within three limits, without load. None: no variant is."""
@@ -63,7 +68,7 @@ class VariantLookUp:
         Where no variant keeps all limits, it is the fastest of those within energy and memory, else the fastest of all.
         AdaptiveError: `without` has all variants.
         """
-        if len(without) >= len(self.table) and without.issuperset(range(len(self.table))):
+        if len(without) >= len(self.table) and without >= set(range(len(self.table))):
             raise AdaptiveError("choice", "no variant is left")
         energy_mj, memory_mib = self.extra_limits(limits)
         above = deviations(limits.quantile)
