@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import os
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -50,11 +51,20 @@ class DecisionLog:
         """One more decision."""
         self._stream.write(f'{DECISION}{inputs.model_dump_json()},"decision":{decision.model_dump_json()}}}\n')
 
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._stream.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        self.close()
 
 
 def read_log(file: Path) -> list[LogSection]:
