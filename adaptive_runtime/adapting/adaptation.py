@@ -61,7 +61,7 @@ class Adaptation:
     """Which variant of a bundle should serve. Several threads may call it.
 
     `served` and `sensed` tell it what happens, and renew its factors of slow-down; `choose` decides by them. variants: by the
-    rows of `variants.table`. policy: a pure function, by which the record of decisions is replayed.
+    rows of `variants.table`. running: what runs already. policy: a pure function, by which the record of decisions is replayed.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Adaptation:
         variants: BundleVariants,
         limits: ChoiceLimits,
         options: AdaptingOptions,
+        running: Variant | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.variants, self._clock = variants, clock
@@ -78,7 +79,7 @@ class Adaptation:
         self.sensing = Sensing(every_s=options.every_s, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
-        self._state = ChoiceState()
+        self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
         self._decision: Decision | None = None
         self._device: SensedState | None = None
         self._load: float | None = None

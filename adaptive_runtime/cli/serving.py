@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget-ms", type=above_zero, metavar="MS", help="the most accurate SubNet within it serves first"
     )
     parser.add_argument(
+        "--adapts",
+        action="store_true",
+        help="while the load changes, the most accurate variant within --budget-ms serves",
+    )
+    parser.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
+    parser.add_argument(
         "--memory-mib", type=above_zero, metavar="MIB", help="what SubNets may take (default: no limit)"
     )
     parser.add_argument(
@@ -91,6 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
             deadline_ms=arguments.deadline_ms,
             max_body_mib=arguments.max_body_mib,
             state=arguments.state,
+            adapts=arguments.adapts,
+            decisions=arguments.decisions,
             sensors_root=arguments.sensors_root,
         )
     )

@@ -73,6 +73,7 @@ class _NowCollector(Collector):
             ("memory_budget_mebibytes", "What SubNets may take.", state.budget_mib),
             ("load", "Load index of the device, 0 to 1.", load.load),
             ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
+            ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
             ("stalled_sensors", "Sensors without values.", len(load.faults)),
         ):
             if value is not None:

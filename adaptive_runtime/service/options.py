@@ -16,7 +16,8 @@ class ServiceOptions:
 
     budget_ms, memory_mib, format, key_file, cache: as `adaptive_runtime.load` takes them. queue: requests that may wait;
     workers: requests that run at once. deadline_ms: of requests that name none. state: folder in which the choice is kept;
-    None: it is forgotten. sensors_root: where the device's /sys and /proc are.
+    None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided, which can be
+    replayed. sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path
@@ -32,4 +33,6 @@ class ServiceOptions:
     deadline_ms: float = 1000.0
     max_body_mib: int = 8
     state: Path | None = None
+    adapts: bool = False
+    decisions: Path | None = None
     sensors_root: Path = SYSTEM

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_runtime.choice import Decision
 from adaptive_runtime.deployed import ModelAnswer, ModelState
 from adaptive_runtime.pool import Variant
 from profiling_agents.messages import Message
@@ -15,7 +16,7 @@ MOST_DECISIONS = 50
 
 
 class ToldDecision(Message):
-    """A change of what serves. at_s: monotonic clock. step: 'start', 'switch' or 'taken out'."""
+    """A change of what serves. at_s: monotonic clock. step: 'switch', 'taken out', or as policies name it."""
 
     at_s: float
     step: str
@@ -43,6 +44,7 @@ class RecentService:
         self.answers: deque[AnsweredRequest] = deque(maxlen=MOST_ANSWERS)
         self.decisions: deque[ToldDecision] = deque(maxlen=MOST_DECISIONS)
         self._serving, self._taken_out = state.serving, set(state.taken_out)
+        self._decided: Decision | None = None
         self._tell("start", name_of(state.serving), "it serves first")
         for digest, line in state.taken_out.items():
             self._tell("taken out", digest, line)
@@ -58,10 +60,18 @@ class RecentService:
         for digest in state.taken_out.keys() - self._taken_out:
             self._tell("taken out", digest, state.taken_out[digest])
         self._taken_out = set(state.taken_out)
-        if state.serving != self._serving:
+        if state.adapting is not None:
+            self._decide(state.adapting.decision)
+        elif state.serving != self._serving:
             before, self._serving = self._serving, state.serving
             reason = "it was taken out" if before.digest in state.taken_out else "another one was wanted"
             self._tell("switch", name_of(state.serving), f"in the place of {name_of(before)}: {reason}")
+
+    def _decide(self, decision: Decision | None) -> None:
+        """Tell a decision of the model itself, unless nothing changes by it."""
+        if decision is not None and decision != self._decided and decision.step != "stay":
+            self._tell(decision.step, decision.name, decision.reason)
+        self._decided = decision
 
     def percentiles_ms(self) -> dict[str, float]:
         """p50, p95 and p99 of the latencies of the latest answers [ms]; none without answers."""

@@ -16,7 +16,7 @@ from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service import page
 from adaptive_runtime.service.inference import InferenceFormat, passed_ms, read, written
-from adaptive_runtime.service.load import LoadWatch
+from adaptive_runtime.service.load import LoadSource
 from adaptive_runtime.service.metrics import CONTENT_TYPE, ServiceMetrics
 from adaptive_runtime.service.protocol import BINARY, LENGTH_HEADER
 from adaptive_runtime.service.recent import RecentService
@@ -37,7 +37,7 @@ class ModelService:
         self,
         model: DeployedModel,
         queue: RequestQueue,
-        load: LoadWatch,
+        load: LoadSource,
         *,
         name: str,
         version: str,
@@ -114,6 +114,7 @@ class ModelService:
         self._count("late" if late_ms else "answered")
         self.metrics.observe(answer, waited_ms)
         self.recent.answered(answer, waited_ms, late_ms)
+        self.recent.observe(self.model.state)
         return response
 
     def _count(self, outcome: str) -> None:

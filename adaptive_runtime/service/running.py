@@ -2,16 +2,18 @@
 
 import asyncio
 import hashlib
-import logging
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+from adaptive_runtime.adapting import AdaptingOptions
 from adaptive_runtime.bundles import BUNDLE_FILE
+from adaptive_runtime.bundles.manifest import read_bytes
 from adaptive_runtime.deployed import DeployedModel, load
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.service.load import LoadWatch
+from adaptive_runtime.service.load import AdaptedLoad, LoadSource, LoadWatch
 from adaptive_runtime.service.options import ServiceOptions
 from adaptive_runtime.service.page import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
@@ -23,7 +25,6 @@ from profiling_agents.network.guard import GuardRules
 from profiling_agents.network.server import http_server, serve_with
 from profiling_agents.network.tokens import new_token
 
-LOG = logging.getLogger("adaptive_runtime.service")
 READY = "service ready: "
 """The words that the service prints before its address when it answers."""
 MIB = 1 << 20
@@ -41,8 +42,8 @@ def serve(options: ServiceOptions) -> None:
     check_bind(network)
     with ended_by_signal(), _token(network.token) as token, bound(network.host, network.port) as listener:
         memory, model = _loaded(options)
-        with model, LoadWatch(options.sensors_root).running() as watch:
-            asyncio.run(_serve(options, listener, model, memory, watch, token))
+        with model, _load_of(model, options) as source:
+            asyncio.run(_serve(options, listener, model, memory, source, token))
 
 
 @contextmanager
@@ -63,24 +64,28 @@ def _token(given: str | None) -> Iterator[str]:
 
 def _loaded(options: ServiceOptions) -> tuple[ChoiceMemory | None, DeployedModel]:
     """The model, with what served last, where that is remembered and still works."""
+    memory = None if options.state is None else ChoiceMemory(options.state, _digest(options.bundle, options.format))
     model = load(
         options.bundle,
         options.budget_ms,
         options.memory_mib,
         format=options.format,
+        adapts=AdaptingOptions(decisions=options.decisions) if options.adapts else False,
+        first=None if memory is None else memory.read(),
         key_file=options.key_file,
         cache=options.cache,
     )
-    if options.state is None:
-        return None, model
-    memory = ChoiceMemory(options.state, _digest(model))
-    wanted = memory.read()
-    if wanted is not None and wanted != model.state.serving:
-        try:
-            model.use(wanted.digest, wanted.exit, early=wanted.early)
-        except AdaptiveError as error:
-            LOG.warning("what served last does not serve again: %s", error)
     return memory, model
+
+
+@contextmanager
+def _load_of(model: DeployedModel, options: ServiceOptions) -> Iterator[LoadSource]:
+    """What is known of the load, until the end of the block."""
+    if model.adaptation is not None:
+        yield AdaptedLoad(model.adaptation)
+        return
+    with LoadWatch(options.sensors_root).running() as watch:
+        yield watch
 
 
 async def _serve(
@@ -88,12 +93,12 @@ async def _serve(
     listener: socket.socket,
     model: DeployedModel,
     memory: ChoiceMemory | None,
-    watch: LoadWatch,
+    source: LoadSource,
     token: str,
 ) -> None:
     queue = RequestQueue(model.infer, options.queue, options.workers)
-    name, version = options.model_name, _digest(model)[:VERSION_DIGITS]
-    service = ModelService(model, queue, watch, name=name, version=version, deadline_ms=options.deadline_ms)
+    name, version = options.model_name, _digest(options.bundle)[:VERSION_DIGITS]
+    service = ModelService(model, queue, source, name=name, version=version, deadline_ms=options.deadline_ms)
     connections = _connections()
     path = f"/v2/models/{name}"
     paths = (f"{path}/infer", f"{path}/versions/{version}/infer")
@@ -134,5 +139,6 @@ def _connections() -> int:
     return max(1, files - OWN_FILES)
 
 
-def _digest(model: DeployedModel) -> str:
-    return hashlib.sha256((model.pool.bundle.folder / BUNDLE_FILE).read_bytes()).hexdigest()
+def _digest(bundle: Path, form: str | None = None) -> str:
+    """Of the manifest, and of the format that was asked for: another format may have other SubNets."""
+    return hashlib.sha256(read_bytes(bundle / BUNDLE_FILE) + (form or "").encode()).hexdigest()
