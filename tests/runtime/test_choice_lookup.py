@@ -100,8 +100,9 @@ def test_the_choice_under_load_is_that_of_trying_all(data: st.DataObject) -> Non
     look_up = VariantLookUp(table)
     for _ in range(4):  # variants with own factors come and go
         limit, factors = data.draw(limits), data.draw(load_factors(len(table)))
-        found = look_up.under(limit, factors)
-        assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors)
+        without = data.draw(st.frozensets(st.integers(0, len(table) - 1), max_size=len(table) - 1))
+        found = look_up.under(limit, factors, without)
+        assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors, without)
         assert found.within == look_up.keeps(found.variant, limit, factors)
         assert found.effective_ms == look_up.effective_ms(found.variant, limit, factors)
 
@@ -117,8 +118,9 @@ def test_many_variants_with_own_factors_are_chosen_among_alike(data: st.DataObje
     own = {each: (float(rng.integers(1, 9)) / 4, 0.1) for each in range(MOST_APART + 10)}
     factors, limit = LoadFactors(mean=(1.5,), deviation=(0.2,), own=own), data.draw(limits)
     look_up = VariantLookUp(table)
-    found = look_up.under(limit, factors)
-    assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors)
+    without = data.draw(st.frozensets(st.integers(0, size - 1), max_size=size - 1))
+    found = look_up.under(limit, factors, without)
+    assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors, without)
 
 
 @given(tables())
