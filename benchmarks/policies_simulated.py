@@ -5,8 +5,8 @@
 One hour by default of each pattern of load (`adaptive_runtime.traces`), on a simulated server with a queue: 10
 requests a second at a pace, each within 50 ms; load makes variants up to four times slower; the device differs from
 the table by 3 %, each request by 5 %. The pool follows one curve of accuracy over latency, 5 to 45 ms without load.
-All policies decide before each request, with what they may know: ours from the fading mean and deviation of measured
-over predicted latencies, at the quantile 0.99; AdaptiveNet's r is the mean of the last four such ratios; AdaScale's
+All policies decide before each request, with what they may know: ours from `LoadEstimate`, as a deployed model that
+adapts, at the quantile 0.99, with the trace's load; AdaptiveNet's r is the mean of the last four such ratios; AdaScale's
 bands of the load index, ten of them, were measured on another trace of the same pattern, with its accuracy within 5.2
 points of the largest (its figure) and J = latency. The largest and the best static variant are served by the same
 queue. The clairvoyant knows each request's slow-down and noise and has no queue: no policy beats it. *Best static*:
