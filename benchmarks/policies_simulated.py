@@ -6,11 +6,12 @@ One hour by default of each pattern of load (`adaptive_runtime.traces`), on a si
 requests a second at a pace, each within 50 ms; load makes variants up to four times slower; the device differs from
 the table by 3 %, each request by 5 %. The pool follows one curve of accuracy over latency, 5 to 45 ms without load.
 All policies decide before each request, with what they may know: ours from `LoadEstimate`, as a deployed model that
-adapts, at the quantile 0.99, with the trace's load; AdaptiveNet's r is the mean of the last four such ratios; AdaScale's
-bands of the load index, ten of them, were measured on another trace of the same pattern, with its accuracy within 5.2
-points of the largest (its figure) and J = latency. The largest and the best static variant are served by the same
-queue. The clairvoyant knows each request's slow-down and noise and has no queue: no policy beats it. *Best static*:
-the most accurate variant over all requests that is in time as often as ours, or most often.
+adapts, at the quantile 0.99, with the trace's load; AdaptiveNet's r is the mean of the last four ratios of measured
+over predicted latency; AdaScale's bands of the load index, ten of them, were measured on another trace of the same
+pattern, with its accuracy within 5.2 points of the largest (its figure) and J = latency. The largest and the best
+static variant are served by the same queue. The clairvoyant knows each request's slow-down and noise and has no
+queue: no policy beats it. *Best static*: the most accurate variant over all requests that is in time as often as
+ours, or most often.
 
 Late and rejected requests count as wrong. Everything is seeded: the same numbers on every machine, but for the
 seconds.
