@@ -39,6 +39,7 @@ import numpy as np
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.adapting import Adaptation, BundleVariants
+from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import ChoiceLimits, VariantTable
 from adaptive_runtime.pool import Variant
 from benchmarks.adapting_runs import LARGEST, OURS, Compared, Served, StressKind, drawn, form_of, policies_of, stepped
@@ -165,7 +166,9 @@ def spent(answer: Connection, seconds: float) -> None:
     rng = np.random.default_rng(0)
     names = tuple(f"{number:016x}" for number in range(VARIANTS))
     latency_ms = tuple(np.linspace(1, 50, VARIANTS).tolist())
-    table = VariantTable(names=names, accuracy=tuple(np.linspace(0.6, 0.9, VARIANTS).tolist()), latency_ms=latency_ms)
+    accuracy = tuple(np.linspace(0.6, 0.9, VARIANTS).tolist())
+    classes = load_classes(latency_ms)
+    table = VariantTable(names=names, accuracy=accuracy, latency_ms=latency_ms, load_class=classes)
     variants = BundleVariants(tuple(map(Variant, names)), table)
     adaptation = Adaptation(variants, ChoiceLimits(budget_ms=30.0), AdaptingOptions())
     adaptation.start()
