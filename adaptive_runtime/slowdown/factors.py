@@ -35,7 +35,7 @@ class SlowDown:
             )
         if not (np.isfinite(self._predicted_ms_V).all() and (self._predicted_ms_V > 0).all()):
             raise AdaptiveError("slow-down", "a predicted latency that is not above 0", next_step="measure it again")
-        self._length_ms_V: Values = 2.0 ** octaves_V(self._predicted_ms_V)
+        self._length_ms_V: Values = np.exp2(octaves_V(self._predicted_ms_V).astype(np.float64))
         """Predicted latency, rounded to powers of two: variants of like length scatter alike."""
         self._common = CommonFactor()
         self._own = OwnFactors(len(self._predicted_ms_V))
