@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import (
     ChoiceLimits,
     ChoicePolicy,
@@ -62,13 +63,19 @@ def pool(variants: int) -> VariantTable:
         accuracy=tuple(accuracy.tolist()),
         latency_ms=tuple(latency_ms.tolist()),
         latency_error=(0.03,) * variants,
+        load_class=load_classes(latency_ms.tolist()),
     )
 
 
 def requests_of(table: VariantTable, pattern: Pattern, minutes: float, seed: int) -> SimulatedRequests:
     """A trace of a pattern on one simulated device: seeds differ in load and noise alone."""
     trace = trace_of(
-        pattern, seed=seed, duration_s=60 * minutes, responses=(RESPONSE,), requests_per_s=REQUESTS_PER_S, regular=True
+        pattern,
+        seed=seed,
+        duration_s=60 * minutes,
+        responses=(RESPONSE,) * table.load_classes,
+        requests_per_s=REQUESTS_PER_S,
+        regular=True,
     )
     return SimulatedRequests.drawn(table, trace, seed=seed)
 

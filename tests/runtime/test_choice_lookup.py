@@ -131,21 +131,6 @@ def test_errors_are_rounded_up_to_few(table: VariantTable) -> None:
     assert set(errors_V) <= set(table.latency_error_V)
 
 
-@given(st.data())
-def test_arrays_by_variant_become_factors_of_classes_and_of_variants_apart(data: st.DataObject) -> None:
-    table = data.draw(tables())
-    factors = data.draw(load_factors(len(table)))
-    classes_V = table.load_class_V
-    mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
-    for variant, (mean, deviation) in factors.own.items():
-        mean_V[variant], deviation_V[variant] = mean, deviation
-    found = LoadFactors.of(mean_V, deviation_V, classes_V)
-    for variant in range(len(table)):
-        common = found.mean[classes_V[variant]], found.deviation[classes_V[variant]]
-        assert found.own.get(variant, common) == (mean_V[variant], deviation_V[variant])
-    assert len(found.own) <= len(factors.own)
-
-
 def test_a_limit_of_what_the_table_does_not_know_is_refused() -> None:
     table = VariantTable(names=("a",), accuracy=(0.5,), latency_ms=(1.0,))
     assert table.unknown == ("latency_error", "energy_mj", "memory_mib", "load_class")
