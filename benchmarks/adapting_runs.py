@@ -127,7 +127,7 @@ def stepped(
 
 def _requests(model: DeployedModel, images: Images, seconds: float) -> list[tuple[float, float]]:
     """Requests one after another: when each was answered, and its latency."""
-    found, until_s = [], time.monotonic() + seconds
+    found, until_s = list[tuple[float, float]](), time.monotonic() + seconds
     while time.monotonic() < until_s:
         latency_ms = model.infer(images[len(found) % len(images)][None]).latency_ms
         found.append((time.monotonic(), latency_ms))

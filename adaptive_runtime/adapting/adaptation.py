@@ -167,7 +167,8 @@ class Adaptation:
         """What is known now."""
         with self._lock:
             factors, running = self._factors, self._state.running
-            slow_down = factors.mean[0], factors.deviation[0]
+            load_class = 0 if running is None else int(self.variants.table.load_class_V[running])
+            slow_down = factors.mean[load_class], factors.deviation[load_class]
             return AdaptingState(
                 limits=self._limits,
                 load=self._load,

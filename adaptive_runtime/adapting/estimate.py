@@ -23,10 +23,15 @@ Values = NDArray[np.float64]
 
 
 class LoadEstimate:
-    """`SlowDown` of a table's variants as `LoadFactors`, which are made anew when they have changed noticeably."""
+    """`SlowDown` of a table's variants as `LoadFactors`, which are made anew when they have changed noticeably.
+
+    Variants that have served have factors of their own; so the index of a look-up changes with the first request of one alone.
+    """
 
     def __init__(self, table: VariantTable) -> None:
         self._predicted_ms, self._load_class_V = table.latency_ms, table.load_class_V
+        self._seen: list[int] = []
+        self._like_C = self._unseen()
         self._slow = SlowDown(table.latency_ms_V)
         self._ratios: deque[float] = deque(maxlen=RATIOS)
         self._served: int | None = None
@@ -45,6 +50,9 @@ class LoadEstimate:
         self._slow.observe(variant, measured_ms, at_s, load)
         if variant != self._served:
             self._ratios.clear()
+        if variant not in self._seen:
+            self._seen.append(variant)
+            self._like_C = self._unseen()
         self._served = variant
         self._ratios.append(measured_ms / self._predicted_ms[variant])
         self._asked = None
@@ -65,8 +73,19 @@ class LoadEstimate:
             deviation_V = np.maximum(0.0, (high_V - mean_V) / above)
         if self._is_noticeable(mean_V, deviation_V):
             self._mean_V, self._deviation_V = mean_V, deviation_V
-            self._factors = LoadFactors.of(mean_V, deviation_V, self._load_class_V)
+            own = {row: (float(mean_V[row]), float(deviation_V[row])) for row in self._seen}
+            mean, deviation = (tuple(values_V[self._like_C].tolist()) for values_V in (mean_V, deviation_V))
+            self._factors = LoadFactors(mean=mean, deviation=deviation, own=own)
         return self._factors
+
+    def _unseen(self) -> NDArray[np.int64]:
+        """Of each load class a variant that never served, whose factor is that of all such; else any (C,)."""
+        classes = range(int(self._load_class_V.max()) + 1)
+        found = np.zeros(len(classes), np.int64)
+        for load_class in classes:
+            rows = np.flatnonzero(self._load_class_V == load_class).tolist()
+            found[load_class] = next((row for row in rows if row not in self._seen), rows[0] if rows else 0)
+        return found
 
     def _is_noticeable(self, mean_V: Values, deviation_V: Values) -> bool:
         bound_V = NOTICEABLE * self._mean_V

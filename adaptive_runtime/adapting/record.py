@@ -41,6 +41,7 @@ class DecisionRecord:
             self._log.append(inputs, decision)
         except OSError as error:
             LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
+            self._log.close()
             self._log = None
 
     def close(self) -> None:

@@ -1,15 +1,18 @@
 """The table of variants that a bundle has: its SubNets, whole, up to each exit, and by thresholds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from adaptive_runtime.bundles import BundledExit, BundledSubNet, BundleManifest, EarlyAnswers
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.choice import VariantTable
 from adaptive_runtime.choice.inputs import deviations
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.slowdown import octaves_V
 
 UNKNOWN_ERROR = 0.25
 """Deviation of a predicted latency of which nobody knows how far it is off, relative."""
@@ -34,7 +37,7 @@ class BundleVariants:
     accuracy: of the first split; of thresholds by what they lose on test images. latency_ms: as measured, else predicted; of an
     exit that was not timed by its share of the MACs. latency_error: 0 where it was measured; by thresholds it is the spread
     over samples. energy_mj: of an exit by its share of the latency. memory_mib: of the whole SubNet. Exits whose accuracy is
-    unknown are left out.
+    unknown are left out. load_class: by octaves of latency.
     """
 
     variants: tuple[Variant, ...]
@@ -60,6 +63,7 @@ class BundleVariants:
             latency_error=tuple(row.latency_error for row in rows),
             energy_mj=energy_mj if len(energy_mj) == len(rows) else None,
             memory_mib=tuple(row.memory_mib for row in rows),
+            load_class=load_classes([row.latency_ms for row in rows]),
         )
         return cls(tuple(row.variant for row in rows), table)
 
@@ -69,6 +73,12 @@ def name_of(variant: Variant) -> str:
     if variant.early:
         return f"{variant.digest} by thresholds"
     return variant.digest if variant.exit is None else f"{variant.digest} up to {variant.exit}"
+
+
+def load_classes(latency_ms: Sequence[float]) -> tuple[int, ...]:
+    """A class for each octave of latency: requests of like length scatter alike under load."""
+    octave_V = octaves_V(np.array(latency_ms))
+    return tuple((octave_V - octave_V.min()).tolist())
 
 
 def _error(subnet: BundledSubNet, predicted: float, *, measured: bool) -> float:

@@ -3,6 +3,7 @@
 import hashlib
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -45,7 +46,11 @@ class DecisionLog:
     def __init__(self, file: Path, table: VariantTable, state: ChoiceState) -> None:
         _cut_to_whole_lines(file)
         self._stream = file.open("a", encoding="utf-8", buffering=1)
-        self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+        try:
+            self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+        except OSError:
+            self.close()
+            raise
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
         """One more decision."""
@@ -57,8 +62,9 @@ class DecisionLog:
         return os.fstat(self._stream.fileno()).st_size
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file, also where the disk is full."""
+        with suppress(OSError):
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,9 @@
 
 The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
 from differences of requests in a row. What disturbs requests comes now and then and averages out in long ones: the variance of
-a request is taken as inverse to its predicted latency, within `MOST_SCALED`. An outlier alone moves the factor by no more than
-any usual value could; a second one to the same side is a step, and the factor goes to the nearer of the two.
+a request is taken as inverse to its length, which is its predicted latency, within `MOST_SCALED`. An outlier alone moves the
+factor by no more than any usual value could; a second one to the same side is a step, and the factor goes to the nearer of the
+two.
 """
 
 import math
@@ -31,6 +32,11 @@ IDLE_DRIFT_PER_S = 1e-3
 MOST_IDLE_S = 60.0
 
 
+def octaves_V(latency_ms_V: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Logarithms to base 2 of latencies, rounded (V,)."""
+    return np.round(np.log2(latency_ms_V)).astype(np.int64)
+
+
 class CommonFactor:
     """log_mean, variance: of the logarithm of the factor."""
 
@@ -56,28 +62,28 @@ class CommonFactor:
         self._values = deque(((value + by, latency_ms) for value, latency_ms in self._values), maxlen=NOISE_VALUES)
         self._outlier = None if self._outlier is None else self._outlier + by
 
-    def noise(self, predicted_ms: float) -> float:
-        """Variance of the logarithm of one request of a variant."""
+    def noise(self, length_ms: float) -> float:
+        """Variance of the logarithm of one request of a variant so long."""
         if self._noise_ms is None:
             return FIRST_NOISE
-        scaled_ms = min(MOST_SCALED * self._served_ms, max(self._served_ms / MOST_SCALED, predicted_ms))
+        scaled_ms = min(MOST_SCALED * self._served_ms, max(self._served_ms / MOST_SCALED, length_ms))
         return max(LEAST_NOISE, self._noise_ms / scaled_ms)
 
-    def noise_V(self, predicted_ms_V: NDArray[np.float64]) -> NDArray[np.float64]:
+    def noise_V(self, length_ms_V: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same of all variants (V,)."""
         if self._noise_ms is None:
-            return np.full(len(predicted_ms_V), FIRST_NOISE)
-        scaled_ms_V = np.clip(predicted_ms_V, self._served_ms / MOST_SCALED, MOST_SCALED * self._served_ms)
+            return np.full(len(length_ms_V), FIRST_NOISE)
+        scaled_ms_V = np.clip(length_ms_V, self._served_ms / MOST_SCALED, MOST_SCALED * self._served_ms)
         return np.maximum(LEAST_NOISE, self._noise_ms / scaled_ms_V)
 
-    def observe(self, value: float, at_s: float, predicted_ms: float) -> None:
+    def observe(self, value: float, at_s: float, length_ms: float) -> None:
         """The logarithm of measured / predicted of one request."""
         self.variance = self.variance_at(at_s) + self._drift
         self._at_s = at_s
-        self._served_ms = predicted_ms
-        self._values.append((value, predicted_ms))
+        self._served_ms = length_ms
+        self._values.append((value, length_ms))
         self._learn_noise()
-        error, noise = value - self.log_mean, self.noise(predicted_ms)
+        error, noise = value - self.log_mean, self.noise(length_ms)
         gate = GATE * math.sqrt(self.variance + noise)
         if abs(error) <= gate:
             self._outlier = None

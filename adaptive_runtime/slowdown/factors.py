@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.slowdown.common import CommonFactor
+from adaptive_runtime.slowdown.common import CommonFactor, octaves_V
 from adaptive_runtime.slowdown.expectation import LatencyExpectation
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
@@ -35,6 +35,8 @@ class SlowDown:
             )
         if not (np.isfinite(self._predicted_ms_V).all() and (self._predicted_ms_V > 0).all()):
             raise AdaptiveError("slow-down", "a predicted latency that is not above 0", next_step="measure it again")
+        self._length_ms_V: Values = np.exp2(octaves_V(self._predicted_ms_V).astype(np.float64))
+        """Predicted latency, rounded to powers of two: variants of like length scatter alike."""
         self._common = CommonFactor()
         self._own = OwnFactors(len(self._predicted_ms_V))
         self._response = LoadResponse()
@@ -46,7 +48,8 @@ class SlowDown:
         """A served request. load: the device's when it was served, for instance the load index."""
         self._check(variant, measured_ms, at_s)
         predicted_ms = float(self._predicted_ms_V[variant])
-        value, noise = math.log(measured_ms / predicted_ms), self._common.noise(predicted_ms)
+        length_ms = float(self._length_ms_V[variant])
+        value, noise = math.log(measured_ms / predicted_ms), self._common.noise(length_ms)
         if self._served:
             variance = self._common.variance_at(at_s) + noise + float(self._own.variance_V[variant])
             error = value - self._common.log_mean - float(self._own.log_V[variant])
@@ -59,7 +62,7 @@ class SlowDown:
         if own != before:
             self._common.move(before - own)
         level = self._common.log_mean
-        self._common.observe(value - own, at_s, predicted_ms)
+        self._common.observe(value - own, at_s, length_ms)
         self._moved = (self._common.log_mean - level) ** 2
         if load is not None:
             self._response.observe(value - own, load)
@@ -71,7 +74,7 @@ class SlowDown:
         """
         shift, variance = self._response.shift(load)
         variance += self._common.variance_at(at_s)
-        noise_V = self._common.noise_V(self._predicted_ms_V)
+        noise_V = self._common.noise_V(self._length_ms_V)
         return LatencyExpectation(
             predicted_ms_V=self._predicted_ms_V,
             log_mean_V=self._common.log_mean + shift + self._own.log_V,

@@ -16,7 +16,7 @@ import tailor_ir
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest, SubNetLatency
 from adaptive_runtime.chains import ChainRun, ChainRuntime
-from adaptive_runtime.choice import FixedChoice, Switching, read_log, replay
+from adaptive_runtime.choice import Decision, FixedChoice, Switching, read_log, replay
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Variant
@@ -125,6 +125,14 @@ def model(written: Written, load: Load) -> Iterator[DeployedModel]:
         yield model
 
 
+def decided(model: DeployedModel) -> Decision:
+    """The last decision."""
+    state = model.state.adapting
+    assert state is not None
+    assert state.decision is not None
+    return state.decision
+
+
 def wait_until(holds: Callable[[], bool], most_s: float = 20.0) -> None:
     until_s = time.monotonic() + most_s
     while not holds():
@@ -156,11 +164,8 @@ def test_it_goes_down_at_once_under_load_and_up_after_the_wait(
     load.factor, calm_s = 1.0, time.monotonic()
     goes_to(model, written.x, written.large)
     assert time.monotonic() - calm_s >= DWELL_S
-    state = model.state.adapting
-    assert state is not None
-    assert state.decision is not None
-    assert state.decision.step == "up"
-    assert "a better variant has fitted for" in str(state.reason)
+    assert decided(model).step == "up"
+    assert "a better variant has fitted for" in decided(model).reason
 
 
 def test_the_state_tells_load_device_and_reason(written: Written, load: Load, model: DeployedModel) -> None:
@@ -212,9 +217,7 @@ def test_a_subnet_that_fails_is_never_chosen_again(
     answers += served_by(model, written.x, 20)
     assert {subnet for subnet, _ in answers} == {written.small}
     assert list(model.state.taken_out) == [written.large]
-    decision = model.adaptation and model.adaptation.state.decision
-    assert decision is not None
-    assert decision.name == written.small
+    assert decided(model).name == written.small
 
 
 def test_no_request_of_four_threads_is_lost_while_the_load_changes(
@@ -233,8 +236,8 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
         for thread in threads:
             thread.start()
         for factor in (1.0, SLOW, 1.0, SLOW):
-            before, load.factor = model.state.switches, factor
-            wait_until(lambda before=before: model.state.switches > before)  # type: ignore[misc]
+            load.factor, serving = factor, Variant(written.small if factor == SLOW else written.large)
+            wait_until(lambda serving=serving: model.state.serving == serving)  # type: ignore[misc]
         over.set()
         for thread in threads:
             thread.join()
@@ -243,7 +246,7 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
         table, policy = model.adaptation.variants.table, model.adaptation.policy
     assert sum(map(len, found)) == state.requests > 40
     assert min(map(len, found)) > 5
-    assert state.switches >= 4
+    assert state.switches >= 3
     assert not state.taken_out
     sections = read_log(file)
     assert replay(file, table, policy) == sum(len(section.decisions) for section in sections) > 20
@@ -269,10 +272,8 @@ def test_a_request_does_not_wait_for_what_is_loaded(written: Written, load: Load
             answers.append(model.infer(written.x))
         assert max(one.latency_ms for one in answers) < 1e3 * wait_s / 2
         assert model.state.standby == Variant(written.large)
-        (decision,) = [model.state.adapting and model.state.adapting.decision]
-        assert decision is not None
-        assert decision.name == written.large
-        assert decision.meanwhile is not None
+        assert decided(model).name == written.large
+        assert decided(model).meanwhile is not None
         assert {one.exit[0] for one in answers} == {written.exit}  # the best that is warm and in time
         wait_until(lambda: model.state.standby is None)
         assert served_by(model, written.x, 1) == [(written.large, str(written.manifest.subnets[0].config["exit"]))]

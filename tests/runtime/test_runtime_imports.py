@@ -1,4 +1,4 @@
-"""Deciding needs numpy and the messages' pydantic, sensing psutil as well; nothing that a device does not have."""
+"""The run time needs numpy, the messages' pydantic, and psutil for sensing; nothing that a device does not have."""
 
 import pkgutil
 import subprocess
@@ -11,7 +11,7 @@ import adaptive_runtime
 
 ROOM = Path(adaptive_runtime.__path__[0])
 MODULES = [module.name for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")]
-NEEDED = {"numpy", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+NEEDED = {"numpy", "psutil", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "sniffio", "starlette", "uvicorn"}
 """What a service needs besides: starlette, uvicorn and the metrics' format, with what these need."""
 GENERATED = ("_sysconfigdata", "_cython_", "cython_runtime", "__mp_main__")
@@ -28,9 +28,7 @@ def test_a_module_of_the_runtime_brings_few_libraries(module: str) -> None:
     assert "adaptive_runtime" in first
     serves = module.startswith("adaptive_runtime.service")
     commands = module.startswith(("adaptive_runtime.cli", "adaptive_runtime.__main__"))
-    senses = module.startswith("adaptive_runtime.sensing") or serves or commands
-    allowed = NEEDED | {"adaptive_runtime", "profiling_agents"} | ({"psutil"} if senses else set())
-    assert first <= allowed | (SERVED if serves else set())
+    assert first <= NEEDED | {"adaptive_runtime", "profiling_agents"} | (SERVED if serves else set())
     agents = {name.split(".")[1] for name in loaded if name.startswith("profiling_agents.")}
     network = {"network"} | ({"checksums"} if serves else set()) if serves or commands else set()
-    assert agents <= {"messages"} | ({"sensing"} if senses else set()) | network
+    assert agents <= {"messages", "sensing"} | network

@@ -64,9 +64,9 @@ def simulations(draw: st.DrawFn) -> Simulation:
     trace = trace_of(
         pattern,
         seed=draw(st.integers(0, 99)),
-        duration_s=10.0,
+        duration_s=3.0,
         responses=RESPONSES,
-        requests_per_s=draw(st.sampled_from([0.5, 20.0, 800.0])),
+        requests_per_s=draw(st.sampled_from([1.0, 20.0, 800.0])),
         regular=draw(st.booleans()),
     )
     requests = SimulatedRequests.drawn(table, trace, seed=draw(st.integers(0, 99)), noise=0.1)
