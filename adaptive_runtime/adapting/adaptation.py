@@ -69,8 +69,8 @@ class Adaptation:
         variants: BundleVariants,
         limits: ChoiceLimits,
         options: AdaptingOptions,
-        running: Variant | None = None,
         clock: Callable[[], float] = time.monotonic,
+        running: Variant | None = None,
     ) -> None:
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)

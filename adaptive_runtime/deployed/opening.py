@@ -43,7 +43,7 @@ def load(
         return DeployedModel(pool, first or Variant(best_within(subnets, budget_ms).digest), chooser)
     options = AdaptingOptions() if adapts is True else adapts
     limits = options.limits(budget_ms, memory_mib)
-    adaptation = Adaptation(BundleVariants.of(bundle.manifest, form), limits, options, first)
+    adaptation = Adaptation(BundleVariants.of(bundle.manifest, form), limits, options, running=first)
     return DeployedModel(pool, first or adaptation.first, chooser, adaptation)
 
 
