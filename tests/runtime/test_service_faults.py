@@ -290,6 +290,21 @@ def with_nobody_there(call: Callable[[Any], Any], value: Any) -> Any:
         return None
 
 
+def test_a_token_that_is_made_is_private_and_goes_with_the_service(copy: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    words = [*COMMAND, "serve", str(copy), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        file = Path(process.stdout.readline().removeprefix("service token: ").strip())
+        url = process.stdout.readline().removeprefix("service ready: ").strip()
+        assert file.stat().st_mode & 0o077 == 0
+        headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+        assert httpx.get(f"{url}/v2/health/ready", headers=headers).json() == {"ready": True}
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not file.exists()
+
+
 ROUTES = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model", INFER, "/metrics", "/state", "/docs")
 PAGE = ("/", "/page.js", "/page.css", "/plotly.js")
 
