@@ -5,12 +5,13 @@
 One hour by default of each pattern of load (`adaptive_runtime.traces`), on a simulated server with a queue: 10
 requests a second at a pace, each within 50 ms; load makes variants up to four times slower; the device differs from
 the table by 3 %, each request by 5 %. The pool follows one curve of accuracy over latency, 5 to 45 ms without load.
-All policies decide before each request, with what they may know: ours from the fading mean and deviation of measured
-over predicted latencies, at the quantile 0.99; AdaptiveNet's r is the mean of the last four such ratios; AdaScale's
-bands of the load index, ten of them, were measured on another trace of the same pattern, with its accuracy within 5.2
-points of the largest (its figure) and J = latency. The largest and the best static variant are served by the same
-queue. The clairvoyant knows each request's slow-down and noise and has no queue: no policy beats it. *Best static*:
-the most accurate variant over all requests that is in time as often as ours, or most often.
+All policies decide before each request, with what they may know: ours from `LoadEstimate`, as a deployed model that
+adapts, at the quantile 0.99, with the trace's load; AdaptiveNet's r is the mean of the last four ratios of measured
+over predicted latency; AdaScale's bands of the load index, ten of them, were measured on another trace of the same
+pattern, with its accuracy within 5.2 points of the largest (its figure) and J = latency. The largest and the best
+static variant are served by the same queue. The clairvoyant knows each request's slow-down and noise and has no
+queue: no policy beats it. *Best static*: the most accurate variant over all requests that is in time as often as
+ours, or most often.
 
 Late and rejected requests count as wrong. Everything is seeded: the same numbers on every machine, but for the
 seconds.
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import (
     ChoiceLimits,
     ChoicePolicy,
@@ -61,13 +63,19 @@ def pool(variants: int) -> VariantTable:
         accuracy=tuple(accuracy.tolist()),
         latency_ms=tuple(latency_ms.tolist()),
         latency_error=(0.03,) * variants,
+        load_class=load_classes(latency_ms.tolist()),
     )
 
 
 def requests_of(table: VariantTable, pattern: Pattern, minutes: float, seed: int) -> SimulatedRequests:
     """A trace of a pattern on one simulated device: seeds differ in load and noise alone."""
     trace = trace_of(
-        pattern, seed=seed, duration_s=60 * minutes, responses=(RESPONSE,), requests_per_s=REQUESTS_PER_S, regular=True
+        pattern,
+        seed=seed,
+        duration_s=60 * minutes,
+        responses=(RESPONSE,) * table.load_classes,
+        requests_per_s=REQUESTS_PER_S,
+        regular=True,
     )
     return SimulatedRequests.drawn(table, trace, seed=seed)
 

@@ -6,11 +6,16 @@ from typing import NoReturn, get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.messages import Precision
+from profiling_agents.network.arguments import add_network, positive
 from profiling_agents.sensing.machine import memory_mib
 from profiling_agents.startup import TOKEN_VARIABLE
 
 MIN_MEMORY_LIMIT_MIB = 256
 MAX_MEMORY_LIMIT_MIB = 8192
+RISK = (
+    "the token and the models cross the network unencrypted, and whoever reads them there can use the agent to run "
+    "models on its device"
+)
 
 EPILOG = f"""\
 The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and written
@@ -37,16 +42,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_positive.__name__ = "positive whole number"
-
-
 def _memory_mib(text: str) -> int:
     value = int(text)
     if value < MIN_MEMORY_LIMIT_MIB:
@@ -55,16 +50,6 @@ def _memory_mib(text: str) -> int:
 
 
 _memory_mib.__name__ = f"memory limit (at least {MIN_MEMORY_LIMIT_MIB})"
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise ValueError
-    return value
-
-
-_port.__name__ = "port (0 to 65535)"
 
 
 def _cores(text: str) -> tuple[int, ...]:
@@ -84,37 +69,6 @@ def _folder(text: str) -> Path:
 _folder.__name__ = "folder"
 
 
-def _add_network(parser: argparse.ArgumentParser, port: int) -> argparse._ArgumentGroup:
-    network = parser.add_argument_group("network")
-    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
-    network.add_argument("--port", type=_port, default=port, help=f"port; 0 takes any free one (default {port})")
-    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
-    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
-    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
-    network.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further name by which clients reach this service; may be repeated",
-    )
-    network.add_argument(
-        "--insecure-bind",
-        action="store_true",
-        help="leave this machine without TLS: the token and the models cross the network "
-        "unencrypted, and whoever reads them there can use the agent to run models on its device",
-    )
-    network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
-    network.add_argument(
-        "--silence-limit-s",
-        type=_positive,
-        default=0,
-        metavar="S",
-        help="with --stop-with-stdin: stop, too, when it brings nothing for so long",
-    )
-    return network
-
-
 def agent_parser(prog: str) -> argparse.ArgumentParser:
     """Arguments of `autotailor agent`."""
     parser = _Parser(
@@ -124,7 +78,7 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_runtime(parser)
-    network = _add_network(parser, port=8765)
+    network = add_network(parser, port=8765, risk=RISK)
     network.add_argument(
         "--pull",
         metavar="URL",
@@ -140,7 +94,7 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
 def _add_runtime(parser: argparse.ArgumentParser) -> None:
     runtime = parser.add_argument_group("runtime")
     runtime.add_argument("--backend", required=True, choices=sorted(BACKENDS), help="inference runtime")
-    runtime.add_argument("--threads", type=_positive, default=1, help="threads of the runtime (default 1)")
+    runtime.add_argument("--threads", type=positive, default=1, help="threads of the runtime (default 1)")
     runtime.add_argument(
         "--precision",
         choices=get_args(Precision),
@@ -157,7 +111,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     )
     runtime.add_argument(
         "--pin-mhz",
-        type=_positive,
+        type=positive,
         metavar="MHZ",
         help="keep the cores at this frequency until the agent ends; takes root (default: as shipped)",
     )
@@ -179,9 +133,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=memory_limit_mib,
         help=f"address space beyond what the runtime itself takes (default {memory_limit_mib})",
     )
-    limits.add_argument("--cpu-limit-s", type=_positive, default=120, help="CPU time (default 120)")
-    limits.add_argument("--wall-limit-s", type=_positive, default=60, help="wall-clock time (default 60)")
-    limits.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
+    limits.add_argument("--cpu-limit-s", type=positive, default=120, help="CPU time (default 120)")
+    limits.add_argument("--wall-limit-s", type=positive, default=60, help="wall-clock time (default 60)")
+    limits.add_argument("--max-model-mib", type=positive, default=512, help="size of an upload (default 512)")
     limits.add_argument(
         "--without-walls",
         action="store_true",
@@ -198,6 +152,6 @@ def relay_parser(prog: str) -> argparse.ArgumentParser:
         epilog=RELAY_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_network(parser, port=8764)
-    parser.add_argument("--max-model-mib", type=_positive, default=512, help="size of an upload (default 512)")
+    add_network(parser, port=8764, risk=RISK)
+    parser.add_argument("--max-model-mib", type=positive, default=512, help="size of an upload (default 512)")
     return parser

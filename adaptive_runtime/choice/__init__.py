@@ -11,6 +11,7 @@ from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objectiv
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
 from adaptive_runtime.choice.switching import Switching
 from adaptive_runtime.choice.table import VariantTable
+from adaptive_runtime.choice.warm import WarmFirst
 
 __all__ = [
     "ChoiceLimits",
@@ -32,6 +33,7 @@ __all__ = [
     "Switching",
     "VariantLookUp",
     "VariantTable",
+    "WarmFirst",
     "read_log",
     "replay",
 ]

@@ -15,6 +15,7 @@ class DecisionInputs(Message):
 
     now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
     predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
+    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first.
     """
 
     now_s: float
@@ -22,6 +23,8 @@ class DecisionInputs(Message):
     factors: LoadFactors = LoadFactors()
     ratio: Annotated[float, Field(gt=0)] | None = None
     load: float | None = None
+    without: frozenset[int] = frozenset()
+    cold: frozenset[int] = frozenset()
 
 
 class ChoiceState(Message):
@@ -38,7 +41,8 @@ class ChoiceState(Message):
 class Decision(Message):
     """Which variant runs from now on. within: whether it keeps all limits, as far as the policy knows.
 
-    effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers.
+    effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers. meanwhile: the
+    variant that runs until this one is loaded; None: it runs at once.
     """
 
     now_s: float
@@ -49,6 +53,7 @@ class Decision(Message):
     effective_ms: float
     accuracy: float
     reason: str
+    meanwhile: int | None = None
 
 
 class ChoicePolicy(Protocol):

@@ -9,11 +9,8 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Annotated, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Message
 
 Positive = Annotated[float, Field(gt=0)]
@@ -46,23 +43,6 @@ class LoadFactors(Message):
         if len(self.mean) != len(self.deviation):
             raise ValueError(f"{len(self.mean)} means and {len(self.deviation)} deviations")
         return self
-
-    @classmethod
-    def of(
-        cls, mean_V: NDArray[np.float64], deviation_V: NDArray[np.float64], load_class_V: NDArray[np.int64]
-    ) -> "LoadFactors":
-        """From one value for each variant: a class has what most of its variants have, others have factors of their own."""
-        if not len(mean_V) == len(deviation_V) == len(load_class_V):
-            got = f"{len(mean_V)} means, {len(deviation_V)} deviations and {len(load_class_V)} classes"
-            raise AdaptiveError("slow-down by variant", got, allowed="one of each for each variant")
-        pairs_V = mean_V + 1j * deviation_V
-        common_C = np.ones(int(load_class_V.max()) + 1, complex)
-        for load_class in np.unique(load_class_V):
-            found, counts = np.unique(pairs_V[load_class_V == load_class], return_counts=True)
-            common_C[load_class] = found[counts.argmax()]
-        apart = np.flatnonzero(pairs_V != common_C[load_class_V])
-        own = {int(variant): (float(mean_V[variant]), float(deviation_V[variant])) for variant in apart}
-        return cls(mean=tuple(common_C.real.tolist()), deviation=tuple(common_C.imag.tolist()), own=own)
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,8 @@
 
 import hashlib
 import mmap
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -44,17 +46,31 @@ class DecisionLog:
     def __init__(self, file: Path, table: VariantTable, state: ChoiceState) -> None:
         _cut_to_whole_lines(file)
         self._stream = file.open("a", encoding="utf-8", buffering=1)
-        self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+        try:
+            self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+        except OSError:
+            self.close()
+            raise
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
         """One more decision."""
         self._stream.write(f'{DECISION}{inputs.model_dump_json()},"decision":{decision.model_dump_json()}}}\n')
 
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._stream.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file, also where the disk is full."""
+        with suppress(OSError):
+            self._stream.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        self.close()
 
 
 def read_log(file: Path) -> list[LogSection]:

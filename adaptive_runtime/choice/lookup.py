@@ -5,6 +5,7 @@ Preferred is the more accurate variant; of equally accurate ones the faster, the
 Legend: V variants.
 """
 
+from collections.abc import Set
 from math import inf
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from adaptive_runtime.errors import AdaptiveError
 
 MOST_APART = 64
 """Variants with factors of their own; where there are more, all variants are looked through."""
+NONE: Set[int] = frozenset()
+KEPT_INDEXES = 4
+"""Indexes without some variants that are kept: what is warm and what is not take turns."""
 
 
 class FoundVariant(NamedTuple):
@@ -38,7 +42,7 @@ class VariantLookUp:
         self._order_V = np.lexsort((np.arange(len(table)), *keys))
         self.place_V = np.argsort(self._order_V)
         self._whole = cells(table, self._order_V, self.error_V)
-        self._cells, self._apart = self._whole, frozenset[int]()
+        self._without: dict[frozenset[int], list[VariantCell]] = {frozenset(): self._whole}
         self._rows = list(zip(table.latency_ms, self.error_V.tolist(), table.load_class_V.tolist(), strict=True))
         self._extras = list(zip(table.energy_mj_V.tolist(), table.memory_mib_V.tolist(), strict=True))
         self._place = self.place_V.tolist()
@@ -46,33 +50,41 @@ class VariantLookUp:
     @property
     def kept(self) -> int:
         """How many variants can be the answer of a look-up."""
-        return sum(len(cell.kept) for cell in self._whole)
+        return len(self.kept_rows)
+
+    @property
+    def kept_rows(self) -> list[int]:
+        """Variants that can be the answer of a look-up."""
+        return [variant for cell in self._whole for variant in cell.kept]
 
     def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
         """The best variant within three limits, without load. None: no variant is."""
         found = [cell.best(latency_ms, energy_mj, memory_mib) for cell in self._whole]
         return found[0] if len(found) == 1 else self._first(found)
 
-    def under(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
-        """The best variant that keeps the budget with the limits' probability, energy and memory.
+    def under(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        """The best variant that keeps the budget with the limits' probability, energy and memory; none of `without`.
 
         Where no variant keeps all limits, it is the fastest of those within energy and memory, else the fastest of all.
+        AdaptiveError: `without` has all variants.
         """
+        if len(without) >= len(self.table) and without >= set(range(len(self.table))):
+            raise AdaptiveError("choice", "no variant is left")
         energy_mj, memory_mib = self.extra_limits(limits)
         above = deviations(limits.quantile)
         if len(factors.own) > MOST_APART:
-            return self._looked_through(limits, factors)
+            return self._looked_through(limits, factors, without)
         found: list[int | None] = []
-        for cell in self.cells_without(factors):
+        for cell in self.cells_without(factors, without):
             factor = _factor(factors, cell, above)
             found.append(cell.best(limits.budget_ms / factor, energy_mj, memory_mib))
         for variant in factors.own:
-            if self._keeps(variant, limits.budget_ms, energy_mj, memory_mib, factors, above):
+            if variant not in without and self._keeps(variant, limits.budget_ms, energy_mj, memory_mib, factors, above):
                 found.append(variant)
         best = self._first(found)
         if best is not None:
             return FoundVariant(best, self.effective_ms(best, limits, factors), True)
-        return self._fastest(limits, factors)
+        return self._fastest(limits, factors, without)
 
     def effective_ms(self, variant: int, limits: ChoiceLimits, factors: LoadFactors) -> float:
         """Latency of a variant under load, at the limits' quantile."""
@@ -94,18 +106,25 @@ class VariantLookUp:
         """Whether one variant is preferred to another where both keep the limits."""
         return self._place[one] < self._place[other]
 
-    def cells_without(self, factors: LoadFactors) -> list[VariantCell]:
-        """Cells of all variants that have no factor of their own. AdaptiveError: there are more classes than factors."""
+    def cells_without(self, factors: LoadFactors, without: Set[int] = NONE) -> list[VariantCell]:
+        """Cells of all variants but `without` that have no factor of their own.
+
+        AdaptiveError: there are more classes than factors.
+        """
         if len(factors.mean) < self.load_classes:
             got = f"factors of {len(factors.mean)} load classes"
             raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")
-        if factors.own.keys() != self._apart:
-            unknown = [variant for variant in factors.own if not 0 <= variant < len(self.table)]
+        apart = frozenset(factors.own) | without
+        cells = self._without.get(apart)
+        if cells is None:
+            unknown = [variant for variant in apart if not 0 <= variant < len(self.table)]
             if unknown:
                 raise AdaptiveError("slow-down", f"variant {unknown[0]}", allowed=f"0 to {len(self.table) - 1}")
-            self._apart = frozenset(factors.own)
-            self._cells = [cell for each in self._whole if (cell := each.without(self._apart)).kept]
-        return self._cells
+            cells = [cell for each in self._whole if (cell := each.without(apart)).kept]
+            while len(self._without) >= KEPT_INDEXES:
+                del self._without[next(iter(self._without))]
+            self._without[apart] = cells
+        return cells
 
     def extra_limits(self, limits: ChoiceLimits) -> tuple[float, float]:
         """Limits of energy and memory. AdaptiveError: the table does not know what is limited."""
@@ -133,14 +152,15 @@ class VariantLookUp:
         limit_ms = budget_ms / self._own_factor(variant, factors, above)
         return self._rows[variant][0] <= limit_ms and energy <= energy_mj and memory <= memory_mib
 
-    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+    def _fastest(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
         for energy_mj, memory_mib in (self.extra_limits(limits), (inf, inf)):
             found = [
                 variant
                 for variant in factors.own
                 if self._extras[variant][0] <= energy_mj and self._extras[variant][1] <= memory_mib
+                if variant not in without
             ]
-            for cell in self.cells_without(factors):
+            for cell in self.cells_without(factors, without):
                 fastest = cell.fastest(energy_mj, memory_mib)
                 found += [] if fastest is None else [fastest]
             if found:
@@ -149,7 +169,7 @@ class VariantLookUp:
         effective_ms, _, variant = min(times)
         return FoundVariant(variant, effective_ms, False)
 
-    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+    def _looked_through(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> FoundVariant:
         """The same answer without an index."""
         table, classes_V = self.table, self.table.load_class_V
         mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
@@ -159,12 +179,13 @@ class VariantLookUp:
         variance_V = deviation_V * deviation_V + error_V * error_V * (mean_V * mean_V + deviation_V * deviation_V)
         factor_V = mean_V + deviations(limits.quantile) * np.sqrt(variance_V)
         energy_mj, memory_mib = self.extra_limits(limits)
-        extra_V = (table.energy_mj_V <= energy_mj) & (table.memory_mib_V <= memory_mib)
+        left_V = ~np.isin(np.arange(len(table)), list(without))
+        extra_V = left_V & (table.energy_mj_V <= energy_mj) & (table.memory_mib_V <= memory_mib)
         within_V = extra_V & (table.latency_ms_V <= limits.budget_ms / factor_V)
         if within_V.any():
             variant = int(np.where(within_V, self.place_V, len(table)).argmin())
         else:
-            allowed_V = extra_V if extra_V.any() else np.ones(len(table), bool)
+            allowed_V = extra_V if extra_V.any() else left_V
             times_V = np.where(allowed_V, table.latency_ms_V * factor_V, inf)
             variant = int(np.lexsort((self.place_V, times_V))[0])
         return FoundVariant(variant, float(table.latency_ms_V[variant] * factor_V[variant]), bool(within_V.any()))

@@ -3,7 +3,7 @@
 Legend: K variants of a cell that can be the answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -11,17 +11,20 @@ from typing import Protocol
 import numpy as np
 
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
-from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
+from adaptive_runtime.choice.lookup import NONE, FoundVariant, VariantLookUp
 from adaptive_runtime.errors import AdaptiveError
 
 
 class Objective(Protocol):
-    """`find`: the best variant now. `prefers`: whether one variant is better than another where both keep the limits."""
+    """`find`: the best variant now, none of `without`.
+
+    `prefers`: whether one variant is better than another where both keep the limits.
+    """
 
     @property
     def look_up(self) -> VariantLookUp: ...
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant: ...
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant: ...
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool: ...
 
@@ -32,8 +35,8 @@ class MostAccurate:
 
     look_up: VariantLookUp
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
-        return self.look_up.under(limits, factors)
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        return self.look_up.under(limits, factors, without)
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
         return self.look_up.prefers(one, other)
@@ -59,13 +62,14 @@ class LeastCost:
         if self.beta_per_mj and self.look_up.table.energy_mj is None:
             raise AdaptiveError("objective", "a weight of energy for a table without energy", allowed="0")
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors) -> FoundVariant:
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
         for least_accuracy in (self.least_accuracy, 0.0):
-            costs = [*self._of_cells(limits, factors, least_accuracy), *self._apart(limits, factors, least_accuracy)]
+            given = limits, factors, least_accuracy, without
+            costs = [*self._of_cells(*given), *self._apart(*given)]
             if costs:
                 _, _, variant = min(costs)
                 return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
-        return self.look_up.under(limits, factors)
+        return self.look_up.under(limits, factors, without)
 
     def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
         place_V = self.look_up.place_V
@@ -80,11 +84,11 @@ class LeastCost:
         return self.alpha_per_ms * (table.latency_ms[variant] * mean) + self.beta_per_mj * energy_mj
 
     def _of_cells(
-        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float
+        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float, without: Set[int]
     ) -> Iterator[tuple[float, int, int]]:
         energy_mj, memory_mib = self.look_up.extra_limits(limits)
         above = deviations(limits.quantile)
-        for cell in self.look_up.cells_without(factors):
+        for cell in self.look_up.cells_without(factors, without):
             mean, deviation = factors.mean[cell.load_class], factors.deviation[cell.load_class]
             limit_ms = limits.budget_ms / effective_factor(mean, deviation, cell.error, above)
             allowed_K = (cell.latency_K <= limit_ms) & (cell.energy_K <= energy_mj)
@@ -97,9 +101,9 @@ class LeastCost:
                 yield float(cost_K[row]), int(self.look_up.place_V[variant]), variant
 
     def _apart(
-        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float
+        self, limits: ChoiceLimits, factors: LoadFactors, least_accuracy: float, without: Set[int]
     ) -> Iterator[tuple[float, int, int]]:
-        for variant in factors.own:
+        for variant in factors.own.keys() - without:
             accurate = self.look_up.table.accuracy[variant] >= least_accuracy
             if accurate and self.look_up.keeps(variant, limits, factors):
                 yield self.cost(variant, factors), int(self.look_up.place_V[variant]), variant

@@ -49,7 +49,8 @@ class RatioChoice:
         ratio = 1.0 if inputs.ratio is None else inputs.ratio
         limits = inputs.limits.tighter(1 - self.share).model_copy(update={"quantile": MEDIAN})
         classes = self.objective.look_up.load_classes
-        found = self.objective.find(limits, LoadFactors(mean=(ratio,) * classes, deviation=(0.0,) * classes))
+        factors = LoadFactors(mean=(ratio,) * classes, deviation=(0.0,) * classes)
+        found = self.objective.find(limits, factors, inputs.without)
         return _chosen(self.objective, state, inputs, found, f"measured over predicted latency is {ratio:.3g}")
 
 
@@ -88,7 +89,7 @@ class LoadBandChoice:
         load = -inf if inputs.load is None else inputs.load
         band = bisect_right(self.edges, load)
         limits = inputs.limits.model_copy(update={"quantile": MEDIAN})
-        found = self.objective.find(limits, self.by_band[band])
+        found = self.objective.find(limits, self.by_band[band], inputs.without)
         return _chosen(self.objective, state, inputs, found, f"load index {load:.3g} is in band {band + 1}")
 
 

@@ -34,7 +34,7 @@ class Switching:
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         """The next state, and the decision with its reason."""
         recent_s = tuple(time_s for time_s in state.switched_s if time_s > inputs.now_s - MINUTE_S)
-        best = self.objective.find(inputs.limits, inputs.factors)
+        best = self.objective.find(inputs.limits, inputs.factors, inputs.without)
         running = state.running
         if running is None:
             return self._switched(inputs, best, (), "start", f"{self._told(best, inputs)}")
@@ -46,6 +46,9 @@ class Switching:
         )
         if best.variant == running:
             return self._stays(inputs, now, recent_s, None, "no other variant is better")
+        if running in inputs.without:
+            why = f"{self._name(now)} does not work; {self._told(best, inputs)}"
+            return self._switched(inputs, best, recent_s, self._direction(inputs, now, best), why)
         if not now.within:
             return self._away(inputs, now, best, recent_s)
         return self._towards(state, inputs, now, best, recent_s)
@@ -63,11 +66,10 @@ class Switching:
             return self._stays(
                 inputs, now, recent_s, None, f"{why}, but {len(recent_s)} switches were in the last minute"
             )
-        spacious = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
+        spacious = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if spacious.within:
             best, why = spacious, f"{self._told(now, inputs)}; {self._told(spacious, inputs)}"
-        step: Step = "up" if self.objective.prefers(best.variant, now.variant, inputs.factors) else "down"
-        return self._switched(inputs, best, recent_s, step, why)
+        return self._switched(inputs, best, recent_s, self._direction(inputs, now, best), why)
 
     def _towards(
         self,
@@ -78,7 +80,7 @@ class Switching:
         recent_s: tuple[float, ...],
     ) -> tuple[ChoiceState, Decision]:
         """To a better variant, if there is one with a margin for long enough."""
-        better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors)
+        better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if not better.within or not self.objective.prefers(better.variant, now.variant, inputs.factors):
             why = f"{self._told(best, inputs)}, less than {self.margin:.0%} below it"
             return self._stays(inputs, now, recent_s, None, why)
@@ -98,6 +100,9 @@ class Switching:
         times_s = recent_s if step == "start" else (*recent_s, inputs.now_s)
         state = ChoiceState(running=to.variant, switched_s=times_s)
         return state, made(self.objective, inputs, to, step, why)
+
+    def _direction(self, inputs: DecisionInputs, now: FoundVariant, to: FoundVariant) -> Step:
+        return "up" if self.objective.prefers(to.variant, now.variant, inputs.factors) else "down"
 
     def _stays(
         self, inputs: DecisionInputs, now: FoundVariant, recent_s: tuple[float, ...], since_s: float | None, why: str

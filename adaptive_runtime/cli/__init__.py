@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking
+from adaptive_runtime.cli import checking, serving
 from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import AgentError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking}
+COMMANDS = {"check": checking, "serve": serving}
 BAD_INPUT = 2
 
 
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     try:
         COMMANDS[arguments.command].run(arguments)
-    except AdaptiveError as error:
+    except (AdaptiveError, AgentError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        return 0
     return 0

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.adapting import AdaptingState
 from adaptive_runtime.pool import Variant
 
 
@@ -36,6 +37,7 @@ class ModelState:
     standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
     SubNets that failed, each with one line. requests, switches: since it was loaded. latency_ms: of the latest request; None:
     there was none. used_mib: what the process takes more than before the first SubNet, as measured after the latest loading.
+    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt.
     """
 
     serving: Variant
@@ -47,3 +49,4 @@ class ModelState:
     latency_ms: float | None
     used_mib: float
     budget_mib: float | None
+    adapting: AdaptingState | None = None

@@ -13,13 +13,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.adapting import Adaptation
 from adaptive_runtime.bundles import BundledSubNet
+from adaptive_runtime.choice import ChoiceLimits
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
 from adaptive_runtime.pool.parts import PoolPart
 
 LOG = logging.getLogger("adaptive_runtime")
+NONE: frozenset[int] = frozenset()
 Chooser = Callable[[ModelState], Variant | None]
 """Says what should serve, before a request is answered; None: what serves now. One call at a time."""
 
@@ -27,11 +30,20 @@ Chooser = Callable[[ModelState], Variant | None]
 class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
-    serving: what answers first. chooser: asked before each request; it can be set at any time.
+    serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
+    is no chooser, and is told of all requests.
     """
 
-    def __init__(self, pool: SubNetPool, serving: Variant, chooser: Chooser | None = None) -> None:
-        self.pool, self.chooser = pool, chooser
+    def __init__(
+        self,
+        pool: SubNetPool,
+        serving: Variant,
+        chooser: Chooser | None = None,
+        adaptation: Adaptation | None = None,
+    ) -> None:
+        self.pool, self.chooser, self.adaptation = pool, chooser, adaptation
+        every = () if adaptation is None else adaptation.variants.variants
+        self._rows = tuple(pool.answerer(variant) for variant in every)
         self._taken_out: dict[str, str] = {}
         self._requests, self._switches = 0, 0
         self._latency_ms: float | None = None
@@ -49,6 +61,8 @@ class DeployedModel:
         self._start()
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-pool", daemon=True)
         self._worker.start()
+        if adaptation is not None:
+            adaptation.start()
 
     def infer(self, x_NCHW: NDArray[np.float32]) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
@@ -103,7 +117,20 @@ class DeployedModel:
             latency_ms=self._latency_ms,
             used_mib=self._used_mib,
             budget_mib=self.pool.budget_mib,
+            adapting=None if self.adaptation is None else self.adaptation.state,
         )
+
+    @property
+    def limits(self) -> ChoiceLimits:
+        """Limits within which the model adapts. AdaptiveError: it does not."""
+        return self._adapting().limits
+
+    def set_limits(self, **changes: float | None) -> None:
+        """Other limits from the next request on, by the names of `ChoiceLimits`: `set_limits(budget_ms=3.0)`.
+
+        AdaptiveError: a limit that cannot be, or the model does not adapt.
+        """
+        self._adapting().set_limits(**changes)
 
     @property
     def subnets(self) -> tuple[BundledSubNet, ...]:
@@ -119,6 +146,8 @@ class DeployedModel:
         self._worker.join()
         with self._counting:
             self._counting.wait_for(lambda: not self._running)
+        if self.adaptation is not None:
+            self.adaptation.stop()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -132,16 +161,23 @@ class DeployedModel:
     def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         if self.chooser is not None:
             self._choose(self.chooser)
+        elif self.adaptation is not None:
+            self._adapt(self.adaptation)
         while True:
             active = self._active
+            is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
             try:
                 found = active.answer(x_NCHW)
                 break
             except VariantError as error:
                 self._replace(active, error)
-        latency_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        end_ns = time.perf_counter_ns()
+        latency_ms = (end_ns - start_ns) / 1e6
         exits = active.chain.manifest.exits
         names = tuple(exits[place] for place in found.exits.tolist())
+        if self.adaptation is not None and is_loaded:
+            runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
+            self.adaptation.served(active.variant, names, (end_ns - run_ns) / 1e6 / runs)
         return ModelAnswer(found.answers, found.logits, active.variant.digest, names, found.confidences, latency_ms)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
@@ -163,6 +199,39 @@ class DeployedModel:
                     self.use(*wanted[:2], early=wanted.early, wait=False)
             finally:
                 self._choosing.release()
+
+    def _adapting(self) -> Adaptation:
+        if self.adaptation is None:
+            where = str(self.pool.bundle.folder)
+            raise AdaptiveError(where, "the model does not adapt", next_step="load it with adapts=True")
+        return self.adaptation
+
+    def _adapt(self, adaptation: Adaptation) -> None:
+        """Ask what should serve, unless another thread does."""
+        if self._choosing.acquire(blocking=False):
+            try:
+                rows, out = self._rows, self._taken_out
+                without = frozenset(row for row, one in enumerate(rows) if one.variant.digest in out) if out else NONE
+                if len(without) < len(rows):
+                    cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
+                    decision = adaptation.choose(cold, without)
+                    meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
+                    self._go_towards(rows[decision.variant], meanwhile)
+            finally:
+                self._choosing.release()
+
+    def _go_towards(self, wanted: Answerer, meanwhile: Answerer | None) -> None:
+        """Let a variant serve; where it has to be loaded first, another one serves meanwhile."""
+        if wanted is self._active and self._standby is None:
+            return
+        with self._changed:
+            if wanted.variant.digest in self._taken_out or self._go_over(wanted) or self._standby is wanted:
+                return
+            if meanwhile is not None and meanwhile.is_warm and meanwhile is not self._active:
+                self._active = meanwhile
+                self._switches += 1
+            self._standby = wanted
+            self._changed.notify_all()
 
     def _start(self) -> None:
         """Load what serves first; where it fails, another SubNet."""
@@ -194,7 +263,8 @@ class DeployedModel:
             self._take_out(failed, error)
             for answerer in self._others(failed.subnet):
                 try:
-                    self.pool.warm(answerer)
+                    if not answerer.is_warm:
+                        self.pool.warm(answerer)
                 except VariantError as again:
                     self._take_out(answerer, again)
                     continue
@@ -205,9 +275,11 @@ class DeployedModel:
             raise AdaptiveError(str(self.pool.bundle.folder), line, next_step="export the bundle again") from error
 
     def _take_out(self, answerer: Answerer, error: Exception) -> None:
+        self.pool.free(answerer)
+        if answerer.variant.digest in self._taken_out:
+            return
         line = failure(error)
         self._taken_out[answerer.variant.digest] = line
-        self.pool.free(answerer)
         LOG.warning("SubNet %s is taken out: %s", answerer.variant.digest, line)
 
     def _others(self, failed: BundledSubNet) -> list[Answerer]:
@@ -251,8 +323,10 @@ class DeployedModel:
                 self._switches += 1
 
     def _work(self) -> None:
-        """Load standbys, and between them prepare the files of SubNets that nobody wants yet, until the model is closed."""
-        ahead = [self.pool.answerer(variant) for variant in self.pool.variants()]
+        """Load standbys, and between them make ready what nobody wants yet, until the model is closed."""
+        useful = () if self.adaptation is None else self.adaptation.useful
+        ahead = [(self.pool.answerer(variant), False) for variant in self.pool.variants()]
+        ahead += [(self.pool.answerer(variant), True) for variant in reversed(useful)]
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._standby is not None or bool(ahead))
@@ -262,11 +336,15 @@ class DeployedModel:
             if wanted is not None:
                 self._bring(wanted)
             else:
-                self._prepare(ahead.pop())
+                self._prepare(*ahead.pop())
 
-    def _prepare(self, answerer: Answerer) -> None:
+    def _prepare(self, answerer: Answerer, loads: bool) -> None:
+        """Prepare the files of a variant, and load it as far as there is room."""
         try:
             self.pool.prepare(answerer)
+            if loads and answerer.variant.digest not in self._taken_out:
+                self.pool.warm_ahead(answerer)
+                self._used_mib = self.pool.used_mib
         except VariantError as error:
             if not answerer.is_warm:  # what is loaded goes on without its file
                 with self._changed:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from adaptive_runtime.adapting import Adaptation, AdaptingOptions, BundleVariants
 from adaptive_runtime.bundles import BundledSubNet, OpenBundle
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.deployed.model import LOG, Chooser, DeployedModel
@@ -16,6 +17,8 @@ def load(
     *,
     format: ChainFormat | None = None,
     chooser: Chooser | None = None,
+    adapts: bool | AdaptingOptions = False,
+    first: Variant | None = None,
     key_file: str | Path | None = None,
     prepares: bool = True,
     cache: str | Path | None = None,
@@ -24,8 +27,10 @@ def load(
 
     budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most accurate of all.
     memory_mib: what SubNets may take; None: all that were used stay. format: None: that of the bundle's device. chooser: asked
-    before each request what should serve. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once
-    and kept in `cache`; None: in the bundle's folder.
+    before each request what should serve. adapts: while the load changes, the most accurate variant within `budget_ms` and
+    `memory_mib` serves; SubNets are loaded ahead as far as there is room. first: what serves first, whatever the
+    budget is. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`;
+    None: in the bundle's folder.
     """
     bundle = OpenBundle.open(folder, key_file)
     form = bundle.manifest.own_format if format is None else format
@@ -34,7 +39,12 @@ def load(
         raise AdaptiveError(str(folder), f"has no SubNets in {form}", allowed=", ".join(bundle.manifest.runs))
     place = None if cache is None else Path(cache)
     pool = SubNetPool(bundle, form, memory_mib, LOG.warning, prepares=prepares, cache=place)
-    return DeployedModel(pool, Variant(best_within(subnets, budget_ms).digest), chooser)
+    if adapts is False:
+        return DeployedModel(pool, first or Variant(best_within(subnets, budget_ms).digest), chooser)
+    options = AdaptingOptions() if adapts is True else adapts
+    limits = options.limits(budget_ms, memory_mib)
+    adaptation = Adaptation(BundleVariants.of(bundle.manifest, form), limits, options, running=first)
+    return DeployedModel(pool, first or adaptation.first, chooser, adaptation)
 
 
 def best_within(subnets: list[BundledSubNet], budget_ms: float | None) -> BundledSubNet:

@@ -13,6 +13,8 @@ from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFile
 from adaptive_runtime.pool.preparing import prepared_settings
 from profiling_agents.messages import RuntimeSettings
 
+FATAL_ALONE = 4
+"""Errors are raised, and told in one line; onnxruntime need not print them, too."""
 THREAD_SAFE = {"UnlockedPoolAllocator": "PoolAllocator"}
 
 
@@ -86,7 +88,9 @@ def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSe
 def _session(file: Path, settings: RuntimeSettings) -> Any:
     import onnxruntime
 
-    return onnxruntime.InferenceSession(file, session_options(settings), providers=["CPUExecutionProvider"])
+    options = session_options(settings)
+    options.log_severity_level = FATAL_ALONE
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def failure(error: Exception) -> str:

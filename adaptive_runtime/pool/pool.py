@@ -66,6 +66,9 @@ class SubNetPool:
 
     def answerer(self, variant: Variant) -> Answerer:
         """A variant, of which nothing is loaded yet if it is new. AdaptiveError: the bundle has no such."""
+        known = self._answerers.get(variant)  # without waiting for what another thread loads
+        if known is not None:
+            return known
         with self._lock:
             if variant not in self._answerers:
                 self._answerers[variant] = self._described(variant)

@@ -49,6 +49,11 @@ class Answerer:
         return all(part.value is not None for part in self.needed)
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether no sample of it has to wait for loading."""
+        return all(part.value is not None for part in self.parts)
+
+    @property
     def need_mib(self) -> float:
         """What it takes to start [MiB], as far as is known."""
         return sum(part.need_mib for part in self.needed)

@@ -34,7 +34,8 @@ def device_sensors(root: Path = SYSTEM) -> tuple[Sensor, ...]:
 class Sensing:
     """Takes a sample every `every_s` seconds from `start` (or the begin of a with block) on. `latest`: the last sample.
 
-    deadline_s: how long one sensor may take. hit_rate: where given, fills the state's cache-hit rate.
+    deadline_s: how long one sensor may take. hit_rate: where given, fills the state's cache-hit rate. tell: hears each sample
+    that is taken in the background, in its thread.
     Time is that of the monotonic clock; the wall clock is only written down.
     """
 
@@ -45,11 +46,13 @@ class Sensing:
         every_s: float = 1.0,
         deadline_s: float = 0.2,
         hit_rate: HitRate | None = None,
+        tell: Callable[[SensedState], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reader = DeadlineReader(device_sensors() if sensors is None else sensors, deadline_s)
         self._every_s, self._hit_rate, self._clock, self._wall_clock = every_s, hit_rate, clock, wall_clock
+        self._tell = tell
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,5 +95,7 @@ class Sensing:
     def _keep_sampling(self) -> None:
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
-            self.sample()
+            state = self.sample()
+            if self._tell is not None:
+                self._tell(state)
             due_s = max(due_s + self._every_s, time.monotonic())

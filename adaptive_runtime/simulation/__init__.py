@@ -4,14 +4,11 @@
 """
 
 from adaptive_runtime.simulation.comparison import PolicyRegret, best_static, clairvoyant, compare
-from adaptive_runtime.simulation.estimates import FadingEstimate, LoadEstimate
 from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
 from adaptive_runtime.simulation.requests import SimulatedRequests
 from adaptive_runtime.simulation.server import Simulation
 
 __all__ = [
-    "FadingEstimate",
-    "LoadEstimate",
     "PolicyRegret",
     "RequestEnds",
     "SimulatedOutcome",

@@ -11,13 +11,11 @@ from math import inf
 
 import numpy as np
 
+from adaptive_runtime.adapting import LoadEstimate
 from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, ChoiceState, Decision, DecisionInputs
-from adaptive_runtime.simulation.estimates import FadingEstimate, LoadEstimate
 from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
 from adaptive_runtime.simulation.requests import SimulatedRequests
 
-RATIOS = 4
-"""Served requests whose measured over predicted latency a policy sees, as their mean."""
 Heard = Callable[[DecisionInputs, Decision], None]
 
 
@@ -35,7 +33,6 @@ class Simulation:
     queue: int = 8
     every_s: float = 0.0
     switch_ms: float = 1.0
-    estimate: Callable[[int], LoadEstimate] = FadingEstimate
 
     def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> SimulatedOutcome:
         """What becomes of all requests under a policy. heard: is told each decision."""
@@ -50,11 +47,11 @@ class _Run:
         self.simulation, self.policy, self.heard = simulation, policy, heard
         self.requests = simulation.requests
         table, trace = self.requests.table, self.requests.trace
-        self.estimate = simulation.estimate(table.load_classes)
+        self.estimate = LoadEstimate(table)
+        self.told: list[tuple[int, float, float, float]] = []
         self.state = ChoiceState()
         self.free_s, self.next_decision_s, self.arrived, self.switches = 0.0, -inf, 0, 0
         self.waiting: deque[int] = deque()
-        self.ratios: deque[float] = deque(maxlen=RATIOS)
         self.ends = np.full(len(self.requests), -1)
         self.accuracy, self.latency_ms = np.zeros(len(self.requests)), np.full(len(self.requests), np.nan)
         self.arrivals_s, self.times_s = trace.arrivals_s, trace.times_s
@@ -92,19 +89,22 @@ class _Run:
             (limits.budget_ms - (now_s - self.arrivals_s[request]) * 1e3) / place
             for place, request in enumerate(self.waiting, 1)
         )
+        for served in self.told:
+            self.estimate.observe(*served)
+        self.told.clear()
+        load = self._load(now_s)
         inputs = DecisionInputs(
             now_s=now_s,
             limits=limits.model_copy(update={"budget_ms": min(each_ms)}),
-            factors=self.estimate.factors(now_s),
-            ratio=sum(self.ratios) / len(self.ratios) if self.ratios else None,
-            load=float(self.requests.load_T[bisect_right(self.times_s, now_s) - 1]),
+            factors=self.estimate.factors(now_s, load, limits.quantile),
+            ratio=self.estimate.ratio,
+            load=load,
         )
         before = self.state.running
         self.state, decision = self.policy.decide(self.state, inputs)
         if before is not None and decision.variant != before:
             self.switches += 1
             self.free_s += self.simulation.switch_ms * 1e-3
-            self.ratios.clear()
         self.next_decision_s = now_s + self.simulation.every_s
         if self.heard is not None:
             self.heard(inputs, decision)
@@ -121,9 +121,10 @@ class _Run:
         self.accuracy[request] = requests.table.accuracy[variant]
         self.latency_ms[request] = self.simulation.limits.budget_ms - left_ms + switching_ms + service_ms
         self.free_s += service_ms * 1e-3
-        ratio = service_ms / requests.table.latency_ms[variant]
-        self.ratios.append(ratio)
-        self.estimate.observe(self.free_s, variant, ratio)
+        self.told.append((variant, service_ms, self.free_s, self._load(now_s)))
+
+    def _load(self, now_s: float) -> float:
+        return float(self.requests.load_T[bisect_right(self.times_s, now_s) - 1])
 
     def outcome(self) -> SimulatedOutcome:
         """What became of all requests."""

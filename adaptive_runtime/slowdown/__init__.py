@@ -3,10 +3,10 @@
 [Sensing](docs/runtime_sensing.md#slow-down) explains how.
 """
 
-from adaptive_runtime.slowdown.common import CommonFactor
+from adaptive_runtime.slowdown.common import CommonFactor, octaves_V
 from adaptive_runtime.slowdown.expectation import LatencyExpectation
 from adaptive_runtime.slowdown.factors import SlowDown
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
 
-__all__ = ["CommonFactor", "LatencyExpectation", "LoadResponse", "OwnFactors", "SlowDown"]
+__all__ = ["CommonFactor", "LatencyExpectation", "LoadResponse", "OwnFactors", "SlowDown", "octaves_V"]

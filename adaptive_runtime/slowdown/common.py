@@ -1,14 +1,19 @@
 """The slow-down factor that all variants share: a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020).
 
 The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
-from differences of requests in a row. An outlier alone moves the factor by no more than any usual value could; a second one to
-the same side is a step, and the factor goes to the nearer of the two.
+from differences of requests in a row. What disturbs requests comes now and then and averages out in long ones: the variance of
+a request is taken as inverse to its length, which is its predicted latency, within `MOST_SCALED`. An outlier alone moves the
+factor by no more than any usual value could; a second one to the same side is a step, and the factor goes to the nearer of the
+two.
 """
 
 import math
 from collections import deque
 from itertools import pairwise
 from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 GATE = 3.0
 """Deviations beyond which a value is an outlier."""
@@ -17,6 +22,8 @@ DRIFT_KEEPS = 0.8
 LEAST_NOISE = 1e-4
 FIRST_NOISE = 2.5e-3
 FIRST_VARIANCE = 0.25
+MOST_SCALED = 4.0
+"""How many times smaller or larger the variance of other variants may be than that of what was served last."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
 SIGMA_OF_MEDIAN = 1.4826
@@ -25,16 +32,22 @@ IDLE_DRIFT_PER_S = 1e-3
 MOST_IDLE_S = 60.0
 
 
+def octaves_V(latency_ms_V: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Logarithms to base 2 of latencies, rounded (V,)."""
+    return np.round(np.log2(latency_ms_V)).astype(np.int64)
+
+
 class CommonFactor:
-    """log_mean, variance: of the logarithm of the factor. noise: variance of one request around it."""
+    """log_mean, variance: of the logarithm of the factor."""
 
     def __init__(self) -> None:
         self.log_mean = 0.0
         self.variance = FIRST_VARIANCE
-        self.noise = FIRST_NOISE
+        self._noise_ms: float | None = None  # variance of a request, times its predicted latency
+        self._served_ms = 1.0
         self._drift = LEAST_DRIFT
         self._outlier: float | None = None
-        self._values: deque[float] = deque(maxlen=NOISE_VALUES)
+        self._values: deque[tuple[float, float]] = deque(maxlen=NOISE_VALUES)
         self._at_s: float | None = None
 
     def variance_at(self, at_s: float | None) -> float:
@@ -46,17 +59,32 @@ class CommonFactor:
     def move(self, by: float) -> None:
         """Another meaning of the values from now on: all that was learned moves along."""
         self.log_mean += by
-        self._values = deque((value + by for value in self._values), maxlen=NOISE_VALUES)
+        self._values = deque(((value + by, latency_ms) for value, latency_ms in self._values), maxlen=NOISE_VALUES)
         self._outlier = None if self._outlier is None else self._outlier + by
 
-    def observe(self, value: float, at_s: float) -> None:
+    def noise(self, length_ms: float) -> float:
+        """Variance of the logarithm of one request of a variant so long."""
+        if self._noise_ms is None:
+            return FIRST_NOISE
+        scaled_ms = min(MOST_SCALED * self._served_ms, max(self._served_ms / MOST_SCALED, length_ms))
+        return max(LEAST_NOISE, self._noise_ms / scaled_ms)
+
+    def noise_V(self, length_ms_V: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same of all variants (V,)."""
+        if self._noise_ms is None:
+            return np.full(len(length_ms_V), FIRST_NOISE)
+        scaled_ms_V = np.clip(length_ms_V, self._served_ms / MOST_SCALED, MOST_SCALED * self._served_ms)
+        return np.maximum(LEAST_NOISE, self._noise_ms / scaled_ms_V)
+
+    def observe(self, value: float, at_s: float, length_ms: float) -> None:
         """The logarithm of measured / predicted of one request."""
         self.variance = self.variance_at(at_s) + self._drift
         self._at_s = at_s
-        self._values.append(value)
+        self._served_ms = length_ms
+        self._values.append((value, length_ms))
         self._learn_noise()
-        error = value - self.log_mean
-        gate = GATE * math.sqrt(self.variance + self.noise)
+        error, noise = value - self.log_mean, self.noise(length_ms)
+        gate = GATE * math.sqrt(self.variance + noise)
         if abs(error) <= gate:
             self._outlier = None
         elif self._outlier is not None and (self._outlier - self.log_mean) * error > 0:
@@ -66,7 +94,7 @@ class CommonFactor:
         else:
             self._outlier = value
             error = math.copysign(gate, error)
-        gain = self.variance / (self.variance + self.noise)
+        gain = self.variance / (self.variance + noise)
         self.log_mean += gain * error
         self.variance *= 1 - gain
         self._drift = max(LEAST_DRIFT, DRIFT_KEEPS * self._drift + (1 - DRIFT_KEEPS) * min(1.0, (gain * error) ** 2))
@@ -75,5 +103,8 @@ class CommonFactor:
         """From the median difference of values in a row: steps and outliers are few among them."""
         if len(self._values) < FEWEST_VALUES:
             return
-        differences = [abs(after - before) for before, after in pairwise(self._values)]
-        self.noise = max(LEAST_NOISE, (SIGMA_OF_MEDIAN * median(differences)) ** 2 / 2)
+        differences = [
+            abs(after - before) / math.sqrt(1 / before_ms + 1 / after_ms)
+            for (before, before_ms), (after, after_ms) in pairwise(self._values)
+        ]
+        self._noise_ms = (SIGMA_OF_MEDIAN * median(differences)) ** 2

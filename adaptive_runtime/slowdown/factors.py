@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.slowdown.common import CommonFactor
+from adaptive_runtime.slowdown.common import CommonFactor, octaves_V
 from adaptive_runtime.slowdown.expectation import LatencyExpectation
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
@@ -35,6 +35,8 @@ class SlowDown:
             )
         if not (np.isfinite(self._predicted_ms_V).all() and (self._predicted_ms_V > 0).all()):
             raise AdaptiveError("slow-down", "a predicted latency that is not above 0", next_step="measure it again")
+        self._length_ms_V: Values = np.exp2(octaves_V(self._predicted_ms_V).astype(np.float64))
+        """Predicted latency, rounded to powers of two: variants of like length scatter alike."""
         self._common = CommonFactor()
         self._own = OwnFactors(len(self._predicted_ms_V))
         self._response = LoadResponse()
@@ -45,20 +47,22 @@ class SlowDown:
     def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
         """A served request. load: the device's when it was served, for instance the load index."""
         self._check(variant, measured_ms, at_s)
-        value = math.log(measured_ms / float(self._predicted_ms_V[variant]))
+        predicted_ms = float(self._predicted_ms_V[variant])
+        length_ms = float(self._length_ms_V[variant])
+        value, noise = math.log(measured_ms / predicted_ms), self._common.noise(length_ms)
         if self._served:
-            variance = self._common.variance_at(at_s) + self._common.noise + float(self._own.variance_V[variant])
+            variance = self._common.variance_at(at_s) + noise + float(self._own.variance_V[variant])
             error = value - self._common.log_mean - float(self._own.log_V[variant])
             self._scores.observe(error / math.sqrt(variance))
         self._served = True
         drift = self._common.variance_at(at_s) - self._common.variance + self._moved
         before = float(self._own.log_V[variant])
-        self._own.observe(variant, value, at_s=at_s, drift=drift, noise=self._common.noise)
+        self._own.observe(variant, value, at_s=at_s, drift=drift, noise=noise)
         own = float(self._own.log_V[variant])
         if own != before:
             self._common.move(before - own)
         level = self._common.log_mean
-        self._common.observe(value - own, at_s)
+        self._common.observe(value - own, at_s, length_ms)
         self._moved = (self._common.log_mean - level) ** 2
         if load is not None:
             self._response.observe(value - own, load)
@@ -69,11 +73,12 @@ class SlowDown:
         load: foreseen, in the measure of `observe`; None: as now. at_s: now; time without requests makes it less certain.
         """
         shift, variance = self._response.shift(load)
-        variance += self._common.variance_at(at_s) + self._common.noise
+        variance += self._common.variance_at(at_s)
+        noise_V = self._common.noise_V(self._length_ms_V)
         return LatencyExpectation(
             predicted_ms_V=self._predicted_ms_V,
             log_mean_V=self._common.log_mean + shift + self._own.log_V,
-            log_deviation_V=np.sqrt(variance + self._own.variance_V),
+            log_deviation_V=np.sqrt(variance + noise_V + self._own.variance_V),
             own_V=self._own.used_V.copy(),
             score=self._scores.quantile,
         )

@@ -3,10 +3,16 @@
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 REMEMBERED = 2048
 BEYOND = 10
-"""So many scores beyond a quantile make it known; before, the quantile is that of a normal distribution."""
+"""So many scores beyond a quantile make it known. Higher ones are as in a normal distribution, and no lower than
+the highest that is known."""
+MOST_ABOVE_NORMAL = 1.6
+"""No quantile is more times as high as that of a normal distribution. Deviations that were underestimated give wild scores."""
+LEAST_KNOWN = 0.8
+"""Lower quantiles tell nothing of the tail."""
 RENEWED_EVERY = 32
 
 
@@ -33,7 +39,15 @@ class RequestScores:
 
     def _quantile(self, q: float) -> float:
         scores = self._scores[: min(self._count, REMEMBERED)]
-        if len(scores) * (1 - q) < BEYOND:
-            return NormalDist().inv_cdf(q)
-        place = min(len(scores) - 1, int(np.ceil(q * len(scores))))
-        return float(np.partition(scores, place)[place])
+        known = 1 - BEYOND / max(1, len(scores))
+        above = NormalDist().inv_cdf(q)
+        if q <= known:
+            score = _empirical(scores, q)
+        else:
+            score = above if known < LEAST_KNOWN else max(above, _empirical(scores, known))
+        return min(score, MOST_ABOVE_NORMAL * above) if q > LEAST_KNOWN else score
+
+
+def _empirical(scores: NDArray[np.float64], q: float) -> float:
+    place = min(len(scores) - 1, int(np.ceil(q * len(scores))))
+    return float(np.partition(scores, place)[place])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from profiling_agents.execution.limits import ModelLimits
 from profiling_agents.messages import Precision
+from profiling_agents.network.endpoint import Endpoint
 from profiling_agents.sensing import sensors
-from profiling_agents.serving.network import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from profiling_agents import frames
 from profiling_agents.checksums import CHECKSUM_HEADER
 from profiling_agents.messages import AgentError, Answered, ErrorBody, Pulled, one_line
+from profiling_agents.network.endpoint import Endpoint, is_loopback
 from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER
 
 CONNECT_TIMEOUT_S = 10.0
@@ -31,6 +33,23 @@ class Local:
 
     url: str
     token: str
+
+
+def check_relay(url: str, network: Endpoint) -> None:
+    """Refuse to hand the token to a relay without TLS, unless it is on this machine or the user says so."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query:
+        raise AgentError(f"--pull: got '{url}'; allowed: https://HOST:PORT, or http://127.0.0.1:PORT")
+    if network.token is None:
+        raise AgentError("--pull: the relay asks for a token; give the relay's with --token-file")
+    if not is_loopback(network.host) or network.tls_cert is not None:
+        raise AgentError("--pull: an agent that pulls listens to nobody; leave --host, --tls-cert and --tls-key out")
+    if parts.scheme == "http" and not is_loopback(host) and not network.insecure_bind:
+        raise AgentError(f"--pull {url}: not encrypted; use https, or --insecure-bind (see --help for what that means)")
 
 
 class Puller:

@@ -27,18 +27,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from profiling_agents import frames
 from profiling_agents.checksums import CHECKSUM_HEADER, GarbledError
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, Pulled, one_line
-from profiling_agents.serving.folder import private_folder
-from profiling_agents.serving.guard import refusal
-from profiling_agents.serving.network import (
-    MAX_CONNECTIONS,
-    Endpoint,
-    address,
-    bound,
-    check_bind,
-    http_server,
-    new_token,
-    serve_with,
-)
+from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
+from profiling_agents.network.folder import private_folder
+from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules, refusal
+from profiling_agents.network.server import http_server, serve_with
+from profiling_agents.network.tokens import new_token
 from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, number_of
 from profiling_agents.serving.store import NO_SPACE, StoreFullError
 
@@ -274,7 +267,7 @@ def serve_relay(network: Endpoint, max_model_mib: int) -> None:
         "/v1/answers": 2 * MAX_TENSORS_MIB * MIB,
     }
     with private_folder() as folder, bound(network.host, network.port) as listener:
-        token = network.token or new_token(folder)
-        server = http_server(network, create_app(Relay(folder)), token, body_bytes)
+        token = network.token or new_token(folder, "agent")
+        server = http_server(network, create_app(Relay(folder)), token, GuardRules(body_bytes=body_bytes))
         listener.listen(MAX_CONNECTIONS)
         asyncio.run(serve_with(server, listener, network, f"relay ready: {address(network, listener)}"))

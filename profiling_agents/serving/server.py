@@ -11,23 +11,17 @@ from profiling_agents.execution.bench import WorkerSettings
 from profiling_agents.execution.child import MODELS
 from profiling_agents.execution.runner import Runner
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB
+from profiling_agents.network.endpoint import address, bound, check_bind
+from profiling_agents.network.folder import private_folder
+from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules
+from profiling_agents.network.server import http_server, serve_with
+from profiling_agents.network.tokens import new_token
 from profiling_agents.sensing.cores import Claim, claim
 from profiling_agents.sensing.frequency import pinned_frequency
 from profiling_agents.serving.capabilities import capabilities
-from profiling_agents.serving.folder import private_folder
-from profiling_agents.serving.network import (
-    MAX_CONNECTIONS,
-    address,
-    bound,
-    check_bind,
-    check_relay,
-    http_server,
-    new_token,
-    serve_with,
-)
 from profiling_agents.serving.options import ServerOptions
 from profiling_agents.serving.planned_walls import told, wall_plan
-from profiling_agents.serving.puller import Local, Puller
+from profiling_agents.serving.puller import Local, Puller, check_relay
 from profiling_agents.serving.service import Agent, create_app
 from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
@@ -47,7 +41,7 @@ def serve(options: ServerOptions) -> None:
     with private_folder() as folder, bound(network.host, network.port) as listener:
         claimed = claim(options.threads, options.cores)
         with pinned_frequency(claimed.cores, options.pin_mhz, options.cores_root):
-            token = network.token or new_token(folder)
+            token = network.token or new_token(folder, "agent")
             asyncio.run(_serve(options, folder, listener, claimed, token))
 
 
@@ -76,7 +70,7 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
             "/v1/models": options.max_model_mib * MIB,
             "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
         }
-        server = http_server(options.network, create_app(agent), token, body_bytes)
+        server = http_server(options.network, create_app(agent), token, GuardRules(body_bytes=body_bytes))
         listener.listen(MAX_CONNECTIONS)
         url = address(options.network, listener)
         pulling = []

@@ -28,9 +28,9 @@ from profiling_agents.messages import (
     RunRequest,
     one_line,
 )
+from profiling_agents.network.guard import checked, refusal
 from profiling_agents.sensing.machine import available_cores
 from profiling_agents.sensing.sensors import SYSTEM, state
-from profiling_agents.serving.guard import checked, refusal
 from profiling_agents.serving.job_queue import BenchError, JobQueue, NumberError, QueueFullError
 from profiling_agents.serving.leases import LeaseError, Leases
 from profiling_agents.serving.store import ModelFiles, StoreFullError

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from profiling_agents.messages import JobMessage, JobsRequest, MeasureSettings
+from profiling_agents.network.guard import MAX_CONNECTIONS, MAX_REQUESTS
+from profiling_agents.network.server import HEAD_LIMIT_S
 from profiling_agents.serving import service
-from profiling_agents.serving.guard import MAX_REQUESTS
-from profiling_agents.serving.network import HEAD_LIMIT_S, MAX_CONNECTIONS
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 

@@ -19,7 +19,8 @@ from flows.cli.arguments import parse
 from flows.compose import compose_config, split_sweep
 from flows.config import AdaptConfig, RunConfig
 from flows.validate import validate
-from profiling_agents.serving.network import Endpoint, check_bind, check_relay
+from profiling_agents.network.endpoint import Endpoint, check_bind
+from profiling_agents.serving.puller import check_relay
 from tasks.models import create
 from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, write_files
 

@@ -100,8 +100,9 @@ def test_the_choice_under_load_is_that_of_trying_all(data: st.DataObject) -> Non
     look_up = VariantLookUp(table)
     for _ in range(4):  # variants with own factors come and go
         limit, factors = data.draw(limits), data.draw(load_factors(len(table)))
-        found = look_up.under(limit, factors)
-        assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors)
+        without = data.draw(st.frozensets(st.integers(0, len(table) - 1), max_size=len(table) - 1))
+        found = look_up.under(limit, factors, without)
+        assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors, without)
         assert found.within == look_up.keeps(found.variant, limit, factors)
         assert found.effective_ms == look_up.effective_ms(found.variant, limit, factors)
 
@@ -117,8 +118,9 @@ def test_many_variants_with_own_factors_are_chosen_among_alike(data: st.DataObje
     own = {each: (float(rng.integers(1, 9)) / 4, 0.1) for each in range(MOST_APART + 10)}
     factors, limit = LoadFactors(mean=(1.5,), deviation=(0.2,), own=own), data.draw(limits)
     look_up = VariantLookUp(table)
-    found = look_up.under(limit, factors)
-    assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors)
+    without = data.draw(st.frozensets(st.integers(0, size - 1), max_size=size - 1))
+    found = look_up.under(limit, factors, without)
+    assert (found.variant, found.within) == by_trying_all(table, look_up.error_V, limit, factors, without)
 
 
 @given(tables())
@@ -127,21 +129,6 @@ def test_errors_are_rounded_up_to_few(table: VariantTable) -> None:
     assert (errors_V >= table.latency_error_V).all()
     assert len(np.unique(errors_V)) <= MOST_ERRORS
     assert set(errors_V) <= set(table.latency_error_V)
-
-
-@given(st.data())
-def test_arrays_by_variant_become_factors_of_classes_and_of_variants_apart(data: st.DataObject) -> None:
-    table = data.draw(tables())
-    factors = data.draw(load_factors(len(table)))
-    classes_V = table.load_class_V
-    mean_V, deviation_V = np.array(factors.mean)[classes_V], np.array(factors.deviation)[classes_V]
-    for variant, (mean, deviation) in factors.own.items():
-        mean_V[variant], deviation_V[variant] = mean, deviation
-    found = LoadFactors.of(mean_V, deviation_V, classes_V)
-    for variant in range(len(table)):
-        common = found.mean[classes_V[variant]], found.deviation[classes_V[variant]]
-        assert found.own.get(variant, common) == (mean_V[variant], deviation_V[variant])
-    assert len(found.own) <= len(factors.own)
 
 
 def test_a_limit_of_what_the_table_does_not_know_is_refused() -> None:

@@ -68,12 +68,16 @@ def preference(table: VariantTable, variant: int) -> tuple[float, ...]:
 
 
 def by_trying_all(
-    table: VariantTable, errors: np.ndarray, limit: ChoiceLimits, factors: LoadFactors
+    table: VariantTable,
+    errors: np.ndarray,
+    limit: ChoiceLimits,
+    factors: LoadFactors,
+    without: frozenset[int] = frozenset(),
 ) -> tuple[int, bool]:
-    """The best variant within the limits, or the fastest; and whether it is within."""
+    """The best variant within the limits, or the fastest, none of `without`; and whether it is within."""
     energy, memory = (inf if one is None else one for one in (limit.energy_mj, limit.memory_mib))
-    everyone = range(len(table))
-    factors_V = [factor(table, errors[each], each, limit, factors) for each in everyone]
+    everyone = [each for each in range(len(table)) if each not in without]
+    factors_V = {each: factor(table, errors[each], each, limit, factors) for each in everyone}
     energy_mj, memory_mib = table.energy_mj, table.memory_mib
     frugal = [
         each
@@ -83,6 +87,6 @@ def by_trying_all(
     within = [each for each in frugal if table.latency_ms[each] <= limit.budget_ms / factors_V[each]]
     if within:
         return min(within, key=lambda each: preference(table, each)), True
-    candidates = frugal or list(everyone)
+    candidates = frugal or everyone
     times = {each: (table.latency_ms[each] * factors_V[each], preference(table, each)) for each in candidates}
     return min(times, key=times.__getitem__), False

@@ -1,6 +1,7 @@
-"""The one gate in front of every route: deny by default.
+"""The one gate in front of every route of a service: deny by default.
 
-In order: protocol, header count, Host, Origin, token, queue, body size. A request that passes has shown the token.
+In order: protocol, header count, Host, Origin, token, queue, body size. A request that passes has shown the token,
+or reads one of the few files that everybody may read.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import hmac
 import ipaddress
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from profiling_agents.checksums import CHECKSUM_HEADER, checksum
 from profiling_agents.messages import ErrorBody
 
+MAX_CONNECTIONS = 64
 MAX_HEADERS = 64
 MAX_REQUESTS = 16
 MAX_BODY_BYTES = 1 << 20
@@ -27,12 +30,29 @@ BODY_STALL_S = 30.0
 R = TypeVar("R", bound=Response)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardRules:
+    """What a service takes.
+
+    connections, requests: at once; more are refused with 503 and 429. body_bytes: caps of single paths. open_paths: may be read
+    without the token. shutdown_s: requests get so long to end when the service is stopped.
+    """
+
+    connections: int = MAX_CONNECTIONS
+    requests: int = MAX_REQUESTS
+    body_bytes: Mapping[str, int] = field(default_factory=dict)
+    open_paths: frozenset[str] = frozenset()
+    shutdown_s: int = 2
+
+
 def refusal(status: int, line: str, *, retry_after_s: float = 1.0) -> JSONResponse:
     """A refusal of one line."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 429:
         headers["Retry-After"] = str(math.ceil(retry_after_s))
-    return checked(JSONResponse(ErrorBody(error=" ".join(line.split())).model_dump(), status, headers))
+    return checked(
+        JSONResponse(ErrorBody(error=" ".join(line.split())).model_dump(exclude_defaults=True), status, headers)
+    )
 
 
 def checked(response: R) -> R:
@@ -51,13 +71,13 @@ class Guard:
         token: str,
         hosts: frozenset[str],
         any_address: bool,
-        body_bytes: Mapping[str, int],
+        rules: GuardRules,
     ) -> None:
         self._app = app
         self._authorization = f"Bearer {token}".encode()
         self._hosts = hosts
         self._any_address = any_address
-        self._body_bytes = body_bytes
+        self._rules = rules
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +94,7 @@ class Guard:
             return
         self._requests += 1
         try:
-            cap_bytes = self._body_bytes.get(scope["path"], MAX_BODY_BYTES)
+            cap_bytes = self._rules.body_bytes.get(scope["path"], MAX_BODY_BYTES)
             await self._app(scope, _capped(receive, cap_bytes), send)
         finally:
             self._requests -= 1
@@ -85,16 +105,17 @@ class Guard:
             return refusal(431, f"more than {MAX_HEADERS} headers")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._known(hosts[0]):
-            return refusal(403, "Host header: not a name of this agent; allow it with --allowed-host")
+            return refusal(403, "Host header: not a name of this service; allow it with --allowed-host")
         own_origin = f"{scope['scheme']}://{hosts[0]}"
         if any(origin != own_origin for origin in headers.getlist("origin")):
             return refusal(403, "Origin header: requests from web pages are refused")
+        is_open = scope["method"] == "GET" and scope["path"] in self._rules.open_paths
         given = headers.getlist("authorization")
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._authorization):
+        if not is_open and (len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._authorization)):
             return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
-        if self._requests >= MAX_REQUESTS:
-            return refusal(429, f"more than {MAX_REQUESTS} requests at once; try again")
-        cap_bytes = self._body_bytes.get(scope["path"], MAX_BODY_BYTES)
+        if self._requests >= self._rules.requests:
+            return refusal(429, f"more than {self._rules.requests} requests at once; try again")
+        cap_bytes = self._rules.body_bytes.get(scope["path"], MAX_BODY_BYTES)
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > cap_bytes:
             return refusal(413, _too_large(cap_bytes))

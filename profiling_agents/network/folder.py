@@ -1,4 +1,4 @@
-"""The private folder of a service: its models, log and token."""
+"""The private folder of a service, with its models, log and token; and its end by SIGTERM."""
 
 import fcntl
 import os
@@ -20,19 +20,28 @@ LEFT_S = 60.0
 
 
 @contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """SIGTERM leaves the block as an exception does, with 0."""
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
 def private_folder() -> Iterator[Path]:
     """A 0700 folder, removed when the service ends, also by SIGTERM. Folders of killed services are removed first."""
     _remove_left()
-    previous = signal.signal(signal.SIGTERM, _exit)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        os.close(lock)
-        signal.signal(signal.SIGTERM, previous)
+    with ended_by_signal():
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+            os.close(lock)
 
 
 def _remove_left() -> None:

@@ -1,0 +1,19 @@
+"""What lets a deployed model adapt: it hears of requests and of the device's load, and says which variant should serve.
+
+[The run time](docs/runtime.md#adapting) shows how it is used.
+"""
+
+from adaptive_runtime.adapting.adaptation import Adaptation, AdaptingState
+from adaptive_runtime.adapting.estimate import LoadEstimate
+from adaptive_runtime.adapting.options import AdaptingOptions
+from adaptive_runtime.adapting.record import DecisionRecord
+from adaptive_runtime.adapting.variants import BundleVariants
+
+__all__ = [
+    "Adaptation",
+    "AdaptingOptions",
+    "AdaptingState",
+    "BundleVariants",
+    "DecisionRecord",
+    "LoadEstimate",
+]

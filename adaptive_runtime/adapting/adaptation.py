@@ -1,0 +1,195 @@
+"""The loop's memory: what requests and samples have told, and the decision that follows."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaptive_runtime.adapting.estimate import LoadEstimate
+from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
+from adaptive_runtime.adapting.record import DecisionRecord
+from adaptive_runtime.adapting.variants import BundleVariants
+from adaptive_runtime.choice import (
+    ChoiceLimits,
+    ChoiceState,
+    Decision,
+    DecisionInputs,
+    MostAccurate,
+    VariantLookUp,
+    WarmFirst,
+)
+from adaptive_runtime.forecast import Forecast, Forecaster
+from adaptive_runtime.pool import Variant
+from adaptive_runtime.sensing import SensedState, Sensing, load_index
+
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptingState:
+    """What a model that adapts knows at one moment. None: not sensed, or not yet.
+
+    load: the load index of the last sample. forecast: of the load index, the next samples. slow_down: the factor by which the
+    decided variant is expected to be slower than predicted, and its deviation. device: the last sample. decision: the last one.
+    """
+
+    limits: ChoiceLimits
+    load: float | None
+    forecast: Forecast | None
+    slow_down: tuple[float, float]
+    device: SensedState | None
+    decision: Decision | None
+
+    @property
+    def battery(self) -> float | None:
+        """Charge, from 0 to 1."""
+        return None if self.device is None else self.device.battery
+
+    @property
+    def memory_available_mib(self) -> float | None:
+        """Memory of the device that is free."""
+        return None if self.device is None else self.device.memory_available_mib
+
+    @property
+    def reason(self) -> str | None:
+        """Why the last decision was made."""
+        return None if self.decision is None else self.decision.reason
+
+
+class Adaptation:
+    """Which variant of a bundle should serve. Several threads may call it.
+
+    `served` and `sensed` tell it what happens, and renew its factors of slow-down; `choose` decides by them. variants: by the
+    rows of `variants.table`. running: what runs already. policy: a pure function, by which the record of decisions is replayed.
+    """
+
+    def __init__(
+        self,
+        variants: BundleVariants,
+        limits: ChoiceLimits,
+        options: AdaptingOptions,
+        clock: Callable[[], float] = time.monotonic,
+        running: Variant | None = None,
+    ) -> None:
+        self.variants, self._clock = variants, clock
+        self.look_up = VariantLookUp(variants.table)
+        best = MostAccurate(self.look_up)
+        self.policy = WarmFirst(options.policy(best), best)
+        self.sensing = Sensing(every_s=options.every_s, tell=self.sensed)
+        self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
+        self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
+        self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
+        self._decision: Decision | None = None
+        self._device: SensedState | None = None
+        self._load: float | None = None
+        self._lag, self._has_served = 0.0, False
+        self._lock = threading.Lock()
+        self.look_up.extra_limits(limits)
+        self._limits = limits
+        self._factors = self._estimate.factors(clock(), None, limits.quantile)
+        file, most_mib = options.decisions, options.decisions_mib
+        self._record = None if file is None else DecisionRecord(Path(file), variants.table, self._state, most_mib)
+
+    @property
+    def limits(self) -> ChoiceLimits:
+        """The limits of the next decision."""
+        return self._limits
+
+    def set_limits(self, **changes: float | None) -> None:
+        """Other limits, by the names of `ChoiceLimits`, from the next decision on. AdaptiveError: a limit that cannot be."""
+        limits = checked_limits({**self._limits.model_dump(), **changes})
+        self.look_up.extra_limits(limits)
+        with self._lock:
+            self._limits = limits
+            self._renew(self._clock())
+
+    @property
+    def first(self) -> Variant:
+        """What should serve before anything is known."""
+        return self.variants.variants[self.look_up.under(self._limits, self._factors).variant]
+
+    @property
+    def useful(self) -> tuple[Variant, ...]:
+        """Variants that can be an answer, the fastest first."""
+        rows = sorted(self.look_up.kept_rows, key=self.variants.table.latency_ms.__getitem__)
+        return tuple(self.variants.variants[row] for row in rows)
+
+    def choose(self, cold: frozenset[int] = NONE, without: frozenset[int] = NONE) -> Decision:
+        """Which row should serve the next request. cold: rows that are not loaded. without: rows that do not work."""
+        with self._lock:
+            inputs = DecisionInputs(
+                now_s=self._clock(),
+                limits=self._limits,
+                factors=self._factors,
+                ratio=self._estimate.ratio,
+                load=self._load,
+                without=without,
+                cold=cold,
+            )
+            before = self._state
+            self._state, self._decision = self.policy.decide(before, inputs)
+            if self._record is not None:
+                self._record.append(before, inputs, self._decision)
+            return self._decision
+
+    def served(self, variant: Variant, exits: Sequence[str], run_ms: float) -> None:
+        """A run of a variant took so long, without waiting for anything. exits: at which its samples left.
+
+        By thresholds it counts for the exit at which all samples left, and for nothing where they left at several.
+        """
+        if variant.early:
+            if len(set(exits)) != 1:
+                return
+            variant = Variant(variant.digest, exits[0])
+        row = self._row_of.get(variant)
+        if row is None or run_ms <= 0:
+            return
+        with self._lock:
+            now_s = self._clock()
+            self._estimate.observe(row, run_ms, now_s, self._load)
+            self._lag, self._has_served = 0.0, True
+            self._renew(now_s)
+
+    def sensed(self, device: SensedState) -> None:
+        """A sample of the device's state."""
+        load = load_index(device)
+        with self._lock:
+            self._forecaster.observe(load)
+            known = self._has_served and load is not None and self._load is not None
+            # requests since the sample before have shown this load already: only what is forecast beyond it counts
+            self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
+            self._device, self._load, self._has_served = device, load, False
+            self._renew(self._clock())
+
+    @property
+    def state(self) -> AdaptingState:
+        """What is known now."""
+        with self._lock:
+            factors, running = self._factors, self._state.running
+            load_class = 0 if running is None else int(self.variants.table.load_class_V[running])
+            slow_down = factors.mean[load_class], factors.deviation[load_class]
+            return AdaptingState(
+                limits=self._limits,
+                load=self._load,
+                forecast=self._forecaster.forecast,
+                slow_down=slow_down if running is None else factors.own.get(running, slow_down),
+                device=self._device,
+                decision=self._decision,
+            )
+
+    def start(self) -> None:
+        """Sample the device's state in the background until `stop`."""
+        self.sensing.start()
+
+    def stop(self) -> None:
+        """End sampling and close the record."""
+        self.sensing.stop()
+        if self._record is not None:
+            self._record.close()
+
+    def _renew(self, now_s: float) -> None:
+        forecast = self._forecaster.forecast
+        foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
+        self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
+        self.look_up.cells_without(self._factors)  # the index is made here, not when it is asked

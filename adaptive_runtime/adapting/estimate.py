@@ -1,0 +1,93 @@
+"""How much slower variants are now, as the choice takes it: from served requests and the load that is foreseen.
+
+Legend: V variants.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.choice import LoadFactors, VariantTable
+from adaptive_runtime.choice.inputs import deviations
+from adaptive_runtime.slowdown import SlowDown
+
+RATIOS = 4
+"""Served requests of the running variant whose measured over predicted latency a policy sees, as their mean."""
+NOTICEABLE = 0.01
+"""Change of a factor or its deviation, relative to the factor, below which the factors stay as they are."""
+ASKED_AGAIN_S = 1.0
+"""Time after which factors are less certain without any request."""
+LEAST_DEVIATIONS = 0.5
+Values = NDArray[np.float64]
+
+
+class LoadEstimate:
+    """`SlowDown` of a table's variants as `LoadFactors`, which are made anew when they have changed noticeably.
+
+    Variants that have served have factors of their own; so the index of a look-up changes with the first request of one alone.
+    """
+
+    def __init__(self, table: VariantTable) -> None:
+        self._predicted_ms, self._load_class_V = table.latency_ms, table.load_class_V
+        self._seen: list[int] = []
+        self._like_C = self._unseen()
+        self._slow = SlowDown(table.latency_ms_V)
+        self._ratios: deque[float] = deque(maxlen=RATIOS)
+        self._served: int | None = None
+        self._asked: tuple[float | None, float] | None = None
+        self._asked_s = 0.0
+        self._mean_V, self._deviation_V = np.zeros(len(table)), np.zeros(len(table))
+        self._factors = LoadFactors()
+
+    @property
+    def ratio(self) -> float | None:
+        """Mean of measured over predicted latency of the last requests of the variant that served last."""
+        return sum(self._ratios) / len(self._ratios) if self._ratios else None
+
+    def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
+        """A served request. load: of the device meanwhile."""
+        self._slow.observe(variant, measured_ms, at_s, load)
+        if variant != self._served:
+            self._ratios.clear()
+        if variant not in self._seen:
+            self._seen.append(variant)
+            self._like_C = self._unseen()
+        self._served = variant
+        self._ratios.append(measured_ms / self._predicted_ms[variant])
+        self._asked = None
+
+    def factors(self, at_s: float, load: float | None, quantile: float) -> LoadFactors:
+        """What is expected of the next request. load: foreseen. Mean and deviation have the quantile that requests have."""
+        asked = load, quantile
+        if asked == self._asked and at_s < self._asked_s + ASKED_AGAIN_S:
+            return self._factors
+        self._asked, self._asked_s = asked, at_s
+        expected = self._slow.expect(load, at_s)
+        mean_V, variance_V = expected.factors_V()
+        above = deviations(quantile)
+        if above < LEAST_DEVIATIONS:
+            deviation_V = np.sqrt(variance_V)
+        else:
+            high_V = np.exp(expected.log_mean_V + expected.score(quantile) * expected.log_deviation_V)
+            deviation_V = np.maximum(0.0, (high_V - mean_V) / above)
+        if self._is_noticeable(mean_V, deviation_V):
+            self._mean_V, self._deviation_V = mean_V, deviation_V
+            own = {row: (float(mean_V[row]), float(deviation_V[row])) for row in self._seen}
+            mean, deviation = (tuple(values_V[self._like_C].tolist()) for values_V in (mean_V, deviation_V))
+            self._factors = LoadFactors(mean=mean, deviation=deviation, own=own)
+        return self._factors
+
+    def _unseen(self) -> NDArray[np.int64]:
+        """Of each load class a variant that never served, whose factor is that of all such; else any (C,)."""
+        classes = range(int(self._load_class_V.max()) + 1)
+        found = np.zeros(len(classes), np.int64)
+        for load_class in classes:
+            rows = np.flatnonzero(self._load_class_V == load_class).tolist()
+            found[load_class] = next((row for row in rows if row not in self._seen), rows[0] if rows else 0)
+        return found
+
+    def _is_noticeable(self, mean_V: Values, deviation_V: Values) -> bool:
+        bound_V = NOTICEABLE * self._mean_V
+        changed_V = (np.abs(mean_V - self._mean_V) > bound_V) | (np.abs(deviation_V - self._deviation_V) > bound_V)
+        return bool(changed_V.any())

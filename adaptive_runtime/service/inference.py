@@ -1,0 +1,112 @@
+"""One inference request, from its bytes to the bytes of its answer.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.deployed import DeployedModel, ModelAnswer
+from adaptive_runtime.service.protocol import InferRequest
+from adaptive_runtime.service.recent import exit_of
+from adaptive_runtime.service.refusals import RequestRefused
+from adaptive_runtime.service.tensors import NamedTensor, PackedBody, pack, shown, split, unpack, values_of
+
+INPUT = "input"
+OUTPUTS = ("logits", "classes", "confidence")
+DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64"}
+MOST_SAMPLES = 256
+
+
+class InferenceFormat(NamedTuple):
+    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown."""
+
+    sample: tuple[int, ...]
+    classes: int | None
+
+    @classmethod
+    def of(cls, model: DeployedModel) -> "InferenceFormat":
+        """By the first SubNet of the bundle: all take images in the data's resolution."""
+        first = model.pool.bundle.manifest.subnets[0]
+        size = first.preparation.resolution
+        shape = first.nets[model.pool.form].output.shape if model.pool.form in first.nets else ()
+        classes = shape[-1] if shape else None
+        return cls((first.input_shape[1], size, size), classes)
+
+    def metadata(self, name: str, version: str, form: str) -> dict[str, Any]:
+        """The model's metadata, as the protocol has it; −1: any size."""
+        shapes = {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
+        return {
+            "name": name,
+            "versions": [version],
+            "platform": f"autotailor_{form}",
+            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.sample]}],
+            "outputs": [{"name": one, "datatype": DATATYPES_OUT[one], "shape": shapes[one]} for one in OUTPUTS],
+        }
+
+
+class ReadRequest(NamedTuple):
+    """A request that can be answered."""
+
+    message: InferRequest
+    images_NCHW: NDArray[np.float32]
+
+
+def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadRequest:
+    """A request, checked. RequestRefused (400)."""
+    message, binary = unpack(body, length)
+    if len(message.inputs) != 1 or message.inputs[0].name != INPUT:
+        got = ", ".join(one.name for one in message.inputs) or "none"
+        raise RequestRefused(400, f"inputs: {shown(got)}; allowed: one, of the name '{INPUT}'")
+    (tensor,) = message.inputs
+    if tensor.datatype != "FP32":
+        raise RequestRefused(400, f"input '{INPUT}': datatype {shown(tensor.datatype)}; allowed: FP32")
+    if len(tensor.shape) != 4 or tensor.shape[1:] != wanted.sample or not 1 <= tensor.shape[0] <= MOST_SAMPLES:
+        sizes = ", ".join(map(str, wanted.sample))
+        got = f"input '{INPUT}': shape {shown(list(tensor.shape))}"
+        raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
+    names = [one.name for one in message.outputs]
+    if unknown := [name for name in names if name not in OUTPUTS]:
+        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(OUTPUTS)}")
+    if len(set(names)) < len(names):
+        raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
+    (blob,) = split(message.inputs, binary)
+    return ReadRequest(message, values_of(tensor, blob))
+
+
+def written(
+    request: InferRequest, answer: ModelAnswer, model: tuple[str, str], waited_ms: float, late_ms: float
+) -> PackedBody:
+    """The answer to a request. model: name and version. late_ms: after the deadline; 0: in time. RequestRefused (500)."""
+    parameters: dict[str, Any] = {
+        "subnet": answer.subnet,
+        "exit": exit_of(answer),
+        "latency_ms": answer.latency_ms,
+        "waited_ms": waited_ms,
+    }
+    if late_ms > 0:
+        parameters["late_ms"] = late_ms
+    head = {"model_name": model[0], "model_version": model[1], "parameters": parameters}
+    if request.id:
+        head["id"] = request.id
+    values: dict[str, NDArray[Any]] = {
+        "logits": answer.logits,
+        "classes": answer.classes,
+        "confidence": answer.confidence,
+    }
+    of_all = request.parameters.binary_data_output
+    wanted = {one.name: one.parameters.binary_data for one in request.outputs} or dict.fromkeys(OUTPUTS)
+    tensors = [NamedTensor(name, values[name], of_all if binary is None else binary) for name, binary in wanted.items()]
+    try:
+        return pack(head, "outputs", tensors)
+    except ValueError as error:
+        line = "the answer has NaN or infinite values, which JSON has no number for; ask for binary outputs"
+        raise RequestRefused(500, line, outcome="failed") from error
+
+
+def passed_ms(since_s: float) -> float:
+    """Since a moment of the monotonic clock [ms]."""
+    return 1e3 * (time.monotonic() - since_s)

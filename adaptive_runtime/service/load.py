@@ -1,0 +1,100 @@
+"""The load of the device while it serves: sensed each second, and forecast."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from adaptive_runtime.adapting import Adaptation
+from adaptive_runtime.forecast import Forecast, Forecaster
+from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
+from profiling_agents.messages import Message
+
+
+class LoadTold(Message):
+    """load: index, 0 to 1, of the latest sample; None: unknown. forecast: of the next seconds; method: how the first was made.
+
+    slow_down: by which factor what serves is slower than predicted; None: the model does not adapt. pressure_cpu: share of time
+    in which some task waited for a CPU. faults: sensors without values, each with one line.
+    """
+
+    load: float | None = None
+    forecast: tuple[float, ...] = ()
+    method: str | None = None
+    slow_down: float | None = None
+    pressure_cpu: float | None = None
+    memory_available_mib: float | None = None
+    temperature_c: float | None = None
+    battery: float | None = None
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, device: SensedState | None, load: float | None, forecast: Forecast | None, slow_down: float | None
+    ) -> "LoadTold":
+        """From a sample and the forecast after it."""
+        found = cls(
+            load=load,
+            forecast=() if forecast is None else tuple(forecast.values_H.tolist()),
+            method=None if forecast is None else forecast.methods[0],
+            slow_down=slow_down,
+        )
+        if device is None:
+            return found
+        values = {
+            "pressure_cpu": None if device.pressure_cpu is None else device.pressure_cpu.avg10,
+            "memory_available_mib": device.memory_available_mib,
+            "temperature_c": device.temperature_c,
+            "battery": device.battery,
+            "faults": tuple(fault.line for fault in device.faults),
+        }
+        return found.model_copy(update=values)
+
+
+class LoadSource(Protocol):
+    """now: what is known of the load at this moment."""
+
+    @property
+    def now(self) -> LoadTold: ...
+
+
+class AdaptedLoad:
+    """The load as a model that adapts has sensed it."""
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._adaptation = adaptation
+
+    @property
+    def now(self) -> LoadTold:
+        """What the next decision can know."""
+        state = self._adaptation.state
+        return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
+
+
+class LoadWatch:
+    """Senses in a thread of its own, where the model does not adapt. `now`: what is known of the load."""
+
+    def __init__(self, root: Path, every_s: float = 1.0) -> None:
+        self.now = LoadTold()
+        self._sensing, self._every_s = Sensing(device_sensors(root)), every_s
+        self._forecaster = Forecaster()
+        self._over = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator["LoadWatch"]:
+        """Sense until the end of the block."""
+        thread = threading.Thread(target=self._watch, name="load", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+            self._sensing.stop()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every_s):
+            state = self._sensing.sample()
+            load = load_index(state)
+            self.now = LoadTold.of(state, load, self._forecaster.observe(load), None)

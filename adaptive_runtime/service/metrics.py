@@ -1,0 +1,80 @@
+"""Metrics of a service in the text format of Prometheus."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from adaptive_runtime.deployed import ModelAnswer, ModelState
+from adaptive_runtime.service.load import LoadTold
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OUTCOMES = ("answered", "late", "rejected", "expired", "refused", "failed")
+BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+PREFIX = "autotailor_"
+
+
+class ServiceMetrics:
+    """Counters and histograms of requests, and what model and load are at the moment of a scrape."""
+
+    def __init__(self, state: Callable[[], ModelState], load: Callable[[], LoadTold], depth: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        text = "Requests by what became of them."
+        self._outcomes = Counter(f"{PREFIX}requests", text, ["outcome"], registry=self._registry)
+        text = "Samples by the SubNet and the exit that answered them."
+        self._samples = Counter(f"{PREFIX}samples", text, ["subnet", "exit"], registry=self._registry)
+        text = "Latency of requests in the model, by SubNet."
+        self._latency_s = Histogram(
+            f"{PREFIX}latency_seconds", text, ["subnet"], buckets=BUCKETS_S, registry=self._registry
+        )
+        text = "Time that requests waited for their turn."
+        self._waited_s = Histogram(f"{PREFIX}wait_seconds", text, buckets=BUCKETS_S, registry=self._registry)
+        for outcome in OUTCOMES:
+            self._outcomes.labels(outcome)
+        self._registry.register(_NowCollector(state, load, depth))
+        ProcessCollector(registry=self._registry)
+
+    def count(self, outcome: str) -> None:
+        """One request more with this outcome."""
+        self._outcomes.labels(outcome).inc()
+
+    def observe(self, answer: ModelAnswer, waited_ms: float) -> None:
+        """One answer more."""
+        self._latency_s.labels(answer.subnet).observe(answer.latency_ms / 1e3)
+        self._waited_s.observe(waited_ms / 1e3)
+        for exit in answer.exit:
+            self._samples.labels(answer.subnet, exit).inc()
+
+    def text(self) -> bytes:
+        """All of them."""
+        return generate_latest(self._registry)
+
+
+class _NowCollector(Collector):
+    def __init__(self, state: Callable[[], ModelState], load: Callable[[], LoadTold], depth: Callable[[], int]) -> None:
+        self._state, self._load, self._depth = state, load, depth
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges of this moment."""
+        state, load = self._state(), self._load()
+        switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
+        switches.add_metric([], state.switches)
+        yield switches
+        serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early"])
+        digest, exit, early = state.serving
+        serving.add_metric([digest, exit or "", str(early).lower()], 1)
+        yield serving
+        for name, text, value in (
+            ("queue_depth", "Requests that wait for their turn.", self._depth()),
+            ("warm_variants", "Variants that start without loading.", len(state.warm)),
+            ("taken_out_subnets", "SubNets that failed and serve no more.", len(state.taken_out)),
+            ("memory_mebibytes", "What SubNets take, as measured after the latest loading.", state.used_mib),
+            ("memory_budget_mebibytes", "What SubNets may take.", state.budget_mib),
+            ("load", "Load index of the device, 0 to 1.", load.load),
+            ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
+            ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
+            ("stalled_sensors", "Sensors without values.", len(load.faults)),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)

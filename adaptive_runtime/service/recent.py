@@ -1,0 +1,96 @@
+"""What a service has lately done: answers with their latencies, and decisions with their reasons."""
+
+import time
+from collections import Counter, deque
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_runtime.choice import Decision
+from adaptive_runtime.deployed import ModelAnswer, ModelState
+from adaptive_runtime.pool import Variant
+from profiling_agents.messages import Message
+
+MOST_ANSWERS = 300
+MOST_DECISIONS = 50
+
+
+class ToldDecision(Message):
+    """A change of what serves. at_s: monotonic clock. step: 'switch', 'taken out', or as policies name it."""
+
+    at_s: float
+    step: str
+    name: str
+    reason: str
+
+
+class AnsweredRequest(NamedTuple):
+    """An answer that was given. waited_ms: before its turn. late_ms: after its deadline; 0: in time."""
+
+    at_s: float
+    latency_ms: float
+    waited_ms: float
+    late_ms: float
+    subnet: str
+    exit: str
+
+
+class RecentService:
+    """Answers and decisions of the latest time. All calls come from the event loop's thread."""
+
+    def __init__(self, state: ModelState) -> None:
+        self.started_s = time.monotonic()
+        self.outcomes: Counter[str] = Counter()
+        self.answers: deque[AnsweredRequest] = deque(maxlen=MOST_ANSWERS)
+        self.decisions: deque[ToldDecision] = deque(maxlen=MOST_DECISIONS)
+        self._serving, self._taken_out = state.serving, set(state.taken_out)
+        self._decided: Decision | None = None
+        self._tell("start", name_of(state.serving), "it serves first")
+        for digest, line in state.taken_out.items():
+            self._tell("taken out", digest, line)
+
+    def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
+        """One more answer."""
+        now_s = time.monotonic()
+        row = (now_s, answer.latency_ms, waited_ms, late_ms, answer.subnet, exit_of(answer))
+        self.answers.append(AnsweredRequest(*row))
+
+    def observe(self, state: ModelState) -> None:
+        """Tell what has changed since the last call."""
+        for digest in state.taken_out.keys() - self._taken_out:
+            self._tell("taken out", digest, state.taken_out[digest])
+        self._taken_out = set(state.taken_out)
+        if state.adapting is not None:
+            self._decide(state.adapting.decision)
+        elif state.serving != self._serving:
+            before, self._serving = self._serving, state.serving
+            reason = "it was taken out" if before.digest in state.taken_out else "another one was wanted"
+            self._tell("switch", name_of(state.serving), f"in the place of {name_of(before)}: {reason}")
+
+    def _decide(self, decision: Decision | None) -> None:
+        """Tell a decision of the model itself, unless nothing changes by it."""
+        if decision is not None and decision != self._decided and decision.step != "stay":
+            self._tell(decision.step, decision.name, decision.reason)
+        self._decided = decision
+
+    def percentiles_ms(self) -> dict[str, float]:
+        """p50, p95 and p99 of the latencies of the latest answers [ms]; none without answers."""
+        latencies = [row.latency_ms + row.waited_ms for row in self.answers]
+        if not latencies:
+            return {}
+        return dict(zip(("p50", "p95", "p99"), np.percentile(latencies, (50, 95, 99)).tolist(), strict=True))
+
+    def _tell(self, step: str, name: str, reason: str) -> None:
+        self.decisions.append(ToldDecision(at_s=time.monotonic(), step=step, name=name, reason=reason))
+
+
+def name_of(variant: Variant) -> str:
+    """A variant in words."""
+    if variant.early:
+        return f"{variant.digest}, by thresholds"
+    return variant.digest if variant.exit is None else f"{variant.digest}, up to {variant.exit}"
+
+
+def exit_of(answer: ModelAnswer) -> str:
+    """The exit that answered; of several samples with different exits all of them, by sample."""
+    return answer.exit[0] if len(set(answer.exit)) == 1 else ",".join(answer.exit)

@@ -1,0 +1,87 @@
+"""The choice that was served, in a file: a service that is started again goes on with it."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import Variant
+from profiling_agents.messages import Digest, Message, one_line
+
+LOG = logging.getLogger("adaptive_runtime.service")
+FILE = "serving.json"
+
+
+class ServedChoice(Message):
+    """What served last. bundle: digest of the manifest that it is of."""
+
+    version: int = 1
+    bundle: Digest
+    subnet: str
+    exit: str | None
+    early: bool
+
+    @property
+    def variant(self) -> Variant:
+        """As the pool names it."""
+        return Variant(self.subnet, self.exit, self.early)
+
+
+class ChoiceMemory:
+    """The file of a service in a folder, which is made where it is missing. AdaptiveError: it cannot be made.
+
+    written: what it has written last; None: nothing yet.
+    """
+
+    def __init__(self, folder: Path, bundle: str) -> None:
+        self.file, self._bundle = folder / FILE, bundle
+        self.written: Variant | None = None
+        self._failed: str | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AdaptiveError(f"--state '{folder}'", f"cannot be made ({error.strerror})") from error
+
+    def read(self) -> Variant | None:
+        """What served last from this bundle; None: nothing, or the file is damaged, which the log tells."""
+        try:
+            found = ServedChoice.model_validate_json(self.file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            LOG.warning("'%s' cannot be read (%s); the choice is made anew", self.file, error.strerror)
+            return None
+        except ValidationError as error:
+            LOG.warning("'%s' is damaged (%s); the choice is made anew", self.file, one_line(error))
+            return None
+        return found.variant if found.bundle == self._bundle else None
+
+    def write(self, serving: Variant) -> None:
+        """Write what serves. Where that fails, the log tells so once, and the next call tries again."""
+        digest, exit, early = serving
+        content = ServedChoice(bundle=self._bundle, subnet=digest, exit=exit, early=early).model_dump_json()
+        try:
+            _replace(self.file, content)
+        except OSError as error:
+            if self._failed != error.strerror:
+                self._failed = error.strerror
+                LOG.warning("'%s' cannot be written (%s): a restart would forget the choice", self.file, error.strerror)
+            return
+        self.written, self._failed = serving, None
+
+
+def _replace(file: Path, content: str) -> None:
+    """Put a whole file in the place of another one: a reader sees one of them, also after the power has failed."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, file)
+    except OSError:
+        os.unlink(name)
+        raise

@@ -1,0 +1,238 @@
+"""Bundles served under real load, for `benchmarks.adapting`.
+
+Legend: R requests, V variants.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import adaptive_runtime
+from adaptive_runtime import AdaptingOptions, DeployedModel
+from adaptive_runtime.adapting import Adaptation, BundleVariants
+from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.choice import (
+    ChoiceLimits,
+    ChoicePolicy,
+    FixedChoice,
+    LeastCost,
+    LoadBandChoice,
+    MostAccurate,
+    RatioChoice,
+    Switching,
+)
+from adaptive_runtime.sensing import SensedState, Sensing, load_index
+from adaptive_runtime.traces import LoadTrace, Pattern, Stress, trace_of
+
+OURS, LARGEST = "ours", "largest"
+LOST, BANDS = 0.052, 10
+QUIET_REQUESTS = 100
+HELD = 5
+"""Requests in a row that are in time where a step of the load is over."""
+PAUSE_S = 0.02
+MAKES = ({"cpu": 1.0}, {"bandwidth": 1.0}, {"cpu": 1.0, "bandwidth": 1.0})
+Images = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StressKind:
+    """How many processes make the load."""
+
+    cpu: int
+    bandwidth: int
+
+    def processes(self) -> Stress:
+        return Stress(cpu_processes=self.cpu, bandwidth_processes=self.bandwidth)
+
+
+@dataclass(slots=True)
+class Served:
+    """What a policy has served: rows, run times and latencies of requests, in order. decision_us: of each decision."""
+
+    rows: list[int] = field(default_factory=list)
+    run_ms: list[float] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
+    decision_us: list[float] = field(default_factory=list)
+
+
+def images_of(model: DeployedModel) -> Images:
+    """Images of the bundle's calibration sample in the data's own size, else noise (N, C, H, W)."""
+    bundle = model.pool.bundle
+    subnet = bundle.manifest.subnets[0]
+    shape = (subnet.input_shape[1], *(subnet.preparation.resolution,) * 2)
+    sample = bundle.calibration()
+    found = None if sample is None else sample.inputs.get(shape)
+    return np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32) if found is None else found
+
+
+def form_of(runtime: str) -> ChainFormat:
+    """The format that a runtime takes."""
+    return "ncnn" if runtime == "ncnn" else "onnx"
+
+
+def wait_until_warm(model: DeployedModel, rows: BundleVariants) -> None:
+    """Load all variants."""
+    for variant in rows.variants:
+        answerer = model.pool.answerer(variant)
+        model.pool.warm(answerer)
+        model.pool.warm_ahead(answerer)
+
+
+def quiet_ms(model: DeployedModel, images: Images) -> float:
+    """Median latency of what serves."""
+    at = range(QUIET_REQUESTS)
+    return float(np.median([model.infer(images[i % len(images)][None]).latency_ms for i in at]))
+
+
+def stepped(
+    folder: Path, runtime: str, steps: int, step_s: float, stress: StressKind, quantile: float, slack: float
+) -> dict[str, float]:
+    """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest."""
+    with adaptive_runtime.load(folder, format=form_of(runtime)) as model:
+        budget_ms = slack * quiet_ms(model, images_of(model))
+    options, found = AdaptingOptions(quantile=quantile), list[float]()
+    with (
+        adaptive_runtime.load(folder, budget_ms, format=form_of(runtime), adapts=options) as model,
+        stress.processes() as processes,
+    ):
+        images, latencies_ms, sent = images_of(model), list[float](), 0
+        for step in range(steps):
+            processes.set()
+            sent += len(_requests(model, images, step_s))
+            processes.set(**MAKES[step % len(MAKES)])
+            start_s = time.monotonic()
+            answers = _requests(model, images, step_s)
+            sent += len(answers)
+            latencies_ms += [latency_ms for _, latency_ms in answers]
+            found.append(_back_within(answers, budget_ms) - start_s)
+        state, switches = model.state, model.state.switches
+    back_s = np.maximum(0.0, found)
+    return {
+        "budget_ms": budget_ms,
+        "steps": steps,
+        "back_p50_s": float(np.median(back_s)),
+        "back_p95_s": float(np.quantile(back_s, 0.95)),
+        "attainment": float(np.mean(np.array(latencies_ms) <= budget_ms)),
+        "requests": sent,
+        "lost": sent - state.requests,
+        "switches_per_minute": switches * 60 / (2 * step_s * steps),
+    }
+
+
+def _requests(model: DeployedModel, images: Images, seconds: float) -> list[tuple[float, float]]:
+    """Requests one after another: when each was answered, and its latency."""
+    found, until_s = list[tuple[float, float]](), time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        latency_ms = model.infer(images[len(found) % len(images)][None]).latency_ms
+        found.append((time.monotonic(), latency_ms))
+        time.sleep(PAUSE_S)
+    return found
+
+
+def _back_within(answers: list[tuple[float, float]], budget_ms: float) -> float:
+    """When the last late request was answered before `HELD` in time."""
+    back_s, in_time = 0.0, 0
+    for at_s, latency_ms in answers:
+        in_time = in_time + 1 if latency_ms <= budget_ms else 0
+        back_s = at_s if not in_time else back_s
+        if in_time == HELD:
+            return back_s
+    return answers[-1][0]
+
+
+class Compared:
+    """Policies that serve every request of a trace one after another, so that all have the same load."""
+
+    def __init__(self, model: DeployedModel, runtime: str, limits: ChoiceLimits) -> None:
+        self.model, self.limits, self.images = model, limits, images_of(model)
+        self.variants = BundleVariants.of(model.pool.bundle.manifest, form_of(runtime))
+        self.answerers = [model.pool.answerer(variant) for variant in self.variants.variants]
+        wait_until_warm(model, self.variants)
+        self.load: float | None = None
+
+    @property
+    def largest(self) -> int:
+        """The most accurate row."""
+        return int(np.argmax(self.variants.table.accuracy_V))
+
+    def adaptation(self, policy: Callable[[MostAccurate], ChoicePolicy]) -> Adaptation:
+        """A policy with a memory of its own."""
+        options = AdaptingOptions(quantile=self.limits.quantile, policy=policy)
+        return Adaptation(self.variants, self.limits, options)
+
+    def run(
+        self, trace: LoadTrace, stress: StressKind, policies: Mapping[str, Adaptation]
+    ) -> tuple[dict[str, Served], list[float | None]]:
+        """Serve all requests of a trace; the load index at each."""
+        served, loads = {name: Served() for name in policies}, list[float | None]()
+        with self._sensing(policies), stress.processes() as processes:
+            over = threading.Event()
+            follows = threading.Thread(target=processes.follow, args=(trace, over.is_set))
+            follows.start()
+            start_s, names = time.monotonic(), list(policies)
+            try:
+                for number, arrival_s in enumerate(trace.arrivals_s):
+                    time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
+                    for name in names[number % len(names) :] + names[: number % len(names)]:
+                        self._serve(policies[name], served[name], number)
+                    loads.append(self.load)
+            finally:
+                over.set()
+                follows.join()
+        return served, loads
+
+    def _serve(self, adaptation: Adaptation, served: Served, number: int) -> None:
+        start_ns = time.perf_counter_ns()
+        decision = adaptation.choose()
+        decided_ns = time.perf_counter_ns()
+        variant = self.variants.variants[decision.variant]
+        self.model.use(variant.digest, variant.exit, early=variant.early)
+        run_ns = time.perf_counter_ns()
+        answer = self.model.infer(self.images[number % len(self.images)][None])
+        end_ns = time.perf_counter_ns()
+        adaptation.served(variant, answer.exit, (end_ns - run_ns) / 1e6)
+        served.rows.append(decision.variant)
+        served.run_ms.append((end_ns - run_ns) / 1e6)
+        served.latency_ms.append((end_ns - start_ns) / 1e6)
+        served.decision_us.append((decided_ns - start_ns) / 1e3)
+
+    @contextmanager
+    def _sensing(self, policies: Mapping[str, Adaptation]) -> Iterator[None]:
+        """One sample a second for all policies."""
+
+        def tell(state: SensedState) -> None:
+            self.load = load_index(state)
+            for adaptation in policies.values():
+                adaptation.sensed(state)
+
+        with Sensing(tell=tell):
+            yield
+
+
+def policies_of(compared: Compared, loads: list[float | None], ratios: list[float]) -> dict[str, Adaptation]:
+    """Ours, the published ones, and the largest. loads, ratios: of the largest on another trace of the pattern."""
+    known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if load is not None]
+    largest = compared.largest
+    least = max(compared.variants.table.accuracy) - LOST
+
+    def bands(best: MostAccurate) -> ChoicePolicy:
+        cheap = LeastCost(best.look_up, 1.0, 0.0, least_accuracy=least)
+        return LoadBandChoice.measured(cheap, [load for load, _ in known], [ratio for _, ratio in known], BANDS)
+
+    return {
+        OURS: compared.adaptation(Switching),
+        "AdaptiveNet's ratio": compared.adaptation(RatioChoice),
+        "AdaScale's bands": compared.adaptation(bands),
+        LARGEST: compared.adaptation(lambda best: FixedChoice(best, largest)),
+    }
+
+
+def drawn(pattern: Pattern, seed: int, seconds: float, requests_per_s: float) -> LoadTrace:
+    """A trace of real load."""
+    return trace_of(pattern, seed=seed, duration_s=seconds, requests_per_s=requests_per_s)

@@ -1,0 +1,75 @@
+"""The arguments of every service that say where it listens and how it is protected."""
+
+import argparse
+from pathlib import Path
+
+from profiling_agents.network.endpoint import Endpoint
+from profiling_agents.network.tokens import read_token
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on. ValueError."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive.__name__ = "positive whole number"
+
+
+def port_number(text: str) -> int:
+    """A port, 0 for any free one. ValueError."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
+port_number.__name__ = "port (0 to 65535)"
+
+
+def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:
+    """The arguments by which `endpoint` is made. risk: what happens without TLS, in the words after "unencrypted"."""
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    network.add_argument("--port", type=port_number, default=port, help=f"port; 0 takes any free one (default {port})")
+    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
+    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
+    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
+    network.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients reach this service; may be repeated",
+    )
+    network.add_argument(
+        "--insecure-bind",
+        action="store_true",
+        help=f"leave this machine without TLS: {risk}",
+    )
+    network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
+    network.add_argument(
+        "--silence-limit-s",
+        type=positive,
+        default=0,
+        metavar="S",
+        help="with --stop-with-stdin: stop, too, when it brings nothing for so long",
+    )
+    return network
+
+
+def endpoint(arguments: argparse.Namespace, token_variable: str) -> Endpoint:
+    """What the arguments say; the token comes from its file, else from a variable of the environment. AgentError."""
+    return Endpoint(
+        host=arguments.host,
+        port=arguments.port,
+        token=read_token(arguments.token_file, token_variable),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        insecure_bind=arguments.insecure_bind,
+        allowed_hosts=tuple(arguments.allowed_host),
+        stop_with_stdin=arguments.stop_with_stdin,
+        silence_limit_s=arguments.silence_limit_s,
+    )

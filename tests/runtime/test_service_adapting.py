@@ -1,0 +1,90 @@
+"""A running service whose model adapts: its decisions are told, logged and replayed, also after kill -9 and on a full disk."""
+
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
+from adaptive_runtime.choice import read_log
+from tests.runtime.failing_variant import CRASHES_FROM, make_first_fail
+from tests.runtime.service_process import INFER, Served, body, images, refused, served, soon
+
+ADAPTS = ("--adapts", "--budget-ms", "5000", "--deadline-ms", "60000")
+LOG_BYTES = 8192
+
+
+@pytest.fixture
+def copy(plain_bundle: Path, tmp_path: Path) -> Path:
+    """A bundle whose first SubNet crashes when it is told to."""
+    folder = Path(shutil.copytree(plain_bundle, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
+    make_first_fail(folder)
+    return folder
+
+
+def ask(service: Served, value: float | None = None) -> str:
+    """The SubNet that answers."""
+    response = service.http.post(INFER, **body(images(value=value)))
+    assert response.status_code == 200, response.text
+    return str(response.json()["parameters"]["subnet"])
+
+
+def test_decisions_and_the_slow_down_are_told_and_logged(copy: Path, tmp_path: Path) -> None:
+    first, second = (one.digest for one in BundleManifest.from_json((copy / BUNDLE_FILE).read_bytes()).subnets)
+    file = tmp_path / "decisions.jsonl"
+    with served(copy, tmp_path / "log", *ADAPTS, "--decisions", str(file)) as service:
+        assert {ask(service) for _ in range(20)} == {first}
+        assert ask(service, CRASHES_FROM) != first
+        state = service.state()
+        assert soon(lambda: service.state()["load"]["load"] is not None)
+        assert state["load"]["slow_down"] > 0
+        assert "autotailor_slow_down " in service.http.get("/metrics").text
+        assert ask(service) == second
+        steps = [one["step"] for one in service.state()["decisions"]]
+        assert "start" in steps
+        assert "taken out" in steps
+        assert all(one["reason"] for one in state["decisions"])
+    (section,) = read_log(file)
+    assert len(section.decisions) == 22
+
+
+def test_after_kill_9_what_was_decided_goes_on(copy: Path, tmp_path: Path) -> None:
+    manifest = BundleManifest.from_json((copy / BUNDLE_FILE).read_bytes())
+    first, second = (one.digest for one in manifest.subnets)
+    options = (*ADAPTS, "--state", str(tmp_path / "state"), "--decisions", str(tmp_path / "decisions.jsonl"))
+    with served(copy, tmp_path / "log", *options) as service:
+        assert ask(service) == first
+        assert ask(service, CRASHES_FROM) == ask(service) == second
+        assert soon(lambda: second in (tmp_path / "state" / "serving.json").read_text())
+        service.process.kill()
+        service.process.wait()
+    with served(copy, tmp_path / "log", *options) as service:
+        assert ask(service) == second
+    before, after = read_log(tmp_path / "decisions.jsonl")
+    table = BundleVariants.of(manifest, "onnx")
+    assert before.head.state.running is None
+    assert after.head.state.running is not None
+    assert table.variants[after.head.state.running].digest == second
+
+
+def test_a_full_disk_ends_the_log_of_decisions_in_one_line_and_no_answer(copy: Path, tmp_path: Path) -> None:
+    def little_room() -> None:  # files can grow to this size, as on a disk that is nearly full
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
+
+    file = tmp_path / "decisions.jsonl"
+    with served(copy, tmp_path / "log", *ADAPTS, "--decisions", str(file), before=little_room) as service:
+        assert soon(lambda: bool(ask(service)) and file.stat().st_size >= LOG_BYTES - 1024)
+        for _ in range(20):
+            assert ask(service)
+        time.sleep(0.3)
+        lines = [line for line in service.lines() if "decisions are not recorded any more" in line]
+        assert len(lines) == 1
+        assert service.http.get("/v2/health/ready").status_code == 200
+
+
+def test_a_log_that_cannot_be_written_and_a_missing_budget_are_one_line(copy: Path, tmp_path: Path) -> None:
+    assert "cannot be written" in refused("serve", str(copy), *ADAPTS, "--decisions", str(tmp_path / "no" / "log"))
+    assert "no budget; give budget_ms" in refused("serve", str(copy), "--adapts")

@@ -1,0 +1,398 @@
+"""Faults and attacks, each against a running service: nothing is lost, and each fault is one line."""
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from adaptive_runtime.service import TOKEN_VARIABLE
+from adaptive_runtime.service.inference import MOST_SAMPLES
+from adaptive_runtime.service.remembered import FILE
+from adaptive_runtime.service.routes import BODY_S
+from profiling_agents.network.server import HEAD_LIMIT_S
+from tests.runtime.failing_variant import CRASHES_FROM, make_first_fail
+from tests.runtime.service_process import (
+    AUTHORIZATION,
+    COMMAND,
+    INFER,
+    TOKEN,
+    Served,
+    body,
+    burst,
+    error_of,
+    images,
+    refused,
+    served,
+    soon,
+)
+
+PATIENT_MS = 60_000
+AT_ONCE = 2000
+FIRST_ANSWER_S = 2.0
+YEAR_S = 365 * 86_400
+JUMPING = f"""
+import sys, time
+real = time.time
+time.time = lambda: real() + ({YEAR_S} if int(real() * 5) % 2 else -{YEAR_S})
+from adaptive_runtime.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command with a wall clock that jumps by two years, there and back, five times a second."""
+
+
+@pytest.fixture
+def copy(plain_bundle: Path, tmp_path: Path) -> Path:
+    """A bundle of one's own, to damage."""
+    ignored = shutil.ignore_patterns("prepared")
+    return Path(shutil.copytree(plain_bundle, tmp_path / "bundle", ignore=ignored))
+
+
+@pytest.fixture(scope="module")
+def service(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for the tests that leave it as it is. Two requests may wait."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    with served(plain_bundle, log, "--queue", "2", "--deadline-ms", str(PATIENT_MS)) as found:
+        yield found
+
+
+def ask(service: Served, x: np.ndarray, **parameters: Any) -> dict[str, Any]:
+    """The parameters of an answer, which is there."""
+    response = service.http.post(INFER, **body(x, **parameters))
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = json.loads(response.content[: int(response.headers.get("x", len(response.content)))])
+    return dict(found["parameters"])
+
+
+def digests(folder: Path) -> list[str]:
+    return [one["digest"] for one in json.loads((folder / "bundle.json").read_text())["subnets"]]
+
+
+def test_after_kill_9_the_same_choice_answers_within_two_seconds(copy: Path, tmp_path: Path) -> None:
+    first, second = make_first_fail(copy)
+    options = ("--state", str(tmp_path / "state"))
+    with served(copy, tmp_path / "log", *options) as service:
+        assert ask(service, images())["subnet"] == first
+        assert ask(service, images(value=CRASHES_FROM))["subnet"] == second
+        assert soon(lambda: second in (tmp_path / "state" / FILE).read_text())
+        service.process.kill()
+        service.process.wait()
+    start_s = time.monotonic()
+    with served(copy, tmp_path / "log2", *options) as service:
+        assert ask(service, images())["subnet"] == second
+        took_s = time.monotonic() - start_s
+        assert service.state()["model"]["serving"]["digest"] == second
+        assert service.lines() == []
+    assert took_s <= FIRST_ANSWER_S * slowness()
+
+
+def slowness() -> float:
+    """How many times slower this machine may be than a free one: more, the more tasks share its processors."""
+    return max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def test_a_damaged_memory_of_the_choice_is_one_line(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / FILE).write_bytes(b'{"version":1,"bun')
+    with served(copy, tmp_path / "log", "--state", str(tmp_path / "state")) as service:
+        assert ask(service, images())["subnet"] == digests(copy)[0]
+        (line,) = service.lines()
+        assert "is damaged" in line
+        assert soon(lambda: digests(copy)[0] in (tmp_path / "state" / FILE).read_text())
+
+
+def test_a_corrupt_bundle_does_not_start(copy: Path) -> None:
+    (copy / "bundle.json").write_bytes(b'{"version": 2')
+    assert "is no JSON" in refused("serve", str(copy), "--port", "0")
+
+
+def test_a_file_that_is_cut_off_does_not_start(copy: Path) -> None:
+    file = copy / f"{digests(copy)[0]}.onnx"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "bytes; allowed:" in refused("serve", str(copy), "--port", "0")
+
+
+def test_a_corrupt_subnet_is_taken_out_and_the_others_serve(copy: Path, tmp_path: Path) -> None:
+    first, second = digests(copy)
+    file = copy / f"{first}.onnx"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with served(copy, tmp_path / "log") as service:
+        assert ask(service, images())["subnet"] == second
+        assert list(service.state()["model"]["taken_out"]) == [first]
+        (line,) = service.lines()
+        assert line.startswith(f"SubNet {first} is taken out: ")
+
+
+def test_files_that_are_removed_while_serving_stop_nothing(copy: Path, tmp_path: Path) -> None:
+    with served(copy, tmp_path / "log") as service:
+        before = ask(service, images())
+        shutil.rmtree(copy)
+        after = [ask(service, images()) for _ in range(20)]
+        assert {one["subnet"] for one in after} == {before["subnet"]}
+        assert service.http.get("/v2/health/ready").status_code == 200
+        assert service.http.get("/state").status_code == 200
+
+
+def no_room() -> None:
+    """Every write to a file fails from now on, as on a full disk; the log of the service is such a file, too."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_a_full_disk_stops_no_answer(copy: Path, tmp_path: Path) -> None:
+    with served(copy, tmp_path / "log-of-nothing", "--state", str(tmp_path / "state"), before=no_room) as service:
+        assert {ask(service, images())["subnet"] for _ in range(20)} == {digests(copy)[0]}
+        time.sleep(1.0)  # the service tries to write again and again
+        assert service.http.get("/v2/health/ready").status_code == 200
+        assert not (tmp_path / "state" / FILE).exists()
+        assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_for_each_thing_that_is_not_written(copy: Path, tmp_path: Path) -> None:
+    words = [*COMMAND, "serve", str(copy), "--port", "0", "--state", str(tmp_path / "state")]
+    environment = os.environ | {TOKEN_VARIABLE: TOKEN}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=no_room
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("service ready: ")
+        time.sleep(1.0)  # it tries to write again and again
+        process.terminate()
+        lines = process.communicate(timeout=60)[1].splitlines()
+    assert len([line for line in lines if "a restart would forget the choice" in line]) == 1
+    assert len([line for line in lines if "files are loaded as they are" in line]) == 1
+    assert len(lines) == 2
+
+
+def test_without_room_for_a_token_the_service_does_not_start(copy: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    words = [*COMMAND, "serve", str(copy), "--port", "0"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, preexec_fn=no_room, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "token: cannot be written" in done.stderr
+    assert "give --token-file" in done.stderr
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(copy: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", JUMPING)
+    with served(copy, tmp_path / "log", command=command) as service:
+        for _ in range(30):
+            found = ask(service, images(), deadline_ms=5000)
+            assert "late_ms" not in found
+            assert 0 < found["latency_ms"] < 5000
+            time.sleep(0.02)
+        state = service.state()
+        assert all(0 <= one["age_s"] < 60 for one in state["answers"])
+        assert 0 < state["uptime_s"] < 60
+        assert state["outcomes"] == {"answered": 30}
+        assert service.lines() == []
+
+
+def test_of_thousands_of_requests_at_once_each_is_answered_or_refused(service: Served) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(AT_ONCE, hard // 2)
+    sent = body(images(), deadline_ms=PATIENT_MS)
+    before = Counter(service.state()["outcomes"])
+    try:
+        found = asyncio.run(burst(service.url, count, sent["content"], {**AUTHORIZATION, **sent["headers"]}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.total() == count
+    assert set(found) <= {200, 429}
+    assert found[200] >= 3
+    counted = Counter(service.state()["outcomes"]) - before
+    assert counted == {name: value for name, value in {"answered": found[200], "rejected": found[429]}.items() if value}
+    assert ask(service, images())
+    assert service.lines() == []
+
+
+def test_a_full_queue_says_when_to_come_again(service: Served) -> None:
+    long = images(MOST_SAMPLES)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: service.http.post(INFER, **body(long)), range(8)))
+    statuses = Counter(response.status_code for response in found)
+    assert set(statuses) == {200, 429}
+    for response in found:
+        if response.status_code == 429:
+            assert int(response.headers["retry-after"]) >= 1
+            assert "the queue is full" in error_of(response)
+
+
+def test_an_answer_after_its_deadline_is_told_as_late(service: Served) -> None:
+    found = ask(service, images(MOST_SAMPLES), deadline_ms=15)
+    assert found["late_ms"] > 0
+    assert service.state()["outcomes"]["late"] >= 1
+
+
+def test_a_request_that_cannot_be_answered_in_time_is_refused(service: Served) -> None:
+    long = body(images(MOST_SAMPLES))
+    with ThreadPoolExecutor(2) as pool:
+        ahead = [pool.submit(service.http.post, INFER, **long) for _ in range(2)]
+        assert soon(lambda: service.state()["queue"]["depth"] > 0)
+        response = service.http.post(INFER, **body(images(), deadline_ms=1))
+        assert response.status_code == 504
+        assert "deadline" in error_of(response)
+        assert [one.result().status_code for one in ahead] == [200, 200]
+
+
+def test_slow_clients_lose_their_place_and_nobody_waits_for_them(service: Served) -> None:
+    parts = urlsplit(service.url)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: {AUTHORIZATION['Authorization']}\r\n"
+    silent = [socket.create_connection((parts.hostname, parts.port)) for _ in range(200)]
+    slow_heads = [socket.create_connection((parts.hostname, parts.port)) for _ in range(50)]
+    slow_bodies = [socket.create_connection((parts.hostname, parts.port)) for _ in range(2)]
+    for one in slow_bodies:
+        one.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode())
+    end_s = time.monotonic() + max(HEAD_LIMIT_S, BODY_S) + 2
+    slowest_s = 0.0
+    while time.monotonic() < end_s:
+        for one in (*slow_heads, *slow_bodies):
+            with_nobody_there(one.sendall, b"x")
+        start_s = time.monotonic()
+        assert service.http.post(INFER, **body(images())).status_code == 200
+        slowest_s = max(slowest_s, time.monotonic() - start_s)
+        time.sleep(0.5)
+    assert slowest_s < 2.0
+    for one in (*silent, *slow_heads):
+        one.settimeout(5)
+        assert with_nobody_there(one.recv, 100) in (b"", None)
+    for one in slow_bodies:
+        one.settimeout(5)
+        assert one.recv(1000).startswith(b"HTTP/1.1 408 ")
+    for one in (*silent, *slow_heads, *slow_bodies):
+        one.close()
+
+
+def with_nobody_there(call: Callable[[Any], Any], value: Any) -> Any:
+    """What a call of a socket gives; None: the other side has closed it."""
+    try:
+        return call(value)
+    except OSError:
+        return None
+
+
+def test_a_token_that_is_made_is_private_and_goes_with_the_service(copy: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    words = [*COMMAND, "serve", str(copy), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        file = Path(process.stdout.readline().removeprefix("service token: ").strip())
+        url = process.stdout.readline().removeprefix("service ready: ").strip()
+        assert file.stat().st_mode & 0o077 == 0
+        headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+        assert httpx.get(f"{url}/v2/health/ready", headers=headers).json() == {"ready": True}
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not file.exists()
+
+
+ROUTES = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model", INFER, "/metrics", "/state", "/docs")
+PAGE = ("/", "/page.js", "/page.css", "/plotly.js")
+
+
+def test_without_the_token_nothing_is_told_but_the_empty_page(service: Served) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": AUTHORIZATION["Authorization"]}):
+        for path in ROUTES:
+            for method in ("GET", "POST", "DELETE"):
+                response = httpx.request(method, service.url + path, headers=headers)
+                assert response.status_code == 401
+                assert "token" in error_of(response)
+        for path in PAGE:
+            response = httpx.get(service.url + path, headers=headers)
+            assert response.status_code == 200
+            assert digests_in(response.text, service) == []
+            assert httpx.post(service.url + path, headers=headers).status_code == 401
+
+
+def digests_in(text: str, service: Served) -> list[str]:
+    return [one for one in service.state()["model"]["warm"] if one in text]
+
+
+def test_pages_of_other_sites_and_other_names_are_refused(service: Served) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        for path in (*ROUTES, *PAGE):
+            assert service.http.get(path, headers=headers).status_code == 403
+
+
+def test_a_sensor_that_stalls_stops_no_answer(copy: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "device/sys/class/thermal/thermal_zone0/temp"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)  # nobody writes: reading it waits for ever
+    with served(copy, tmp_path / "log", "--sensors-root", str(tmp_path / "device")) as service:
+        assert soon(lambda: bool(service.state()["load"]["faults"]))
+        (fault,) = service.state()["load"]["faults"]
+        assert "sensor 'temperature': no answer" in fault
+        assert {ask(service, images())["subnet"] for _ in range(20)} == {digests(copy)[0]}
+        time.sleep(1.5)
+        assert len(service.lines()) == 1, "told once, not with every sample"
+
+
+def test_a_subnet_that_crashes_is_taken_out_and_its_request_is_answered(copy: Path, tmp_path: Path) -> None:
+    first, second = make_first_fail(copy)
+    with served(copy, tmp_path / "log", "--deadline-ms", str(PATIENT_MS)) as service:
+        assert ask(service, images())["subnet"] == first
+        assert ask(service, images(value=CRASHES_FROM))["subnet"] == second
+        assert ask(service, images())["subnet"] == second
+        state = service.state()
+        assert list(state["model"]["taken_out"]) == [first]
+        assert state["outcomes"] == {"answered": 3}
+        steps = {(one["step"], one["name"]) for one in state["decisions"]}
+        assert steps == {("start", first), ("switch", second), ("taken out", first)}
+        lines = [line for line in service.lines() if "preparing it failed" not in line]
+        assert len(lines) == 1
+        assert lines[0].startswith(f"SubNet {first} is taken out: InvalidArgument")
+
+
+def test_where_no_subnet_is_left_the_service_says_so_and_is_not_ready(copy: Path, tmp_path: Path) -> None:
+    make_first_fail(copy)
+    with served(copy, tmp_path / "log", "--deadline-ms", str(PATIENT_MS)) as service:
+        assert ask(service, images())
+        for file in copy.rglob("*.onnx"):
+            file.unlink()
+        shutil.rmtree(copy / "prepared", ignore_errors=True)
+        response = service.http.post(INFER, **body(images(value=CRASHES_FROM)))
+        assert response.status_code == 503
+        assert "no SubNet works" in error_of(response)
+        assert service.http.get("/v2/health/ready").status_code == 503
+        assert service.http.get("/v2/health/live").status_code == 200
+
+
+def test_a_service_that_is_stopped_answers_what_it_has_accepted(copy: Path, tmp_path: Path) -> None:
+    with served(copy, tmp_path / "log", "--deadline-ms", str(PATIENT_MS)) as service:
+        sent = body(images(MOST_SAMPLES))
+        sent["headers"] |= AUTHORIZATION
+        found: list[int] = []
+
+        def one() -> None:
+            response = httpx.post(service.url + INFER, timeout=60, **sent)
+            found.append(response.status_code)
+
+        threads = [threading.Thread(target=one) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        assert soon(lambda: service.state()["queue"]["depth"] + len(found) >= 5)
+        service.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert found == [200] * 6
+        assert service.process.wait(30) == 0
+        assert service.lines() == []
