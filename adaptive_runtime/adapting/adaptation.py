@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
@@ -21,7 +22,9 @@ from adaptive_runtime.choice import (
 )
 from adaptive_runtime.forecast import Forecast, Forecaster
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.sensing import SensedState, Sensing, load_index
+
+if TYPE_CHECKING:
+    from adaptive_runtime.sensing import SensedState
 
 NONE: frozenset[int] = frozenset()
 
@@ -38,7 +41,7 @@ class AdaptingState:
     load: float | None
     forecast: Forecast | None
     slow_down: tuple[float, float]
-    device: SensedState | None
+    device: "SensedState | None"
     decision: Decision | None
 
     @property
@@ -72,6 +75,8 @@ class Adaptation:
         clock: Callable[[], float] = time.monotonic,
         running: Variant | None = None,
     ) -> None:
+        from adaptive_runtime.sensing import Sensing  # psutil is needed by models that adapt alone
+
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
         best = MostAccurate(self.look_up)
@@ -151,8 +156,10 @@ class Adaptation:
             self._lag, self._has_served = 0.0, True
             self._renew(now_s)
 
-    def sensed(self, device: SensedState) -> None:
+    def sensed(self, device: "SensedState") -> None:
         """A sample of the device's state."""
+        from adaptive_runtime.sensing import load_index
+
         load = load_index(device)
         with self._lock:
             self._forecaster.observe(load)
