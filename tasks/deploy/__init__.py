@@ -1,0 +1,1 @@
+"""Deployment: a bundle and the run time onto a device."""
