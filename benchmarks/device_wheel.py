@@ -89,8 +89,7 @@ def installed(wheel: Path, extra: str, folder: Path, bundle: Path) -> dict[str, 
         "check": None,
     }
     if extra == "onnxruntime":
-        command = [python.with_name("autotailor-runtime"), "check", bundle]
-        row["check"] = run(*command, cwd=folder).strip().splitlines()
+        row["check"] = run(python.with_name("autotailor-runtime"), "check", bundle, cwd=folder).strip().splitlines()
     row["installed_mb"] = (installed_bytes(folder / "venv") - before) / 1e6
     run(python, "-m", "compileall", "-qq", site, cwd=folder)
     row["compiled_mb"] = (installed_bytes(folder / "venv") - before) / 1e6
@@ -99,7 +98,7 @@ def installed(wheel: Path, extra: str, folder: Path, bundle: Path) -> dict[str, 
 
 def aarch64(wheel: Path, extra: str, folder: Path) -> bool:
     """Whether pip finds a wheel of each package for aarch64."""
-    command = [folder / "venv" / "bin" / "python", "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    command = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     platforms = [word for platform in AARCH64 for word in ("--platform", platform)]
     command += [*platforms, "-d", str(folder / "aarch64"), f"{wheel}[{extra}]"]
     done = subprocess.run(command, cwd=folder, env=plain_environment(), capture_output=True, check=False)
