@@ -1,5 +1,6 @@
 """The files of the wheel: the run time, and the modules of the other rooms that it imports, found by their imports."""
 
+import importlib.util
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOM = "adaptive_runtime"
+PAGES = "adaptive_runtime/service/pages"
+PLOTLY = "plotly.min.js"
+"""Draws the charts of the live page, without a network. Of the package plotly the wheel needs this alone."""
 
 
 def wheel_files() -> dict[Path, str]:
@@ -18,7 +22,16 @@ def wheel_files() -> dict[Path, str]:
         if file.suffix == ".py":
             finder.import_hook(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     reached = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
-    return {file: str(file.relative_to(ROOT)) for file in (*own, *reached)}
+    return {file: str(file.relative_to(ROOT)) for file in (*own, *reached)} | {_plotly(): f"{PAGES}/{PLOTLY}"}
+
+
+def _plotly() -> Path:
+    """FileNotFoundError: the package is not installed where the wheel is built."""
+    package = importlib.util.find_spec("plotly")
+    for place in (package and package.submodule_search_locations) or ():
+        if (file := Path(place) / "package_data" / PLOTLY).is_file():
+            return file
+    raise FileNotFoundError(f"{PLOTLY}: install plotly, which has it")
 
 
 class WheelFiles(BuildHookInterface):

@@ -1,6 +1,6 @@
 """Requests on stdin, answers on stdout.
 
-A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the file's bytes follow.
+A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the bytes follow.
 An answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
 """
 
