@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,12 +115,12 @@ def _message(value: Any) -> bytes:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Close its stdin, with which it ends by itself; end it where it does not."""
     assert process.stdin is not None
-    try:
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
         process.stdin.close()
-    except BrokenPipeError:
-        process.stdin = None
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.terminate()
         process.wait()
+    process.stdout.close()

@@ -9,11 +9,15 @@ import secrets
 import shlex
 import shutil
 import sys
+import time
 from typing import Any
 
 from tasks.deploy.device_side.programs import CHUNK, Refused, program, sha256, write
 from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.software import install, is_installed
+
+LOCK_S = 10.0
+POLL_S = 0.1
 
 
 class Steps:
@@ -26,11 +30,7 @@ class Steps:
         self.root = os.path.abspath(os.path.expanduser(folder))
         for name in ("releases", "software", "packages"):
             os.makedirs(self._at(name), mode=0o700, exist_ok=True)
-        self._lock = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Refused(f"'{self.root}' is in use by another deployment; wait for it") from error
+        self._lock()
         if not os.path.exists(self._at("token")):
             write(self._at("token"), secrets.token_hex(32) + "\n", 0o600)
         self._service = Service(self.root)
@@ -137,6 +137,19 @@ class Steps:
         for path in [*(self._at("releases", name) for name in gone), *(self._at("software", name) for name in unused)]:
             shutil.rmtree(path)
         return gone
+
+    def _lock(self) -> None:
+        """Hold the folder as long as this process lives. One of a deployment that was killed ends within moments."""
+        self._held = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    raise Refused(f"'{self.root}' is in use by another deployment; wait for it") from error
+            time.sleep(POLL_S)
 
     def _at(self, *names: str) -> str:
         return os.path.join(self.root, *names)
