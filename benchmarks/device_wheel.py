@@ -7,9 +7,11 @@ added to the environment (pip itself is not counted), with the bytecode that run
 files, as pip makes it without that option. *Direct*: the dependencies that the wheel names, that extra's among them. *Import*:
 `import adaptive_runtime` in a new process, the fastest of five. *Foreign*: packages of the development that must not be
 there. *Check*: `autotailor-runtime check` on a bundle, in a folder outside the repository (onnxruntime; the bundle of this
-script has no files of ncnn). *aarch64*: whether the registry has wheels of all that is installed for that processor.
+script has no files of ncnn). *Ready*: `autotailor-runtime serve` there, from its start until GET v2/health/ready answers 200.
+*Deployed*: `autotailor deploy` into a folder of this machine, with the same packages and without a network (`deploy.wheels`),
+until the service is ready. *aarch64*: whether the registry has wheels of all that is installed for that processor.
 
-Bars: 250 MB with onnxruntime, 120 MB with ncnn, 12 direct dependencies, nothing foreign, the check passes.
+Bars: 250 MB with onnxruntime, 120 MB with ncnn, 12 direct dependencies, nothing foreign, check and service work.
 """
 
 import argparse
@@ -20,7 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import venv
+from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tasks.deploy import Settings
+from tasks.deploy import run as deploy
+from tasks.deploy.device_side.service import Service
 from tasks.deploy.wheel import build_wheel
 
 MOST_MB = {"onnxruntime": 250, "ncnn": 120}
@@ -87,13 +94,49 @@ def installed(wheel: Path, extra: str, folder: Path, bundle: Path) -> dict[str, 
         "install_s": install_s,
         "aarch64": aarch64(wheel, extra, folder),
         "check": None,
+        "ready_s": None,
+        "deployed_s": None,
     }
     if extra == "onnxruntime":
         row["check"] = run(python.with_name("autotailor-runtime"), "check", bundle, cwd=folder).strip().splitlines()
+        row["ready_s"] = serves(python.with_name("autotailor-runtime"), bundle, folder)
+        row["deployed_s"] = deploys(wheel, extra, bundle, folder)
     row["installed_mb"] = (installed_bytes(folder / "venv") - before) / 1e6
     run(python, "-m", "compileall", "-qq", site, cwd=folder)
     row["compiled_mb"] = (installed_bytes(folder / "venv") - before) / 1e6
     return row
+
+
+def serves(program: Path, bundle: Path, folder: Path) -> float:
+    """Time until the service answers that it is ready [s]."""
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text("0123456789abcdef" * 4)
+    command = [program, "serve", bundle, "--port", "0", "--token-file", token]
+    started = time.monotonic()
+    with subprocess.Popen(command, cwd=folder, env=plain_environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip().removeprefix("service ready: ")
+        headers = {"Authorization": f"Bearer {token.read_text()}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/v2/health/ready", headers=headers)) as answer:
+            assert answer.status == 200
+        ready_s = time.monotonic() - started
+        process.terminate()
+    return ready_s
+
+
+def deploys(wheel: Path, extra: str, bundle: Path, folder: Path) -> float:
+    """Time of a whole deployment into a folder, without a network [s]."""
+    wheels, place = folder / "wheels", folder / "deployed"
+    python = folder / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "download", "--quiet", "-d", wheels, f"{wheel}[{extra}]", cwd=folder)
+    settings = Settings(folder=str(place), wheel=wheel, wheels=wheels, port=0)
+    started = time.monotonic()
+    try:
+        assert deploy(settings, "here", bundle, None)["address"] is not None
+        return time.monotonic() - started
+    finally:
+        Service(str(place)).stop()
 
 
 def aarch64(wheel: Path, extra: str, folder: Path) -> bool:
@@ -118,6 +161,33 @@ def write_bundle(folder: Path) -> Path:
     return folder
 
 
+def keeps_bars(row: dict[str, Any]) -> bool:
+    """Whether an installation keeps the bars."""
+    small = row["installed_mb"] <= MOST_MB[row["extra"]] and len(row["direct"]) <= MOST_DIRECT
+    return small and not row["foreign"]
+
+
+def table_of(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """A column for each extra."""
+    table = Table("", *(row["extra"] for row in rows), title=title, title_justify="left")
+    lines: dict[str, Callable[[dict[str, Any]], str]] = {
+        "installed": lambda row: f"{row['installed_mb']:.0f} MB (most: {MOST_MB[row['extra']]})",
+        "compiled": lambda row: f"{row['compiled_mb']:.0f} MB",
+        "direct dependencies": lambda row: f"{len(row['direct'])} (most: {MOST_DIRECT})",
+        "all packages": lambda row: str(len(row["all"])),
+        "foreign": lambda row: ", ".join(row["foreign"]) or "none",
+        "wheels for aarch64": lambda row: "all" if row["aarch64"] else "not all",
+        "pip install": lambda row: f"{row['install_s']:.0f} s",
+        "import": lambda row: f"{row['import_s']:.2f} s",
+        "check": lambda row: "" if row["check"] is None else f"{len(row['check'])} answers right",
+        "ready": lambda row: "" if row["ready_s"] is None else f"{row['ready_s']:.1f} s",
+        "deployed": lambda row: "" if row["deployed_s"] is None else f"{row['deployed_s']:.0f} s",
+    }
+    for name, cell in lines.items():
+        table.add_row(name, *map(cell, rows))
+    return table
+
+
 def main() -> int:
     """Measure and print. Exit code 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -131,41 +201,12 @@ def main() -> int:
         for extra in arguments.extras:
             (folder / extra).mkdir()
             rows.append(installed(wheel, extra, folder / extra, bundle))
-        wheel_kb = wheel.stat().st_size / 1e3
-    table = Table(title=f"{wheel.name}, {wheel_kb:.0f} kB", title_justify="left")
-    for column in (
-        "extra",
-        "installed",
-        "compiled",
-        "direct",
-        "all",
-        "foreign",
-        "import",
-        "install",
-        "aarch64",
-        "check",
-    ):
-        table.add_column(column)
-    kept = True
-    for row in rows:
-        kept &= row["installed_mb"] <= MOST_MB[row["extra"]] and len(row["direct"]) <= MOST_DIRECT
-        kept &= not row["foreign"]
-        table.add_row(
-            row["extra"],
-            f"{row['installed_mb']:.0f} MB",
-            f"{row['compiled_mb']:.0f} MB",
-            str(len(row["direct"])),
-            str(len(row["all"])),
-            ", ".join(row["foreign"]) or "none",
-            f"{row['import_s']:.2f} s",
-            f"{row['install_s']:.0f} s",
-            "yes" if row["aarch64"] else "no",
-            "" if row["check"] is None else f"{len(row['check'])} answers right",
-        )
-    Console(width=WIDTH).print(table)
+        wheel_mb = wheel.stat().st_size / 1e6
+    Console(width=WIDTH).print(table_of(rows, f"{wheel.name}, {wheel_mb:.1f} MB"))
+    kept = all(map(keeps_bars, rows))
     print("bars: kept" if kept else "bars: MISSED")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"wheel_kb": wheel_kb, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps({"wheel_mb": wheel_mb, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0 if kept else 1
 
 
