@@ -112,7 +112,7 @@ def serves(program: Path, bundle: Path, folder: Path) -> float:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text("0123456789abcdef" * 4)
-    command = [program, "serve", bundle, "--port", "0", "--token-file", token]
+    command = [str(word) for word in (program, "serve", bundle, "--port", 0, "--token-file", token)]
     started = time.monotonic()
     with subprocess.Popen(command, cwd=folder, env=plain_environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -101,7 +101,9 @@ def open_channel(where: str, python: str | None, target: SshTarget | None) -> It
             raise UserError(where, f"no Python at '{command[0]}'", next_step="deploy.python=PATH") from error
         channel = DeviceChannel(process, errors, where, target)
         try:
-            channel._send(_message([(module.__name__, Path(module.__file__).read_text("utf-8")) for module in SENT]))
+            channel._send(
+                _message([(module.__name__, Path(str(module.__file__)).read_text("utf-8")) for module in SENT])
+            )
             yield channel
         finally:
             _stop(process)
