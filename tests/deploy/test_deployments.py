@@ -22,7 +22,7 @@ from tasks.deploy import run
 from tasks.deploy.channel import BOOTSTRAP, SENT
 from tasks.deploy.deployment import _refuse_without_room
 from tasks.deploy.device_side.answering import line_of
-from tasks.deploy.device_side.steps import Steps
+from tasks.deploy.device_side.steps import DeploymentSteps
 from tasks.errors import UserError
 from tests.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
 
@@ -168,7 +168,7 @@ def test_the_link_always_leads_to_a_whole_release(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
 ) -> None:
     names = [deployed(tmp_path, wheel, each)["release"] for each in (bundle, small_bundle)]
-    steps, ended, seen = Steps(), threading.Event(), []
+    steps, ended, seen = DeploymentSteps(), threading.Event(), []
 
     def look() -> None:
         while not ended.is_set():
@@ -238,7 +238,7 @@ def test_a_second_deployment_into_one_folder_waits_and_is_refused(
     from tasks.deploy.device_side import steps
 
     monkeypatch.setattr(steps, "LOCK_S", 0.2)
-    first, second = Steps(), Steps()
+    first, second = DeploymentSteps(), DeploymentSteps()
     first.open(str(tmp_path))
     with pytest.raises(Exception, match="is in use by another deployment; wait for it"):
         second.open(str(tmp_path))

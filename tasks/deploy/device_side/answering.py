@@ -10,8 +10,8 @@ import subprocess
 import sys
 import zipfile
 
-from tasks.deploy.device_side.programs import Refused
-from tasks.deploy.device_side.steps import Steps
+from tasks.deploy.device_side.programs import StepRefused
+from tasks.deploy.device_side.steps import DeploymentSteps
 
 LENGTH_DIGITS = 10
 
@@ -27,12 +27,12 @@ def line_of(error: Exception) -> str:
 
 def main() -> int:
     """Answer requests until stdin ends, or one is refused."""
-    steps, requests = Steps(), sys.stdin.buffer
+    steps, requests = DeploymentSteps(), sys.stdin.buffer
     while len(head := requests.read(LENGTH_DIGITS)) == LENGTH_DIGITS:
         step, arguments = json.loads(requests.read(int(head)))
         try:
             answer = {"found": getattr(steps, step)(**arguments)}
-        except (Refused, OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+        except (StepRefused, OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
             answer = {"refused": line_of(error)}
         print(json.dumps(answer), flush=True)
         if "refused" in answer:

@@ -7,19 +7,19 @@ import subprocess
 CHUNK = 1 << 20
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """A step that cannot be done: one line, with what to do."""
 
 
 def program(words: list[str], paths: str = "") -> str:
-    """The output of a program. Refused: the last line of what it said, when it fails. paths: its PYTHONPATH."""
+    """The output of a program. StepRefused: the last line of what it said, when it fails. paths: its PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if paths:
         environment["PYTHONPATH"] = paths
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise Refused(said[-1] if said else f"{words[0]} ended with code {done.returncode}")
+        raise StepRefused(said[-1] if said else f"{words[0]} ended with code {done.returncode}")
     return done.stdout.decode(errors="replace")
 
 

@@ -10,11 +10,14 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 
-from tasks.deploy.device_side.programs import Refused, program, write
+from tasks.deploy.device_side.programs import StepRefused, program, write
 
 POLL_S = 0.1
-STOP_S = 10.0
+STOP_S = 35.0
+"""The service answers what it has accepted, for 30 s at most."""
+KILL_S = 5.0
 ASK_S = 5.0
 READY = re.compile(r"service ready: (\S+)")
 UNIT = """\
@@ -89,10 +92,14 @@ class Service:
         if self.by_systemd:
             _succeeds("systemctl", "--user", "stop", self.unit)
             return
-        until = time.monotonic() + STOP_S
-        while (pid := self._pid()) is not None:
-            os.kill(pid, signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
-            time.sleep(POLL_S)
+        for number, within_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, KILL_S)):
+            if (pid := self._pid()) is None:
+                return
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            until = time.monotonic() + within_s
+            while self._pid() is not None and time.monotonic() < until:
+                time.sleep(POLL_S)
 
     def address(self) -> str | None:
         """Where it listens and answers that it is ready; None: it does not."""
@@ -114,15 +121,15 @@ class Service:
             return None
 
     def wait_until_ready(self, within_s: float) -> str:
-        """Its address. Refused: it ended, or is not ready in time, with the last line of its log."""
+        """Its address. StepRefused: it ended, or is not ready in time, with the last line of its log."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
             if (address := self.address()) is not None:
                 return address
             if not self.by_systemd and not self.is_running():  # systemd starts it again
-                raise Refused(f"the service ended before it was ready ({self._last_line()})")
+                raise StepRefused(f"the service ended before it was ready ({self._last_line()})")
             time.sleep(POLL_S)
-        raise Refused(f"the service is not ready after {within_s:g} s ({self._last_line()})")
+        raise StepRefused(f"the service is not ready after {within_s:g} s ({self._last_line()})")
 
     def _said(self) -> str:
         try:

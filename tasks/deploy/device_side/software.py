@@ -5,7 +5,7 @@ import shutil
 import sys
 import zipfile
 
-from tasks.deploy.device_side.programs import Refused, program, write
+from tasks.deploy.device_side.programs import StepRefused, program, write
 
 MARK = "installed"
 
@@ -36,9 +36,9 @@ def install(target: str, packages: str, wheel: str, extra: str, kind: str, offli
 def _make(target: str) -> None:
     try:
         program([sys.executable, "-m", "venv", target])
-    except Refused as refused:
+    except StepRefused as refused:
         hint = "install it there (Debian: apt-get install python3-venv), or deploy.install=unpack"
-        raise Refused(f"'python3 -m venv' fails ({refused}); {hint}") from refused
+        raise StepRefused(f"'python3 -m venv' fails ({refused}); {hint}") from refused
 
 
 def _fill(target: str, package: str, wheels: str | None) -> None:
@@ -47,8 +47,8 @@ def _fill(target: str, package: str, wheels: str | None) -> None:
     words += ["--no-index", "--find-links", wheels] if wheels is not None else []
     try:
         program([*words, package])
-    except Refused as refused:
+    except StepRefused as refused:
         hint = "deploy.wheels=FOLDER installs without a network"
         if wheels is not None:
             hint = "deploy.wheels needs the wheels of all dependencies, for the Python and the processor there"
-        raise Refused(f"pip fails ({refused}); {hint}") from refused
+        raise StepRefused(f"pip fails ({refused}); {hint}") from refused

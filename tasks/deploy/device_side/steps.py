@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from tasks.deploy.device_side.programs import CHUNK, Refused, program, sha256, write
+from tasks.deploy.device_side.programs import CHUNK, StepRefused, program, sha256, write
 from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.software import install, is_installed
 
@@ -20,7 +20,7 @@ LOCK_S = 10.0
 POLL_S = 0.1
 
 
-class Steps:
+class DeploymentSteps:
     """The steps of a deployment into one folder, each public method one; the first is `open`."""
 
     root = ""
@@ -68,14 +68,14 @@ class Steps:
             while left:
                 chunk = sys.stdin.buffer.read(min(CHUNK, left))
                 if not chunk:
-                    raise Refused("the connection closed in the middle of a file; the same command goes on")
+                    raise StepRefused("the connection closed in the middle of a file; the same command goes on")
                 stream.write(chunk)
                 found.update(chunk)
                 left -= len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
         if found.hexdigest() != digest:
-            raise Refused(f"'{place}' came there garbled; the same command goes on")
+            raise StepRefused(f"'{place}' came there garbled; the same command goes on")
         os.replace(f"{path}.partial", path)
 
     def install(self, software: str, wheel: str, extra: str, kind: str, offline: bool) -> None:
@@ -102,9 +102,9 @@ class Steps:
         facts = self._facts(release)
         try:
             return program(facts["check"], facts["paths"]).splitlines()
-        except Refused as refused:
+        except StepRefused as refused:
             self._discard(release)
-            raise Refused(f"{refused}; {self._left()}") from refused
+            raise StepRefused(f"{refused}; {self._left()}") from refused
 
     def activate(self, release: str, start: bool, ready_s: float) -> dict[str, Any]:
         """Go over to a release. Where its service is not ready in time, the former one is back, and serves if it did."""
@@ -117,10 +117,10 @@ class Steps:
                 service.stop()
                 service.start()
                 address = service.wait_until_ready(ready_s)
-            except (Refused, OSError) as refused:
+            except (StepRefused, OSError) as refused:
                 service.stop()
                 self._back(release, former, served)
-                raise Refused(f"{refused}; {self._left()}") from refused
+                raise StepRefused(f"{refused}; {self._left()}") from refused
         write(self._at("releases", release, "confirmed"), "")
         by = "systemd" if service.by_systemd else "process"
         return {"former": former, "address": address, "by": by if start else None}
@@ -148,7 +148,7 @@ class Steps:
                 return
             except BlockingIOError as error:
                 if time.monotonic() >= until:
-                    raise Refused(f"'{self.root}' is in use by another deployment; wait for it") from error
+                    raise StepRefused(f"'{self.root}' is in use by another deployment; wait for it") from error
             time.sleep(POLL_S)
 
     def _at(self, *names: str) -> str:
