@@ -1,6 +1,6 @@
 """`autotailor deploy`: a bundle and the run time onto a device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import DEPLOYING, Arguments
@@ -39,13 +39,14 @@ def config_of(arguments: Arguments) -> "DeployConfig":
     return config
 
 
-def execute(arguments: Arguments, start_server: Callable[[], Callable[[], None]]) -> DeployAnswer:
-    """Deploy, show the result, and return it as JSON. AdaptiveError, AgentError: one line about what is wrong.
+def execute(arguments: Arguments) -> DeployAnswer:
+    """Deploy, show the result, and return it as JSON. AdaptiveError, AgentError: one line about what is wrong."""
+    from flows.machine.environment import prepare
+    from flows.machine.server import start_server
 
-    start_server: starts Prefect's server, and returns what waits until that is ready.
-    """
     config, device = config_of(arguments), check(arguments)
     config.bundle_of(device)
+    prepare(quiet=True)
     wait_until_ready = start_server()
 
     from flows.deploy import deploy

@@ -115,13 +115,10 @@ def _execute_deployment(arguments: Arguments) -> int:
     """A flow without stages."""
     from adaptive_runtime.errors import AdaptiveError
     from flows.cli import deploy
-    from flows.machine.environment import prepare
-    from flows.machine.server import start_server
     from profiling_agents.messages import AgentError
 
-    prepare(quiet=True)
     try:
-        result = deploy.execute(arguments, start_server)
+        result = deploy.execute(arguments)
     except (AdaptiveError, AgentError) as error:
         return _refuse(error)
     if arguments.json:
