@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SLOW_TESTS := tests/finetune tests/flows tests/search
 
-.PHONY: help setup demo test lint types imports unit unit-slow unit-rest lock clean
+.PHONY: help setup demo test lint types imports unit unit-slow unit-rest device-wheel lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data"
 	@echo "make test   install what is missing, then lint, types, import rules and tests"
 	@echo "make setup  install only"
+	@echo "make device-wheel  the run time alone, as a wheel for devices, in dist/"
 	@echo "make lock   resolve the dependencies anew into requirements.lock"
 
 setup: $(VENV)/.installed
@@ -47,6 +48,9 @@ unit-slow: setup
 
 unit-rest: setup
 	$(BIN)/python -m pytest -q --durations=20 $(SLOW_TESTS:%=--ignore=%)
+
+device-wheel: setup
+	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
 
 lock:
 	$(PYTHON) -m venv $(VENV)

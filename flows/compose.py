@@ -21,7 +21,7 @@ from flows.groups import config_groups, nearest
 from tasks.errors import UserError
 
 CONFIG_MODULE = "conf"
-WITH_DEVICES = ("config", "adapt")
+WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
     r"(model\.options|baselines\.files|engine\.fixed|device\.[^.=]+\.(engine|measure|subnet))[.=]"

@@ -19,8 +19,9 @@ CONFIG = "job"
 """The config that `--cfg` shows, by Hydra's name for it."""
 EXPORTING = "export"
 CONVERTING = "convert"
+DEPLOYING = "deploy"
 MODEL_END = ".onnx"
-WITH_WORDS = ("lut", COMPARING)
+WITH_WORDS = ("lut", COMPARING, DEPLOYING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Arguments:
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
-    words: tuple[str, ...] = ()  # of `lut`: the action and the names that it takes; of `convert`: the files
+    words: tuple[str, ...] = ()  # of `lut`: the action and its names; of `convert`: the files; of `deploy`: the device
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import CONVERTING, Arguments, help_of, parse
+from flows.cli.arguments import CONVERTING, DEPLOYING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.signals import Terminated, interruptible
 from tasks.errors import UserError
@@ -62,6 +62,9 @@ def _execute(arguments: Arguments) -> int:
     if arguments.command in ("lut", CONVERTING):
         return _execute_alone(arguments)
 
+    if arguments.command == DEPLOYING:
+        return _execute_deployment(arguments)
+
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
 
@@ -103,6 +106,21 @@ def _execute_alone(arguments: Arguments) -> int:
         from flows.cli import lut
 
         result = lut.execute(arguments)
+    if arguments.json:
+        _write(arguments.json, result)
+    return 0
+
+
+def _execute_deployment(arguments: Arguments) -> int:
+    """A flow without stages."""
+    from adaptive_runtime.errors import AdaptiveError
+    from flows.cli import deploy
+    from profiling_agents.messages import AgentError
+
+    try:
+        result = deploy.execute(arguments)
+    except (AdaptiveError, AgentError) as error:
+        return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)
     return 0

@@ -196,6 +196,21 @@ COMMANDS = {
         groups=(*_ADAPT, "tracking"),
         examples=("autotailor adapt supernet=outputs/supernet device=[ncnn]",),
     ),
+    "deploy": Command(
+        summary="a bundle and the run time onto a device, checked there and started: deploy DEVICE",
+        about="Takes the bundle of the latest run for the device (export.bundle=true), and the wheel of the run time, over ssh "
+        "or into a folder of this machine; installs, compares the answers of the device with those in the bundle, and starts "
+        "the service. Where answers differ, or the service does not become ready, the former release is back. After an "
+        "interruption the same command goes on.",
+        forms=("DEVICE [OVERRIDE…] [FLAG…]",),
+        flags=EVERYWHERE,
+        groups=("device",),
+        examples=(
+            "autotailor deploy onnxruntime deploy.folder=/srv/model deploy.budget_ms=5",
+            "autotailor deploy ssh device.ssh.ssh.host=user@board deploy.bundle=outputs/exports/ncnn/bundle",
+            "autotailor deploy board --config-dir devices deploy.wheels=wheels deploy.start=false",
+        ),
+    ),
     "lut": Command(
         summary="look-up tables: show, diff, export, merge, compact",
         about="Looks at the look-up tables of a store, compares two, and moves what was measured between stores. The "

@@ -1,13 +1,16 @@
 """The config of a run, validated."""
 
+from flows.config.deploy import DeployConfig
 from flows.config.device import DeviceProfile, SshSettings
-from flows.config.run import AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
+from flows.config.run import EXPORTS_FOLDER, AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
 from flows.config.until import AdaptStage, RunStage
 
 __all__ = [
+    "EXPORTS_FOLDER",
     "AdaptConfig",
     "AdaptStage",
     "CommonConfig",
+    "DeployConfig",
     "DeviceProfile",
     "FlowConfig",
     "RunConfig",

@@ -33,6 +33,9 @@ from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
 
+EXPORTS_FOLDER = "exports"
+"""In the output folder: the files of the latest run for each device, under readable names."""
+
 
 class TrackingSettings(BaseModel):
     """Where MLflow keeps runs."""

@@ -5,11 +5,11 @@ from typing import Any
 
 import tailor_ir
 import tasks.exits.stage
-from flows.config import AdaptConfig, FlowConfig
+from flows.config import EXPORTS_FOLDER, AdaptConfig, FlowConfig
 from flows.pages import policies as facts
 from flows.results import of
 from flows.stages.spec import DEVICES, Context, Outputs, StageSpec
-from flows.stages.winners import EXPORTS_FOLDER, chosen, target_of
+from flows.stages.winners import chosen, target_of
 from tasks.artifacts import key_settings, write_bytes
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.exits.bench import PolicyDevice

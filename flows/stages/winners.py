@@ -10,7 +10,7 @@ from typing import Any
 import tasks.export
 import tasks.refine
 import tasks.search
-from flows.config import FlowConfig, RunConfig
+from flows.config import EXPORTS_FOLDER, FlowConfig, RunConfig
 from flows.pages import facts
 from flows.pages.publish import publish_winners
 from flows.pages.tables import exported_rows, front_rows
@@ -41,8 +41,6 @@ from tasks.schemas.operators import ChosenImplementations
 from tasks.schemas.stored import StageResult
 from tasks.search import FRONT_FILE
 
-EXPORTS_FOLDER = "exports"
-"""In the output folder: the files of the latest run for each device, under readable names."""
 TOGETHER = "together"
 """Label of the search that is of all devices."""
 

@@ -173,14 +173,18 @@ def _started(process: subprocess.Popen[bytes], errors: IO[bytes], target: SshTar
     try:
         return wait_until_ready(process, errors, where)
     except AgentError as error:
-        line = str(error)
-        if "Host key verification failed" in line or "host key is known" in line:
-            line += "; connect once by hand and compare the key, or put it into a known_hosts file"
-        elif "Permission denied" in line:
-            line += "; a key that needs no passphrase now (ssh-agent) and is in the device's authorized_keys is needed"
-        elif "not found" in line or "No such file" in line:
-            line += f"; is Python there? set its path (python: {target.python})"
-        raise AgentError(line) from error
+        raise AgentError(explained(str(error), target)) from error
+
+
+def explained(line: str, target: SshTarget) -> str:
+    """The line with which a connection failed, and what to do about it."""
+    if "Host key verification failed" in line or "host key is known" in line:
+        line += "; connect once by hand and compare the key, or put it into a known_hosts file"
+    elif "Permission denied" in line:
+        line += "; a key that needs no passphrase now (ssh-agent) and is in the device's authorized_keys is needed"
+    elif "not found" in line or "No such file" in line:
+        line += f"; is Python there? set its path (python: {target.python})"
+    return line
 
 
 def _tunnel(target: SshTarget, control: Path, port: int | None) -> str:

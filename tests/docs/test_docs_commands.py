@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import flows.cli.convert
+import flows.cli.deploy
 import flows.cli.lut
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
@@ -55,6 +56,8 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
         arguments = parse(command.words)
         assert flows.cli.convert.check(arguments)
         assert flows.cli.convert.config_of(arguments)
+    elif command.words[0] == "deploy":
+        assert flows.cli.deploy.config_of(parse(command.words))
     elif command.words[0] == "lut":
         arguments = parse(command.words)
         flows.cli.lut.check(arguments)

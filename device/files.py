@@ -1,0 +1,42 @@
+"""The files of the wheel: the run time, and the modules of the other rooms that it imports, found by their imports."""
+
+import importlib.util
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOM = "adaptive_runtime"
+PAGES = "adaptive_runtime/service/pages"
+PLOTLY = "plotly.min.js"
+"""Draws the charts of the live page, without a network. Of the package plotly the wheel needs this alone."""
+
+
+def wheel_files() -> dict[Path, str]:
+    """Where each file lies, and its place in the wheel. Of `ROOM` everything, as pages have files that are no modules."""
+    finder = ModuleFinder(path=[str(ROOT)])
+    own = [file for file in sorted((ROOT / ROOM).rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
+    for file in own:
+        if file.suffix == ".py":
+            finder.import_hook(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    reached = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+    return {file: str(file.relative_to(ROOT)) for file in (*own, *reached)} | {_plotly(): f"{PAGES}/{PLOTLY}"}
+
+
+def _plotly() -> Path:
+    """FileNotFoundError: the package is not installed where the wheel is built."""
+    package = importlib.util.find_spec("plotly")
+    for place in (package and package.submodule_search_locations) or ():
+        if (file := Path(place) / "package_data" / PLOTLY).is_file():
+            return file
+    raise FileNotFoundError(f"{PLOTLY}: install plotly, which has it")
+
+
+class WheelFiles(BuildHookInterface):
+    """Puts the files into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called once, before the wheel is written."""
+        build_data["force_include"].update({str(file): place for file, place in wheel_files().items()})

@@ -1,0 +1,46 @@
+"""The config of a deployment."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from adaptive_runtime.bundles import BUNDLE_FILE
+from flows.config.device import DeviceName, DeviceProfile
+from flows.config.run import EXPORTS_FOLDER
+from profiling_agents.client.ssh import SshTarget
+from tasks.deploy import Settings
+from tasks.errors import UserError
+from tasks.export.bundles import BUNDLE_FOLDER
+
+
+class DeployConfig(BaseModel):
+    """Devices, of which the command names one, and what goes there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: dict[DeviceName, DeviceProfile]
+    deploy: Settings = Settings()
+    output_dir: Path = Path("outputs")
+
+    @model_validator(mode="after")
+    def _devices_take_software(self) -> Self:
+        for name, profile in self.device.items():
+            if profile.urls or profile.backend == "ncnn-adb":
+                way = "an agent's address" if profile.urls else "adb"
+                allowed = "a device with ssh, or this machine"
+                raise ValueError(f"device.{name}: nothing can be installed through {way}; allowed: {allowed}")
+        return self
+
+    def target_of(self, device: str) -> SshTarget | None:
+        """Where ssh connects to; None: this machine."""
+        ssh = self.device[device].ssh
+        return None if ssh is None else ssh.target()
+
+    def bundle_of(self, device: str) -> Path:
+        """The folder of the bundle. UserError: it is not there."""
+        found = self.deploy.bundle or self.output_dir / EXPORTS_FOLDER / device / BUNDLE_FOLDER
+        if not (found / BUNDLE_FILE).is_file():
+            hint = "the run writes it with export.bundle=true: autotailor export export.bundle=true …; or deploy.bundle=FOLDER"
+            raise UserError(f"bundle '{found}'", "is not there", next_step=hint)
+        return found

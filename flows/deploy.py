@@ -1,0 +1,19 @@
+"""The flow that puts a bundle and the run time onto a device."""
+
+from prefect import flow, get_run_logger
+from rich.console import Console
+
+from flows.config import DeployConfig
+from tasks.deploy import Deployed, run
+
+
+@flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
+def deploy(config: DeployConfig, device: str) -> Deployed:
+    """Copy, install, check, start; the former release stays where something is wrong."""
+    console, logger = Console(stderr=True), get_run_logger()
+
+    def say(line: str) -> None:
+        logger.info(line)
+        console.print(f"{device}: {line}", markup=False, highlight=False, soft_wrap=True)
+
+    return run(config.deploy, device, config.bundle_of(device), config.target_of(device), say)

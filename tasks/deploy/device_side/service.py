@@ -1,0 +1,161 @@
+"""The service of a deployment's folder: started, stopped, asked whether it is ready."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+
+from tasks.deploy.device_side.programs import StepRefused, program, write
+
+POLL_S = 0.1
+STOP_S = 35.0
+"""The service answers what it has accepted, for 30 s at most."""
+KILL_S = 5.0
+ASK_S = 5.0
+READY = re.compile(r"service ready: (\S+)")
+UNIT = """\
+[Unit]
+Description=AutoTailor: the SubNets of a bundle in {root}
+After=network.target
+
+[Service]
+ExecStart=/bin/sh "{root}/current/serve"
+Restart=on-failure
+RestartSec=1
+StandardOutput=append:{root}/service.log
+StandardError=append:{root}/service.log
+
+[Install]
+WantedBy=default.target
+"""
+
+
+class Service:
+    """The service of a folder: a unit of the user's systemd where that runs, else a process with a pid file."""
+
+    def __init__(self, root: str) -> None:
+        self.root, self.log = root, os.path.join(root, "service.log")
+        self.unit = f"autotailor-{re.sub('[^A-Za-z0-9]+', '-', root).strip('-')}.service"
+        self.by_systemd = shutil.which("systemctl") is not None and _succeeds("systemctl", "--user", "show-environment")
+        self._pid_file = os.path.join(root, "service.pid")
+
+    def start(self) -> None:
+        """Start what `current` links to, with a log of its own; that of the run before is kept beside it."""
+        if os.path.exists(self.log):
+            os.replace(self.log, f"{self.log}.1")
+        if self.by_systemd:
+            self._start_unit()
+            return
+        with open(self.log, "ab") as log:
+            words = ["/bin/sh", os.path.join(self.root, "current", "serve")]
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.root, start_new_session=True
+            )
+        write(self._pid_file, str(process.pid))
+
+    def _start_unit(self) -> None:
+        folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "systemd", "user")
+        os.makedirs(folder, exist_ok=True)
+        write(os.path.join(folder, self.unit), UNIT.format(root=self.root))
+        program(["systemctl", "--user", "daemon-reload"])
+        program(["systemctl", "--user", "enable", self.unit])
+        program(["systemctl", "--user", "restart", self.unit])
+        if shutil.which("loginctl") is not None:
+            _succeeds("loginctl", "enable-linger")  # the unit also runs while the user is not logged in
+
+    def is_running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        if self.by_systemd:
+            return _succeeds("systemctl", "--user", "is-active", "--quiet", self.unit)
+        return self._pid() is not None
+
+    def _pid(self) -> int | None:
+        """None: it has ended, and its number may be another process's now."""
+        try:
+            with open(self._pid_file, encoding="utf-8") as stream:
+                pid = int(stream.read())
+            _reap(pid)
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                return pid if os.fsencode(self.root) in stream.read() else None
+        except (OSError, ValueError):
+            return None
+
+    def stop(self) -> None:
+        """Ask it to end; make it."""
+        if self.by_systemd:
+            _succeeds("systemctl", "--user", "stop", self.unit)
+            return
+        for number, within_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, KILL_S)):
+            if (pid := self._pid()) is None:
+                return
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            until = time.monotonic() + within_s
+            while self._pid() is not None and time.monotonic() < until:
+                time.sleep(POLL_S)
+
+    def address(self) -> str | None:
+        """Where it listens and answers that it is ready; None: it does not."""
+        found = READY.search(self._said())
+        if found is None or not self.is_running():
+            return None
+        url = urllib.parse.urlsplit(found[1])
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "", url.netloc.rpartition(":")[0])
+        asked = urllib.request.Request(f"{url.scheme}://{host}:{url.port}/v2/health/ready")
+        asked.add_header("Authorization", f"Bearer {self._token()}")
+        context = ssl._create_unverified_context()  # the service of this very folder, on this very machine
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        try:
+            with opener.open(asked, timeout=ASK_S) as answer:
+                return found[1] if answer.status == 200 else None
+        except OSError:
+            return None
+
+    def wait_until_ready(self, within_s: float) -> str:
+        """Its address. StepRefused: it ended, or is not ready in time, with the last line of its log."""
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            if (address := self.address()) is not None:
+                return address
+            if not self.by_systemd and not self.is_running():  # systemd starts it again
+                raise StepRefused(f"the service ended before it was ready ({self._last_line()})")
+            time.sleep(POLL_S)
+        raise StepRefused(f"the service is not ready after {within_s:g} s ({self._last_line()})")
+
+    def _said(self) -> str:
+        try:
+            with open(self.log, encoding="utf-8", errors="replace") as stream:
+                return stream.read()
+        except OSError:
+            return ""
+
+    def _last_line(self) -> str:
+        lines = self._said().strip().splitlines()
+        return lines[-1] if lines else "its log is empty"
+
+    def _token(self) -> str:
+        with open(os.path.join(self.root, "current", "release.json"), encoding="utf-8") as stream:
+            words = json.load(stream)["serve"]
+        with open(words[words.index("--token-file") + 1], encoding="utf-8") as stream:
+            return stream.read().strip()
+
+
+def _succeeds(*words: str) -> bool:
+    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def _reap(pid: int) -> None:
+    """Let an ended child go; a process of an earlier deployment is none."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

@@ -1,0 +1,204 @@
+"""The steps of a deployment. Each leaves the device right, whenever it is killed: the same command goes on."""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from typing import Any
+
+from tasks.deploy.device_side.programs import CHUNK, StepRefused, program, sha256, write
+from tasks.deploy.device_side.service import Service
+from tasks.deploy.device_side.software import install, is_installed
+
+LOCK_S = 10.0
+POLL_S = 0.1
+
+
+class DeploymentSteps:
+    """The steps of a deployment into one folder, each public method one; the first is `open`."""
+
+    root = ""
+
+    def open(self, folder: str) -> dict[str, Any]:
+        """Make the folder, hold it for this deployment alone, and make a token in it."""
+        self.root = os.path.abspath(os.path.expanduser(folder))
+        for name in ("releases", "software", "packages"):
+            os.makedirs(self._at(name), mode=0o700, exist_ok=True)
+        self._lock()
+        if not os.path.exists(self._at("token")):
+            write(self._at("token"), secrets.token_hex(32) + "\n", 0o600)
+        self._service = Service(self.root)
+        return {"root": self.root, "python": [sys.executable, platform.python_version(), platform.machine()]}
+
+    def missing(self, software: str, packages: dict[str, Any], release: str, bundle: dict[str, Any]) -> dict[str, Any]:
+        """Places of files that are to be sent, and free bytes. Files that the current release has, too, are linked."""
+        installs = not is_installed(self._at("software", software))
+        wanted = {f"packages/{name}": facts for name, facts in packages.items() if installs}
+        places = [place for place, facts in wanted.items() if not _is(self._at(place), *facts)]
+        for name, facts in bundle.items():
+            if not self._has(f"releases/{release}/bundle/{name}", *facts):
+                places.append(f"releases/{release}/bundle/{name}")
+        return {"places": places, "free_bytes": shutil.disk_usage(self.root).free, "installs": installs}
+
+    def _has(self, place: str, digest: str, size: int) -> bool:
+        """Whether a release has a file of the bundle, if only by a link to that of the current release."""
+        path, other = self._at(place), self._at("current", "bundle", os.path.basename(place))
+        if _is(path, digest, size):
+            return True
+        if not _is(other, digest, size):
+            return False
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.exists(f"{path}.partial"):
+            os.unlink(f"{path}.partial")
+        os.link(other, f"{path}.partial")
+        os.replace(f"{path}.partial", path)
+        return True
+
+    def put(self, place: str, digest: str, size: int) -> None:
+        """Write a file whose bytes follow on stdin, whole or not at all."""
+        path, found, left = self._at(place), hashlib.sha256(), size
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.partial", "wb") as stream:
+            while left:
+                chunk = sys.stdin.buffer.read(min(CHUNK, left))
+                if not chunk:
+                    raise StepRefused("the connection closed in the middle of a file; the same command goes on")
+                stream.write(chunk)
+                found.update(chunk)
+                left -= len(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if found.hexdigest() != digest:
+            raise StepRefused(f"'{place}' came there garbled; the same command goes on")
+        os.replace(f"{path}.partial", path)
+
+    def install(self, software: str, wheel: str, extra: str, kind: str, offline: bool) -> None:
+        """Install the run time, unless it is there; then no package is needed any more."""
+        install(self._at("software", software), self._at("packages"), wheel, extra, kind, offline)
+        shutil.rmtree(self._at("packages"))
+        os.mkdir(self._at("packages"), 0o700)
+
+    def release(self, release: str, software: str, kind: str, serve: list[str], check: list[str]) -> None:
+        """Write how the release is run. serve, check: words after the bundle."""
+        target, bundle = self._at("software", software), self._at("releases", release, "bundle")
+        python = sys.executable if kind == "unpack" else os.path.join(target, "bin", "python")
+        paths = target if kind == "unpack" else ""
+        words = [python, "-P", "-m", "adaptive_runtime"]
+        serve, check = ([os.path.expanduser(word) for word in each] for each in (serve, check))
+        facts = {"software": software, "paths": paths, "serve": serve, "check": [*words, "check", bundle, *check]}
+        line = " ".join(map(shlex.quote, [*words, "serve", bundle, *serve]))
+        script = f"#!/bin/sh\n# Serves this release.\nexport PYTHONPATH={shlex.quote(paths)}\nexec {line}\n"
+        write(self._at("releases", release, "serve"), script, 0o755)
+        write(self._at("releases", release, "release.json"), json.dumps(facts, indent=1) + "\n")
+
+    def check(self, release: str) -> list[str]:
+        """Compare the answers. Where they differ, the release is removed, unless it is the current one."""
+        facts = self._facts(release)
+        try:
+            return program(facts["check"], facts["paths"]).splitlines()
+        except StepRefused as refused:
+            self._discard(release)
+            raise StepRefused(f"{refused}; {self._left()}") from refused
+
+    def activate(self, release: str, start: bool, ready_s: float) -> dict[str, Any]:
+        """Go over to a release. Where its service is not ready in time, the former one is back, and serves if it did."""
+        former, service = self._former(), self._service
+        served = service.is_running()
+        address = service.address() if start and former == self._current() == release else None
+        self._point(release)
+        if start and address is None:
+            try:
+                service.stop()
+                service.start()
+                address = service.wait_until_ready(ready_s)
+            except (StepRefused, OSError) as refused:
+                service.stop()
+                self._back(release, former, served)
+                raise StepRefused(f"{refused}; {self._left()}") from refused
+        write(self._at("releases", release, "confirmed"), "")
+        by = "systemd" if service.by_systemd else "process"
+        return {"former": former, "address": address, "by": by if start else None}
+
+    def clean(self, keep: int) -> list[str]:
+        """Remove releases but the current one and the latest others, and software that none of them needs."""
+        current = self._current()
+        assert current is not None
+        others = [name for name in self._confirmed() if name != current]
+        kept = [current, *others[: keep - 1]]
+        gone = sorted(set(os.listdir(self._at("releases"))).difference(kept))
+        needed = {self._facts(name)["software"] for name in kept}
+        unused = sorted(set(os.listdir(self._at("software"))) - needed)
+        for path in [*(self._at("releases", name) for name in gone), *(self._at("software", name) for name in unused)]:
+            shutil.rmtree(path)
+        return gone
+
+    def _lock(self) -> None:
+        """Hold the folder as long as this process lives. One of a deployment that was killed ends within moments."""
+        self._held = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    raise StepRefused(f"'{self.root}' is in use by another deployment; wait for it") from error
+            time.sleep(POLL_S)
+
+    def _at(self, *names: str) -> str:
+        return os.path.join(self.root, *names)
+
+    def _facts(self, release: str) -> dict[str, Any]:
+        with open(self._at("releases", release, "release.json"), encoding="utf-8") as stream:
+            found: dict[str, Any] = json.load(stream)
+        return found
+
+    def _left(self) -> str:
+        current = self._current()
+        return "nothing is deployed there" if current is None else f"release {current} stays"
+
+    def _current(self) -> str | None:
+        path = self._at("current")
+        return os.path.basename(os.readlink(path)) if os.path.islink(path) else None
+
+    def _confirmed(self) -> list[str]:
+        """Releases that were checked and served, the latest first."""
+        marks = {name: self._at("releases", name, "confirmed") for name in os.listdir(self._at("releases"))}
+        found = [name for name, mark in marks.items() if os.path.exists(mark)]
+        return sorted(found, key=lambda name: os.path.getmtime(marks[name]), reverse=True)
+
+    def _former(self) -> str | None:
+        """The release to go back to: the current one, or the latest confirmed one where that was never confirmed."""
+        confirmed, current = self._confirmed(), self._current()
+        return current if current in confirmed else next(iter(confirmed), None)
+
+    def _point(self, release: str) -> None:
+        """Let `current` link to a release, in one step."""
+        temporary = self._at("current.partial")
+        if os.path.islink(temporary):
+            os.unlink(temporary)
+        os.symlink(os.path.join("releases", release), temporary)
+        os.replace(temporary, self._at("current"))
+
+    def _discard(self, release: str) -> None:
+        if release != self._current():
+            shutil.rmtree(self._at("releases", release))
+
+    def _back(self, release: str, former: str | None, served: bool) -> None:
+        if former is None:
+            os.unlink(self._at("current"))
+        else:
+            self._point(former)
+        self._discard(release)
+        if former is not None and served:
+            self._service.start()
+
+
+def _is(path: str, digest: str, size: int) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) == size and sha256(path) == digest

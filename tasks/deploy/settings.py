@@ -1,0 +1,63 @@
+"""Settings of a deployment."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+PlaceThere = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$")]
+"""A path on the device: absolute, or below the user's home there."""
+
+
+class Settings(BaseModel):
+    """What goes onto a device, how it is installed there, and how it serves."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: Path | None = Field(default=None, description="null: that of the latest run for the device")
+    format: Literal["onnx", "ncnn"] | None = Field(default=None, description="null: the format of the bundle's device")
+    wheel: Path | None = Field(default=None, description="wheel of the run time; null: built here")
+    wheels: Path | None = Field(
+        default=None, description="folder of wheels that are installed without a network; null: from the registry"
+    )
+    install: Literal["venv", "unpack"] = Field(
+        default="venv", description="unpack: the run time alone, for a Python that has the libraries already"
+    )
+    python: str | None = Field(default=None, min_length=1, description="interpreter there; null: that of the device")
+    folder: PlaceThere = Field(default="~/autotailor", description="on the device")
+    start: bool = Field(default=True, description="false: installed and checked, not started")
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8080, ge=0, le=65535, description="0: a free one")
+    token_file: PlaceThere | None = Field(default=None, description="on the device; null: made there, FOLDER/token")
+    tls_cert: PlaceThere | None = Field(default=None, description="on the device")
+    tls_key: PlaceThere | None = Field(default=None, description="on the device")
+    key_file: PlaceThere | None = Field(
+        default=None, description="on the device: secret that the bundle is signed with"
+    )
+    budget_ms: float | None = Field(default=None, gt=0)
+    memory_mib: float | None = Field(default=None, gt=0)
+    options: tuple[str, ...] = Field(default=(), description="further words of autotailor-runtime serve")
+    ready_s: float = Field(
+        default=60.0, gt=0, le=3600, description="time to become ready, else the former release is back"
+    )
+    keep: int = Field(default=2, ge=1, description="releases that stay there, with the one that serves")
+
+    def serve_words(self, root: str) -> list[str]:
+        """The arguments of `autotailor-runtime serve` after the bundle. root: the deployment's folder on the device."""
+        given = {
+            "--host": self.host,
+            "--port": self.port,
+            "--token-file": self.token_file or f"{root}/token",
+            "--state": f"{root}/state",
+            "--tls-cert": self.tls_cert,
+            "--tls-key": self.tls_key,
+            "--budget-ms": self.budget_ms,
+            "--memory-mib": self.memory_mib,
+        }
+        words = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        return [*words, *self.check_words(), *self.options]
+
+    def check_words(self) -> list[str]:
+        """The arguments of `autotailor-runtime check` after the bundle."""
+        given = {"--format": self.format, "--key-file": self.key_file}
+        return [word for flag, value in given.items() if value is not None for word in (flag, value)]
