@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking
+from adaptive_runtime.cli import checking, searching
 from adaptive_runtime.errors import AdaptiveError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking}
+COMMANDS = {"check": checking, "search": searching}
 BAD_INPUT = 2
 
 

@@ -19,6 +19,7 @@ def load(
     key_file: str | Path | None = None,
     prepares: bool = True,
     cache: str | Path | None = None,
+    also: str | Path | None = None,
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
@@ -26,8 +27,9 @@ def load(
     memory_mib: what SubNets may take; None: all that were used stay. format: None: that of the bundle's device. chooser: asked
     before each request what should serve. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once
     and kept in `cache`; None: in the bundle's folder.
+    also: the folder of a search on this device, whose SubNets serve, too; all are compared by the accuracies that it measured.
     """
-    bundle = OpenBundle.open(folder, key_file)
+    bundle = OpenBundle.open(folder, key_file, also)
     form = bundle.manifest.own_format if format is None else format
     subnets = [one for one in bundle.manifest.subnets if form in one.nets]
     if not subnets:

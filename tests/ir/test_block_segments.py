@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import tailor_ir
 from tailor_ir.errors import SpaceError
+from tailor_ir.spaces.selectors import SpaceSpec
 from tests.ir.networks import from_timm, small_net
 
 SAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -39,7 +40,7 @@ class Exported:
         return found
 
     def config_of(self, path: Sequence[int]) -> tailor_ir.Config:
-        chosen = {one.variable: one.choice for one in (self.segments[n] for n in path) if one.variable is not None}
+        chosen = {one.variable: str(one.choice) for one in (self.segments[n] for n in path) if one.variable is not None}
         return self.net.space.canonical({**self.config, **chosen})
 
     def run(self, path: Sequence[int], x: torch.Tensor) -> np.ndarray:
@@ -96,7 +97,7 @@ def test_families_of_networks_are_chains_of_segments(name: str, tmp_path: Path) 
 
 
 def test_variables_of_other_kinds_stay_as_they_are_given(tmp_path: Path) -> None:
-    spec = {"alternatives": ["merged", "pruned"], "*.depth": "auto", "*.width_mult": [0.5, 1]}
+    spec: SpaceSpec = {"alternatives": ["merged", "pruned"], "*.depth": "auto", "*.width_mult": [0.5, 1]}
     net = tailor_ir.compile(small_net(blocks=3), SAMPLE[:1], spec)
     smaller = {name: choice for name, choice in net.max_config.items() if not name.endswith(".block")}
     smaller |= {v.name: v.choices[0] for v in net.space.variables if v.kind == "width_mult"}
