@@ -27,7 +27,8 @@ class BackgroundSearch:
     """A search that runs beside this process, at the lowest priority.
 
     bundle: its folder. images: an .npz file or a folder (`OwnImages.read`), or arrays (x, y), which go to the process through
-    a pipe. folder: of state and results; a search that was ended there goes on. tell: takes events; in a thread of its own. niceness: 19 is the lowest priority.
+    a pipe. folder: of state and results; a search that was ended there goes on. tell: takes events; in a thread of its own.
+    niceness: 19 is the lowest priority.
     """
 
     def __init__(

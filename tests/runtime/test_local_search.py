@@ -167,10 +167,8 @@ def test_no_image_and_no_label_is_written(device: Device, tmp_path: Path) -> Non
     marked = np.load(device.images)["x"].copy()
     labels = np.load(device.images)["y"]
     marked[:, 0, 0, :8] = np.frombuffer(b"a private image, not to be seen!", np.float32)
-    folder = device.folder(tmp_path, "private")
-    with BackgroundSearch(
-        device.bundle.folder, (marked, labels), folder, device.settings(generations=1), niceness=0
-    ) as running:
+    folder, settings = device.folder(tmp_path, "private"), device.settings(generations=1)
+    with BackgroundSearch(device.bundle.folder, (marked, labels), folder, settings, niceness=0) as running:
         running.wait(120)
     names = {file.name for file in folder.iterdir()}
     assert names == {"latencies.json", STATE_FILE, FOUND_FILE}
