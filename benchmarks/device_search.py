@@ -4,11 +4,11 @@
         [--rival-evaluations 1500] [--draws 10] [--json FILE]
 
 A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives, trained branch by branch
-and then by labels. *Evaluations*: SubNets that each method evaluates on 500 images until it has the accuracy at which the rival
-ended, by the same latencies and budget (60 % of the largest SubNet); rivals begin with SubNets near the budget.
-*Prefixes*: wall time of a generation together and SubNet by SubNet. *Class shift*: Dirichlet shares of classes; the SubNet that was found
-with 500 labelled images of a draw, and the one that was found on unshifted validation images, on other images of the draw.
-*Memory*: PSS of a process that searches, over that of one which runs the largest SubNet alone. DIR keeps the training.
+and then by labels. *Evaluations*: SubNets that each method evaluates on 500 images until it has the accuracy at which the
+rival ended, by the same latencies and budget (60 % of the largest SubNet); rivals begin near the budget. *Prefixes*: wall time
+of a generation together and SubNet by SubNet. *Class shift*: Dirichlet shares of classes; the SubNet that was found with 500
+labelled images of a draw, and the one that was found on unshifted validation images, on other images of the draw. *Memory*:
+PSS of a process that searches, over that of one which runs the largest SubNet alone. DIR keeps the training.
 """
 
 import argparse

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}"
         )
+    parser.add_argument(
+        "--niceness", type=int, default=19, help="of the process that searches; 19: the lowest priority"
+    )
     parser.add_argument("--key-file", type=Path, help="secret with which the bundle must be signed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the events of the search there")
 
@@ -51,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         if line := _line(event):
             print(line, flush=True)
 
-    with BackgroundSearch(arguments.bundle, arguments.images, folder, settings, tell, arguments.key_file) as search:
+    own = (arguments.bundle, arguments.images, folder, settings, tell, arguments.key_file, arguments.niceness)
+    with BackgroundSearch(*own) as search:
         search.wait()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(events), encoding="utf-8")

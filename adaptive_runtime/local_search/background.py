@@ -86,8 +86,7 @@ class BackgroundSearch:
         if self.is_running:
             self._process.kill()
         self._process.wait()
-        for listener in self._listeners:
-            listener.join()
+        self._end_listening()
 
     def wait(self, timeout_s: float | None = None) -> Path:
         """Wait for the end; the folder, for `load(…, also=folder)`. AdaptiveError: it failed, or it was stopped.
@@ -98,8 +97,7 @@ class BackgroundSearch:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"the search still runs after {timeout_s} s") from error
-        for listener in self._listeners:
-            listener.join()
+        self._end_listening()
         if code:
             last = self._complaint.decode(errors="replace").strip()[:LAST_LINE]
             line = self._error or last or f"ended with code {code}"
@@ -126,6 +124,14 @@ class BackgroundSearch:
             if arrays is not None:
                 x, y = arrays
                 np.savez(stream, allow_pickle=False, x=x, **({} if y is None else {"y": y}))
+
+    def _end_listening(self) -> None:
+        """Read what is left of the pipes, and close them."""
+        for listener in self._listeners:
+            listener.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _listen(self) -> None:
         for event in self._events():

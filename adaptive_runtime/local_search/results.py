@@ -37,7 +37,10 @@ def found_subnets(
     ms_E: Floats,
 ) -> FoundSubNets:
     """SubNets by their paths, timed once more as they are served, beside those of the bundle on the same images."""
-    rows = [_row(bundle, blocks, path, accuracies[path], sessions, ms_E) for path in paths]
+    rows = []
+    for path in paths:
+        sessions.free()  # all of one SubNet's segments stay while it is timed
+        rows.append(_row(blocks, path, accuracies[path], sessions, ms_E))
     sessions.free()
     return FoundSubNets(
         bundle=bundle.digest,
@@ -49,7 +52,6 @@ def found_subnets(
 
 
 def _row(
-    bundle: OpenBundle,
     blocks: BlocksManifest,
     path: Path,
     accuracy: float,

@@ -23,7 +23,8 @@ from adaptive_runtime.local_search.surrogate import AdditiveModel
 
 Tell = Callable[[dict[str, Any]], None]
 """Takes progress: a JSON object with the name of an event."""
-MEMORY_SHARE = 1.1
+MEMORY_SHARE, LEAST_ROOM_MIB = 0.1, 4.0
+"""What a search may take beyond the largest SubNet: a share of that, or so much."""
 KEPT_SHARE = 0.05
 MOST_FOUND = 8
 
@@ -89,7 +90,7 @@ class _Running:
         """Let the search take little more than the largest SubNet alone; what features may take of it comes back [MiB]."""
         measured_ms(self.sessions, self.blocks, self.blocks.largest)
         largest_mib = self.sessions.used_mib
-        self.sessions.cap_mib = MEMORY_SHARE * largest_mib
+        self.sessions.cap_mib = largest_mib + max(MEMORY_SHARE * largest_mib, LEAST_ROOM_MIB)
         return max(LEAST_KEPT_MIB, KEPT_SHARE * largest_mib)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 from adaptive_runtime.bundles import BlocksManifest, OpenBundle
 from adaptive_runtime.chains import session_options
 from adaptive_runtime.local_search.prefixes import Array
-from adaptive_runtime.pool.memory import give_back, own_mib
+from adaptive_runtime.pool.memory import give_back, resident_mib
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -15,7 +15,7 @@ LOADING = 2.0
 
 
 class SegmentSessions:
-    """Sessions of a bundle's segments. cap_mib: what the process may take more than now, as PSS; None: no limit.
+    """Sessions of a bundle's segments. cap_mib: what the process may have more in memory than now; None: no limit.
 
     loads: how many were loaded so far. peak_mib: the most that was taken, as looked at when segments are loaded.
     """
@@ -25,7 +25,7 @@ class SegmentSessions:
         self.loads, self.peak_mib = 0, 0.0
         self._options = session_options(bundle.manifest.runs["onnx"].settings)
         self._sessions: OrderedDict[int, Any] = OrderedDict()
-        self._start_mib = own_mib()
+        self._start_mib = resident_mib()
 
     def run(self, number: int, x: Array) -> Array:
         """What a segment gives for one batch."""
@@ -37,7 +37,7 @@ class SegmentSessions:
     @property
     def used_mib(self) -> float:
         """What the process takes more than when this was made; where it cannot be measured, the loaded weights."""
-        now_mib = own_mib()
+        now_mib = resident_mib()
         if now_mib is None or self._start_mib is None:
             return sum(self.blocks.segments[number].bytes for number in self._sessions) / MIB
         return max(0.0, now_mib - self._start_mib)
