@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from onnx import ModelProto
 from torch import nn
 
 from tailor_ir import storage
@@ -46,6 +47,7 @@ from tailor_ir.subnets.onnx_export import answers_onnx, parts_onnx, subnet_onnx,
 from tailor_ir.subnets.segments import (
     BlockPart,
     BlockSegment,
+    Part,
     Segment,
     exits_of,
     find_block_parts,
@@ -304,54 +306,42 @@ class SuperNet:
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         chains = chains or {}
         ended = {name: self.space.row({**subnets[name][0], EXIT.name: exits[-1]}) for name, exits in chains.items()}
-        elastic = self.elastic
         parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
         parts += [with_all_answers(self.structure, ended[name], exits, self.batch) for name, exits in chains.items()]
-        block_parts = () if blocks is None else find_block_parts(self.structure, self.space.row(blocks[0]), self.batch)
-        common = CommonWeights(elastic, [*parts, *(part.subnet for part in block_parts)])
+        ways = () if blocks is None else find_block_parts(self.structure, self.space.row(blocks[0]), self.batch)
+        common = CommonWeights(self.elastic, [*parts, *(way.subnet for way in ways)])
+        models = ((name, self._shared_model(row, subnets[name][1], common)) for name, row in rows.items())
         segments = (
-            (f"{name}.{number}", model)
+            one
             for name, exits in chains.items()
-            for number, model in enumerate(
-                parts_onnx(
-                    elastic,
-                    find_parts(self.structure, ended[name], exits, self.batch),
-                    statistics=subnets[name][1],
-                    fold_batch_norm=False,
-                    weights=True,
-                    take=common.take,
-                )
+            for one in self._shared_parts(
+                name, find_parts(self.structure, ended[name], exits, self.batch), subnets[name][1], common
             )
         )
-        ways = (
-            (f"{BLOCKS}.{number}", model)
-            for number, model in enumerate(
-                parts_onnx(
-                    elastic,
-                    block_parts,
-                    statistics=None if blocks is None else blocks[1],
-                    fold_batch_norm=False,
-                    weights=True,
-                    take=common.take,
-                )
-            )
+        own = self._shared_parts(BLOCKS, ways, None if blocks is None else blocks[1], common)
+        write_together(itertools.chain(models, segments, own), Path(folder))
+
+    def _shared_model(self, row: np.ndarray, statistics: Statistics | None, common: CommonWeights) -> ModelProto:
+        """A SubNet whose weights are cut out of common ones."""
+        return subnet_onnx(
+            self.elastic,
+            row,
+            statistics=statistics,
+            fold_batch_norm=False,
+            batch=self.batch,
+            weights=True,
+            take=common.take,
         )
-        models = (
-            (
-                name,
-                subnet_onnx(
-                    elastic,
-                    row,
-                    statistics=subnets[name][1],
-                    fold_batch_norm=False,
-                    batch=self.batch,
-                    weights=True,
-                    take=common.take,
-                ),
-            )
-            for name, row in rows.items()
+
+    def _shared_parts(
+        self, name: str, parts: Sequence[Part], statistics: Statistics | None, common: CommonWeights
+    ) -> Iterator[tuple[str, ModelProto]]:
+        """Parts by names `NAME.0`, `NAME.1`, …, whose weights are cut out of common ones."""
+        models = parts_onnx(
+            self.elastic, parts, statistics=statistics, fold_batch_norm=False, weights=True, take=common.take
         )
-        write_together(itertools.chain(models, segments, ways), Path(folder))
+        for number, model in enumerate(models):
+            yield f"{name}.{number}", model
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:

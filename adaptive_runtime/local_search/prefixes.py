@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.local_search.space import Floats, Path
 
 Array = NDArray[np.float32]
-Run = Callable[[int, Array], Array]
+RunSegment = Callable[[int, Array], Array]
 """What a segment gives for one batch."""
 
 
@@ -43,7 +43,7 @@ class PrefixTree:
     """Runs SubNets together. ms_E: latencies of segments, for the counts. cap_bytes: of kept features; what is beyond is
     computed again."""
 
-    def __init__(self, run: Run, ms_E: Floats, cap_bytes: float = np.inf) -> None:
+    def __init__(self, run: RunSegment, ms_E: Floats, cap_bytes: float = np.inf) -> None:
         self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
         self.counts = RunCounts()
 

@@ -36,6 +36,16 @@ SETTINGS: dict[str, bool | int | str] = {
     "inter_op_num_threads": 1,
     "session.intra_op.allow_spinning": "0",
 }
+DEVICE = BundleDevice(
+    backend="onnxruntime",
+    version=onnxruntime.__version__,
+    provider="CPUExecutionProvider",
+    precision="fp32",
+    threads=1,
+    cpu_model="",
+    system="",
+    fingerprint="",
+)
 MIB = 2**20
 
 
@@ -77,16 +87,7 @@ def write_plain_bundle(
         files={file.name: FileFacts(sha256=_sha256(file), bytes=file.stat().st_size) for file in files},
         subnets=tuple(rows),
         runs={"onnx": _run()},
-        device=BundleDevice(
-            backend="onnxruntime",
-            version=onnxruntime.__version__,
-            provider="CPUExecutionProvider",
-            precision="fp32",
-            threads=1,
-            cpu_model="",
-            system="",
-            fingerprint="",
-        ),
+        device=DEVICE,
         made_from=BundleOrigin(network={"name": "made here"}, data="none", digests={}),
         calibration=CALIBRATION_FILE if samples else None,
     )

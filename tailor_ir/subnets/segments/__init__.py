@@ -2,12 +2,12 @@
 
 from tailor_ir.subnets.segments.blocks import BlockPart, BlockSegment, find_block_parts
 from tailor_ir.subnets.segments.exits import Segment, exits_of, find_parts, with_all_answers
-from tailor_ir.subnets.segments.part import ExitPart, Part
+from tailor_ir.subnets.segments.part import AnswerPart, Part
 
 __all__ = [
+    "AnswerPart",
     "BlockPart",
     "BlockSegment",
-    "ExitPart",
     "Part",
     "Segment",
     "exits_of",

@@ -14,7 +14,7 @@ from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph, Node
 from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.structure import Structure, Subnet
-from tailor_ir.subnets.segments.part import ExitPart, reads
+from tailor_ir.subnets.segments.part import AnswerPart, reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def exits_of(structure: Structure, codes: np.ndarray) -> tuple[str, ...]:
 
 def find_parts(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None = None, batch: int = 1
-) -> tuple[ExitPart, ...]:
+) -> tuple[AnswerPart, ...]:
     """The parts of one SubNet. exits: those that are wanted, of the ones that it passes; its own is always the last part.
 
     SpaceError for a space without exits, and for exits that the SubNet does not pass.
@@ -85,7 +85,7 @@ def with_all_answers(
 
 def _divided(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None, batch: int
-) -> tuple[tuple[ExitPart, ...], tuple[Node, ...]]:
+) -> tuple[tuple[AnswerPart, ...], tuple[Node, ...]]:
     column = _column(structure)
     passed = exits_of(structure, codes)
     if column is None:
@@ -102,7 +102,7 @@ def _divided(
     return _parts(structure.graph, whole, dict(zip(wanted, answers, strict=True)), ended[-1]), whole
 
 
-def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last: Subnet) -> tuple[ExitPart, ...]:
+def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last: Subnet) -> tuple[AnswerPart, ...]:
     """Nodes by the first exit that needs them. answers: value of the answer by exit, in order."""
     data = graph.data_values()
     of_weights = [node for node in nodes if node.outputs[0] not in data]
@@ -124,7 +124,7 @@ def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last
         handed = tuple(value for value in written[at] if value in later and value != answer)
         present = {node.name for node in (*of_weights, *own[at])}
         found.append(
-            ExitPart(
+            AnswerPart(
                 exit=name,
                 subnet=Subnet(tuple(node for node in nodes if node.name in present), (answer, *handed), last.sizes),
                 inputs=tuple(value for value in read[at] if value not in written[at]),

@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitPart(Part):
+class AnswerPart(Part):
     """What is computed between an exit and the one before it. outputs: the answer (B, K), then values for later parts."""
 
     exit: str
