@@ -112,7 +112,7 @@ class Counted:
         if new:
             for path, right in zip(new, self.evaluation.right(new), strict=True):
                 self.known[path] = right / len(self.evaluation.data)
-                self.history.append(max(self.known[path], *self.history[-1:]))
+                self.history.append(max([self.known[path], *self.history[-1:]]))
         return [self.known[path] for path in paths]
 
     def until(self, accuracy: float) -> int | None:
