@@ -16,7 +16,7 @@ from tailor_ir.storage import load_spec
 from tailor_ir.structure.regions import Block, Regions
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
-from tailor_ir.subnets.segments import Segment
+from tailor_ir.subnets.segments import BlockSegment, Segment
 from tailor_ir.supernet import SuperNet, compile, load
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "KINDS",
     "UNREACHED_KERNELS",
     "Block",
+    "BlockSegment",
     "Choice",
     "Config",
     "ConfigError",

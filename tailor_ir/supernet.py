@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from onnx import ModelProto
 from torch import nn
 
 from tailor_ir import storage
@@ -43,10 +44,22 @@ from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.cuts import sort_channels
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.onnx_export import answers_onnx, parts_onnx, subnet_onnx, write_onnx
-from tailor_ir.subnets.segments import Segment, exits_of, find_parts, with_all_answers
+from tailor_ir.subnets.segments import (
+    BlockPart,
+    BlockSegment,
+    Part,
+    Segment,
+    exits_of,
+    find_block_parts,
+    find_parts,
+    with_all_answers,
+)
 from tailor_ir.subnets.shared_weights import CommonWeights, write_together
 from tailor_ir.subnets.standalone import build, build_nodes
 from tailor_ir.summary import describe
+
+BLOCKS = "blocks"
+"""What the names of files of `SuperNet.block_segments` begin with."""
 
 
 class SuperNet:
@@ -187,6 +200,26 @@ class SuperNet:
             made.append(Segment(exit=part.exit, module=module, inputs=part.inputs, outputs=part.outputs, macs=macs))
         return tuple(made)
 
+    def block_segments(self, config: Mapping[str, Choice] | None = None) -> tuple[BlockSegment, ...]:
+        """The segments of all SubNets that differ from `config` in alternatives alone, in the order of their files.
+
+        config: None: the largest SubNet. `export_together` writes them. SpaceError: no block has alternatives.
+        """
+        parts = find_block_parts(self.structure, self.space.row(self.max_config if config is None else config))
+        return tuple(map(self._block_segment, parts))
+
+    def _block_segment(self, part: BlockPart) -> BlockSegment:
+        names = {node.name for node in part.subnet.nodes}
+        own = [one.feature for one in self._operator_table(1).placed(part.codes).operators if one.names & names]
+        return BlockSegment(
+            start=part.start,
+            end=part.end,
+            variable=part.variable,
+            choice=part.choice,
+            macs=sum(feature.macs for feature in own),
+            parameters=sum(feature.parameters for feature in own),
+        )
+
     def _macs_of_parts(self, config: Mapping[str, Choice], exits: Sequence[str]) -> Iterator[int]:
         """Multiply-accumulates of one sample that each exit takes more than those before it."""
         table, known = self._operator_table(1), set[int]()
@@ -261,50 +294,54 @@ class SuperNet:
         subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]],
         folder: str | Path,
         chains: Mapping[str, Sequence[str]] | None = None,
+        blocks: tuple[Mapping[str, Choice], Statistics | None] | None = None,
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
 
         Beside them is `weights.safetensors`, which the ONNX files refer to. BatchNorm is not folded: runtimes do that.
         chains: by name the exits of those whose segments (`segments`), up to the last of these exits, are written, too, as
-        `NAME.0.onnx`, `NAME.1.onnx`, …
+        `NAME.0.onnx`, `NAME.1.onnx`, … blocks: a config, and BatchNorm statistics of the largest SubNet and of alternatives;
+        its `block_segments` are written as `blocks.0.onnx`, `blocks.1.onnx`, …
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         chains = chains or {}
         ended = {name: self.space.row({**subnets[name][0], EXIT.name: exits[-1]}) for name, exits in chains.items()}
-        elastic = self.elastic
         parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
         parts += [with_all_answers(self.structure, ended[name], exits, self.batch) for name, exits in chains.items()]
-        common = CommonWeights(elastic, parts)
+        ways = () if blocks is None else find_block_parts(self.structure, self.space.row(blocks[0]), self.batch)
+        common = CommonWeights(self.elastic, [*parts, *(way.subnet for way in ways)])
+        models = ((name, self._shared_model(row, subnets[name][1], common)) for name, row in rows.items())
         segments = (
-            (f"{name}.{number}", model)
+            one
             for name, exits in chains.items()
-            for number, model in enumerate(
-                parts_onnx(
-                    elastic,
-                    find_parts(self.structure, ended[name], exits, self.batch),
-                    statistics=subnets[name][1],
-                    fold_batch_norm=False,
-                    weights=True,
-                    take=common.take,
-                )
+            for one in self._shared_parts(
+                name, find_parts(self.structure, ended[name], exits, self.batch), subnets[name][1], common
             )
         )
-        models = (
-            (
-                name,
-                subnet_onnx(
-                    elastic,
-                    row,
-                    statistics=subnets[name][1],
-                    fold_batch_norm=False,
-                    batch=self.batch,
-                    weights=True,
-                    take=common.take,
-                ),
-            )
-            for name, row in rows.items()
+        own = self._shared_parts(BLOCKS, ways, None if blocks is None else blocks[1], common)
+        write_together(itertools.chain(models, segments, own), Path(folder))
+
+    def _shared_model(self, row: np.ndarray, statistics: Statistics | None, common: CommonWeights) -> ModelProto:
+        """A SubNet whose weights are cut out of common ones."""
+        return subnet_onnx(
+            self.elastic,
+            row,
+            statistics=statistics,
+            fold_batch_norm=False,
+            batch=self.batch,
+            weights=True,
+            take=common.take,
         )
-        write_together(itertools.chain(models, segments), Path(folder))
+
+    def _shared_parts(
+        self, name: str, parts: Sequence[Part], statistics: Statistics | None, common: CommonWeights
+    ) -> Iterator[tuple[str, ModelProto]]:
+        """Parts by names `NAME.0`, `NAME.1`, …, whose weights are cut out of common ones."""
+        models = parts_onnx(
+            self.elastic, parts, statistics=statistics, fold_batch_norm=False, weights=True, take=common.take
+        )
+        for number, model in enumerate(models):
+            yield f"{name}.{number}", model
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:

@@ -3,8 +3,10 @@
 [The run time](docs/runtime.md) lists the files and says what is checked when.
 """
 
+from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest, BundledSegment
 from adaptive_runtime.bundles.bundle import OpenBundle
 from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
+from adaptive_runtime.bundles.found import FOUND_FILE, FoundSubNets
 from adaptive_runtime.bundles.manifest import (
     BUNDLE_FILE,
     SIGNATURE_FILE,
@@ -25,20 +27,25 @@ from adaptive_runtime.bundles.subnets import (
 )
 
 __all__ = [
+    "BLOCKS_FILE",
     "BUNDLE_FILE",
     "CALIBRATION_FILE",
+    "FOUND_FILE",
     "MOST_BYTES",
     "SIGNATURE_FILE",
+    "BlocksManifest",
     "BundleDevice",
     "BundleManifest",
     "BundleOrigin",
     "BundleRun",
     "BundledExit",
     "BundledNet",
+    "BundledSegment",
     "BundledSubNet",
     "CalibrationSample",
     "EarlyAnswers",
     "FileFacts",
+    "FoundSubNets",
     "OpenBundle",
     "SubNetLatency",
     "SubNetMemory",

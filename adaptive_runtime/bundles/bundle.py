@@ -10,7 +10,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Self
 
+from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest
 from adaptive_runtime.bundles.calibration import CalibrationSample
+from adaptive_runtime.bundles.found import FoundSubNets
 from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
 from adaptive_runtime.bundles.signatures import read_key, verify
 from adaptive_runtime.bundles.subnets import BundledSubNet
@@ -23,22 +25,28 @@ Stamp = tuple[int, int, int]
 class OpenBundle:
     """A folder with a manifest whose files are all there in their size."""
 
-    def __init__(self, folder: Path, manifest: BundleManifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Path, manifest: BundleManifest, digest: str) -> None:
+        """digest: sha256 of the manifest's file."""
+        self.folder, self.manifest, self.digest = folder, manifest, digest
         self._checked: dict[str, Stamp] = {}
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: str | Path, key_file: str | Path | None = None) -> Self:
+    def open(cls, folder: str | Path, key_file: str | Path | None = None, also: str | Path | None = None) -> Self:
         """Read a bundle; sizes of files are checked now, digests before a file is used. AdaptiveError in one line.
 
         key_file: with it the manifest's signature is checked, too; without it nobody asks for a signature.
+        also: the folder of a search on this device, whose SubNets join those of the bundle.
         """
         folder = Path(folder)
         content = read_bytes(folder / BUNDLE_FILE)
         if key_file is not None:
             verify(content, folder / SIGNATURE_FILE, read_key(key_file))
-        found = cls(folder, BundleManifest.from_json(content, str(folder / BUNDLE_FILE)))
+        digest = hashlib.sha256(content).hexdigest()
+        manifest = BundleManifest.from_json(content, str(folder / BUNDLE_FILE))
+        if also is not None:
+            manifest = FoundSubNets.read(Path(also)).joined(manifest, digest, Path(also))
+        found = cls(folder, manifest, digest)
         for name in found.manifest.files:
             found._stamp(name)
         return found
@@ -89,6 +97,18 @@ class OpenBundle:
             )
         (file,) = self.verified(name)
         return ChainManifest.from_json(read_bytes(file), str(file))
+
+    def blocks(self) -> BlocksManifest:
+        """The segments from which SubNets can be put together. AdaptiveError where the bundle has none."""
+        if BLOCKS_FILE not in self.manifest.files:
+            next_step = "export a SuperNet with alternatives by export.blocks=true"
+            raise AdaptiveError(str(self.folder), "has no segments of blocks", next_step=next_step)
+        (file,) = self.verified(BLOCKS_FILE)
+        found = BlocksManifest.read(file)
+        for name in (found.weights, *(one.file for one in found.segments)):
+            if name not in self.manifest.files:
+                raise AdaptiveError(str(file), f"'{name}' is not among the bundle's files", next_step=AGAIN)
+        return found
 
     def calibration(self) -> CalibrationSample | None:
         """Inputs with expected answers; None where the bundle has none."""

@@ -11,12 +11,14 @@ from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import Message
 
 Choice = int | float | str
+ONNX_END = ".onnx"
 
 
 class BundledNet(Message):
     """A SubNet in one format.
 
-    files: of the whole SubNet: one of ONNX and the bundle's common weights; `.param` and `.bin` of ncnn. chain: name of the
+    files: of the whole SubNet: one of ONNX, or several that are run one behind the other, and the bundle's common weights;
+    `.param` and `.bin` of ncnn. chain: name of the
     manifest of its segments; chain_files: what that names; None, (): it passes no exits. relative_difference: the largest
     from torch, over the largest value.
     """
@@ -27,6 +29,16 @@ class BundledNet(Message):
     chain: FileName | None = None
     chain_files: tuple[FileName, ...] = ()
     relative_difference: float
+
+    @property
+    def onnx_files(self) -> tuple[FileName, ...]:
+        """The ONNX files in the order in which they are run."""
+        return tuple(name for name in self.files if name.endswith(ONNX_END))
+
+    @property
+    def weights_files(self) -> tuple[FileName, ...]:
+        """What the ONNX files refer to."""
+        return tuple(name for name in self.files if not name.endswith(ONNX_END))
 
 
 class SubNetLatency(Message):

@@ -4,6 +4,7 @@
 """
 
 from adaptive_runtime.chains.chain import ChainAnswers, ExitChain, all_leave_at
+from adaptive_runtime.chains.joined import JoinedFiles
 from adaptive_runtime.chains.manifest import (
     SEGMENTS_FILE,
     ChainFormat,
@@ -25,6 +26,7 @@ __all__ = [
     "ChainTensor",
     "ExitChain",
     "ImagePreparation",
+    "JoinedFiles",
     "NcnnChain",
     "OnnxChain",
     "all_leave_at",

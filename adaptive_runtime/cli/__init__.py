@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking, serving
+from adaptive_runtime.cli import checking, searching, serving
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking, "serve": serving}
+COMMANDS = {"check": checking, "search": searching, "serve": serving}
 BAD_INPUT = 2
 
 

@@ -22,6 +22,7 @@ def load(
     key_file: str | Path | None = None,
     prepares: bool = True,
     cache: str | Path | None = None,
+    also: str | Path | None = None,
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
@@ -31,8 +32,9 @@ def load(
     `memory_mib` serves; SubNets are loaded ahead as far as there is room. first: what serves first, whatever the
     budget is. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`;
     None: in the bundle's folder.
+    also: the folder of a search on this device, whose SubNets serve, too; all are compared by the accuracies that it measured.
     """
-    bundle = OpenBundle.open(folder, key_file)
+    bundle = OpenBundle.open(folder, key_file, also)
     form = bundle.manifest.own_format if format is None else format
     subnets = [one for one in bundle.manifest.subnets if form in one.nets]
     if not subnets:

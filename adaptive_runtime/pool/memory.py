@@ -1,11 +1,13 @@
 """Memory of this process, as the system counts it."""
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-ROLLUP = Path("/proc/self/smaps_rollup")
+ROLLUP, STATM = Path("/proc/self/smaps_rollup"), Path("/proc/self/statm")
+PAGE_BYTES = mmap.PAGESIZE
 KIB_PER_MIB = 1024
 
 
@@ -17,6 +19,14 @@ def own_mib() -> float | None:
         return None
     found = (line.split() for line in text.splitlines())
     return next((int(words[1]) / KIB_PER_MIB for words in found if words[0] == "Pss:"), None)
+
+
+def resident_mib() -> float | None:
+    """What of this process is in memory [MiB], with shared pages; None: unknown here. Much faster to read than PSS."""
+    try:
+        return int(STATM.read_text().split()[1]) * PAGE_BYTES / KIB_PER_MIB**2
+    except OSError:
+        return None
 
 
 @cache

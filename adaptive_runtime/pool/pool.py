@@ -18,6 +18,7 @@ from adaptive_runtime.chains import (
     ChainRun,
     ChainRuntime,
     ExitChain,
+    JoinedFiles,
     NcnnChain,
     OnnxChain,
     all_leave_at,
@@ -175,7 +176,7 @@ class SubNetPool:
 
     def _names(self, subnet: BundledSubNet, name: str) -> tuple[str, ...]:
         """An ONNX file, and that with its weights."""
-        return name, *subnet.nets["onnx"].files[1:]
+        return name, *subnet.nets["onnx"].weights_files
 
     def _described(self, variant: Variant) -> Answerer:
         subnet = self._subnet(variant)
@@ -184,7 +185,8 @@ class SubNetPool:
         else:
             manifest = self.bundle.chain(subnet, self.form)
             decider = _decider(variant, subnet, manifest)
-        parts = self._parts_of(subnet, manifest)
+        joined = manifest.format == "onnx" and decider is None
+        parts = self._joined_parts(subnet, manifest) if joined else self._parts_of(subnet, manifest)
         last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
         parts = parts[:last] if self.form == "onnx" else parts
         chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
@@ -199,6 +201,16 @@ class SubNetPool:
             known = [one.digest for one in self.bundle.manifest.subnets if self.form in one.nets]
             raise AdaptiveError("SubNet", f"'{variant.digest}'", allowed=", ".join(known))
         return found
+
+    def _joined_parts(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
+        """The files of a whole SubNet in ONNX: one, or several that are run one behind the other."""
+        names, memory = subnet.nets["onnx"].onnx_files, subnet.memory
+        for name in names:
+            if name not in self._parts:
+                need_mib = PROGRAM_MIB + memory.activations_mib + memory.weights_mib / len(names)
+                load = partial(self.files.session, manifest, self._names(subnet, name))
+                self._parts[name] = PoolPart(name, load, need_mib)
+        return tuple(self._parts[name] for name in names)
 
     def _parts_of(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
         memory, segments = subnet.memory, manifest.segments
@@ -240,6 +252,8 @@ def _decider(variant: Variant, subnet: BundledSubNet, manifest: ChainManifest) -
 
 
 def _runtime(manifest: ChainManifest, parts: tuple[PoolPart, ...], value_of: Callable[[PoolPart], Any]) -> ChainRuntime:
+    if len(parts) > len(manifest.segments):
+        return JoinedFiles(manifest, len(parts), lambda at: value_of(parts[at]))
     if manifest.format == "onnx":
         return OnnxChain(manifest, lambda at: value_of(parts[at]))
     return _PooledNet(lambda: value_of(parts[0]))

@@ -31,6 +31,10 @@ class Settings(TimingSettings):
     bundle: bool = Field(
         False, description="all SubNets of a device in one folder, whose common weights are there once"
     )
+    blocks: bool = Field(
+        False,
+        description="the bundle has the segments of blocks with alternatives, too, for a search on the device",
+    )
     bundle_key: Path | None = Field(
         None,
         description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",
@@ -44,6 +48,12 @@ class Settings(TimingSettings):
     check_images: int = Field(4, ge=1, le=1000)
     tolerance: Tolerance = Tolerance()
     quantise: QuantiseSettings = QuantiseSettings()
+
+    @model_validator(mode="after")
+    def _blocks_are_in_a_bundle(self) -> Self:
+        if self.blocks and not self.bundle:
+            raise ValueError("blocks=true with bundle=false: segments are part of a bundle; allowed: bundle=true")
+        return self
 
     @model_validator(mode="after")
     def _onnx_files_are_planned(self) -> Self:

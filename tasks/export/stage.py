@@ -22,9 +22,9 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
-from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.bundles import write_bundle
+from tasks.export.bundles import require_blocks, single_replacements, write_bundle
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -93,6 +93,7 @@ def run(
     if (device := client.capabilities()).backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
     require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
+    require_blocks(settings, net)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
@@ -109,7 +110,7 @@ def run(
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, data, out, progress, device, rules),
+        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, rules),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
 
@@ -135,17 +136,38 @@ def _bundle(
     settings: Settings,
     net: SuperNet,
     cards: Sequence[Card],
+    supernet: Path,
     data: Mapping[str, EvaluationData],
     out: Path,
     progress: Progress,
+    store: SubNetStore,
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy],
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
-    images = next(iter(data.values()))
-    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies)}
+    images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
+    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies, known)}
+
+
+def _replaced(
+    settings: Settings,
+    net: SuperNet,
+    supernet: Path,
+    data: Mapping[str, EvaluationData],
+    out: Path,
+    progress: Progress,
+    store: SubNetStore,
+) -> dict[str, dict[str, Accuracy]]:
+    """Accuracies on the first split, by digest, of the largest SubNet and of those with one alternative alone."""
+    if not settings.blocks:
+        return {}
+    split, images = next(iter(data.items()))
+    configs = [net.max_config, *single_replacements(net).values()]
+    lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
+    found = accuracies(net, configs, images, lines, progress, "evaluate alternatives")
+    return {split: dict(zip(map(net.space.digest, configs), found, strict=True))}
 
 
 def _evaluated(

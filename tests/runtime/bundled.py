@@ -29,12 +29,23 @@ from adaptive_runtime.chains import ChainManifest, ChainSegment, ChainTensor, Im
 from adaptive_runtime.exits import Thresholds
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
+from tasks.export.bundles.blocks import write_blocks
 
 SETTINGS: dict[str, bool | int | str] = {
     "intra_op_num_threads": 1,
     "inter_op_num_threads": 1,
     "session.intra_op.allow_spinning": "0",
 }
+DEVICE = BundleDevice(
+    backend="onnxruntime",
+    version=onnxruntime.__version__,
+    provider="CPUExecutionProvider",
+    precision="fp32",
+    threads=1,
+    cpu_model="",
+    system="",
+    fingerprint="",
+)
 MIB = 2**20
 
 
@@ -44,22 +55,30 @@ def write_plain_bundle(
     folder: Path,
     thresholds: Mapping[str, Thresholds] | None = None,
     samples: int = 0,
+    blocks: bool = False,
 ) -> BundleManifest:
     """A bundle of SubNets for onnxruntime, with the chains of those that pass exits. thresholds: by digest.
 
     samples: images of the calibration sample, with torch's answers; 0: the bundle has none.
+
+    blocks: the segments of blocks with alternatives are there, too.
 
     The first SubNet counts as the most accurate, and the slowest.
     """
     subnets = {net.space.digest(config): config for config in configs}
     chains = {digest: exits for digest, config in subnets.items() if len(exits := net.exits(config)) > 1}
     folder.mkdir(parents=True, exist_ok=True)
-    net.export_together({digest: (config, None) for digest, config in subnets.items()}, folder, chains)
+    whole = {digest: (config, None) for digest, config in subnets.items()}
+    net.export_together(whole, folder, chains, (net.max_config, None) if blocks else None)
     rows = []
     for at, (digest, config) in enumerate(subnets.items()):
         own = (thresholds or {}).get(digest)
         chain = _write_chain(net, digest, config, folder) if digest in chains else None
         rows.append(_row(net, digest, config, folder, chain, own, at))
+    if blocks:
+        inputs = np.random.default_rng(0).standard_normal(net.input_shape(net.max_config), np.float32)
+        prepared = _preparation(net, net.max_config)
+        assert write_blocks(net, None, prepared, folder, inputs, SETTINGS, {}) <= 1e-5
     if samples:
         (folder / CALIBRATION_FILE).write_bytes(_sample(net, subnets, samples).to_bytes())
     files = sorted(file for file in folder.iterdir() if file.name != BUNDLE_FILE)
@@ -68,16 +87,7 @@ def write_plain_bundle(
         files={file.name: FileFacts(sha256=_sha256(file), bytes=file.stat().st_size) for file in files},
         subnets=tuple(rows),
         runs={"onnx": _run()},
-        device=BundleDevice(
-            backend="onnxruntime",
-            version=onnxruntime.__version__,
-            provider="CPUExecutionProvider",
-            precision="fp32",
-            threads=1,
-            cpu_model="",
-            system="",
-            fingerprint="",
-        ),
+        device=DEVICE,
         made_from=BundleOrigin(network={"name": "made here"}, data="none", digests={}),
         calibration=CALIBRATION_FILE if samples else None,
     )
@@ -122,24 +132,13 @@ def _row(
     thresholds: Thresholds | None,
     at: int,
 ) -> BundledSubNet:
-    shape = net.input_shape(config)
-    largest = net.input_shape(net.max_config)[-1]
     (taken,), (given,) = _tensors(folder / f"{digest}.onnx")
     macs = itertools.accumulate(() if chain is None else [one.macs for one in chain.segments])
     return BundledSubNet(
         digest=digest,
         config=dict(config),
-        input_shape=shape,
-        preparation=ImagePreparation(
-            colours="RGB",
-            crop="none",
-            resolution=largest,
-            interpolation="none",
-            mean=(0.0,) * 3,
-            deviation=(1.0,) * 3,
-            size=(shape[-2], shape[-1]),
-            size_interpolation="bilinear, antialiased",
-        ),
+        input_shape=net.input_shape(config),
+        preparation=_preparation(net, config),
         nets={
             "onnx": BundledNet(
                 files=(f"{digest}.onnx", WEIGHTS_FILE),
@@ -162,6 +161,20 @@ def _row(
         if chain is None
         else tuple(BundledExit(exit=name, macs=until) for name, until in zip(chain.exits, macs, strict=True)),
         thresholds=thresholds,
+    )
+
+
+def _preparation(net: SuperNet, config: Config) -> ImagePreparation:
+    shape = net.input_shape(config)
+    return ImagePreparation(
+        colours="RGB",
+        crop="none",
+        resolution=net.input_shape(net.max_config)[-1],
+        interpolation="none",
+        mean=(0.0,) * 3,
+        deviation=(1.0,) * 3,
+        size=(shape[-2], shape[-1]),
+        size_interpolation="bilinear, antialiased",
     )
 
 

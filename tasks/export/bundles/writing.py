@@ -28,17 +28,20 @@ from adaptive_runtime.bundles import (
     read_key,
     signature,
 )
-from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
+from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
 from tasks.artifacts import write_bytes
+from tasks.data.description import describe
 from tasks.errors import UserError
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.rows import subnet_row
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
+from tasks.export.card import preparation
 from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, chain_statistics, copy_ncnn_chain
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
@@ -60,21 +63,23 @@ def write_bundle(
     progress: Progress,
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy] | None = None,
+    accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
-    policies: by digest those of SubNets with exits. `bytes_alone`: of the ONNX files, where these were exported. The folder is
+    policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
+    with. `bytes_alone`: of the ONNX files, where these were exported. The folder is
     there whole, or not at all. UserError for a key that cannot be read.
     """
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    writer = _Writer(settings, net, images, out, partial, device, policies or {})
+    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {})
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
-    differences |= dict.fromkeys(writer.broken, math.inf)
+    differences |= {**dict.fromkeys(writer.broken, math.inf), **writer.of_blocks}
     worst = max(differences, key=lambda digest: differences[digest])
     difference, allowed = differences[worst], settings.tolerance.fp32
     if difference > allowed:
@@ -107,7 +112,10 @@ def _key(settings: Settings) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are no numbers."""
+    """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are no numbers.
+
+    of_blocks: the largest difference from torch of chains of blocks, where these are written.
+    """
 
     settings: Settings
     net: SuperNet
@@ -116,16 +124,21 @@ class _Writer:
     folder: Path
     device: Capabilities
     policies: Mapping[str, SubnetPolicy]
+    accuracies: Mapping[str, Mapping[str, Accuracy]]
     broken: list[str] = field(default_factory=list)
+    of_blocks: dict[str, float] = field(default_factory=dict)
 
     def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[BundledSubNet]:
         """All files but the manifest; the rows of the SubNets."""
         net = self.net
         statistics = {card.digest: self._statistics(card) for card in cards}
         chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
+        blocks = (net.max_config, block_statistics(net, self.images)) if self.settings.blocks else None
         net.export_together(
-            {card.digest: (card.config, statistics[card.digest]) for card in cards}, self.folder, chains
+            {card.digest: (card.config, statistics[card.digest]) for card in cards}, self.folder, chains, blocks
         )
+        if blocks is not None:
+            self._write_blocks(blocks[1])
         rows, sampled = [], []
         for card in cards:
             module = net.build(card.config, statistics[card.digest]).eval()
@@ -135,6 +148,16 @@ class _Writer:
             advance()
         write_bytes(self.folder / CALIBRATION_FILE, calibration_sample(net, sampled).to_bytes())
         return rows
+
+    def _write_blocks(self, statistics: Statistics) -> None:
+        net, config = self.net, self.net.max_config
+        module = net.build(config, statistics)
+        inputs, _ = references(net, module, config, self.images, self.settings.check_images)
+        run = self._run("onnx").settings
+        told = preparation(describe(self.images.dataset), net.input_shape(config))
+        prepared = ImagePreparation.model_validate(told.model_dump())
+        found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
+        self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 
     def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
         """The manifest of the files that are in the folder."""

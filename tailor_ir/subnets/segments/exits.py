@@ -12,27 +12,9 @@ from torch import nn
 
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Graph, Node
-from tailor_ir.ops import OPERATORS
 from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.structure import Structure, Subnet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What is computed between an exit and the one before it.
-
-    subnet: its nodes, with all that depend on weights alone; its outputs are the answer of the exit (B, K), then the values
-    that later parts read. inputs: values of the network's input and of earlier parts that it reads.
-    """
-
-    exit: str
-    subnet: Subnet
-    inputs: tuple[str, ...]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The answer's name, then those of the values that are handed over."""
-        return self.subnet.outputs
+from tailor_ir.subnets.segments.part import AnswerPart, reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +66,7 @@ def exits_of(structure: Structure, codes: np.ndarray) -> tuple[str, ...]:
 
 def find_parts(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None = None, batch: int = 1
-) -> tuple[Part, ...]:
+) -> tuple[AnswerPart, ...]:
     """The parts of one SubNet. exits: those that are wanted, of the ones that it passes; its own is always the last part.
 
     SpaceError for a space without exits, and for exits that the SubNet does not pass.
@@ -103,7 +85,7 @@ def with_all_answers(
 
 def _divided(
     structure: Structure, codes: np.ndarray, exits: Sequence[str] | None, batch: int
-) -> tuple[tuple[Part, ...], tuple[Node, ...]]:
+) -> tuple[tuple[AnswerPart, ...], tuple[Node, ...]]:
     column = _column(structure)
     passed = exits_of(structure, codes)
     if column is None:
@@ -120,7 +102,7 @@ def _divided(
     return _parts(structure.graph, whole, dict(zip(wanted, answers, strict=True)), ended[-1]), whole
 
 
-def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last: Subnet) -> tuple[Part, ...]:
+def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last: Subnet) -> tuple[AnswerPart, ...]:
     """Nodes by the first exit that needs them. answers: value of the answer by exit, in order."""
     data = graph.data_values()
     of_weights = [node for node in nodes if node.outputs[0] not in data]
@@ -134,7 +116,7 @@ def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last
                 taken.append(node)
         own.append(taken[::-1])
         left = [node for node in left if needed.isdisjoint(node.outputs)]
-    read = [tuple(dict.fromkeys(n for node in part for n in _reads(graph, node) if n in data)) for part in own]
+    read = [tuple(dict.fromkeys(n for node in part for n in reads(graph, node) if n in data)) for part in own]
     written = [[name for node in part for name in node.outputs] for part in own]
     found = []
     for at, (name, answer) in enumerate(answers.items()):
@@ -142,18 +124,13 @@ def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last
         handed = tuple(value for value in written[at] if value in later and value != answer)
         present = {node.name for node in (*of_weights, *own[at])}
         found.append(
-            Part(
+            AnswerPart(
                 exit=name,
                 subnet=Subnet(tuple(node for node in nodes if node.name in present), (answer, *handed), last.sizes),
                 inputs=tuple(value for value in read[at] if value not in written[at]),
             )
         )
     return tuple(found)
-
-
-def _reads(graph: Graph, node: Node) -> tuple[str, ...]:
-    """The values that a node's module is called with; some ask the network's input for the number of samples."""
-    return (*node.inputs, *graph.inputs) if OPERATORS[node.op].needs_batch else node.inputs
 
 
 def _column(structure: Structure) -> int | None:

@@ -1,0 +1,126 @@
+"""`blocks.json`: the segments of which SubNets of a bundle's SuperNet are chains, so that a device can put others together.
+
+Boundaries are counted from the network's input, 0, to its answer. A segment reads the value at one boundary and gives that at
+a later one. `bundle.json` has the digests of all files.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.bundles.subnets import Choice
+from adaptive_runtime.chains import ChainTensor, ImagePreparation
+from adaptive_runtime.chains.manifest import FileName
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Message, one_line
+
+BLOCKS_FILE = "blocks.json"
+VERSION = 1
+AGAIN = "export the bundle again"
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+class BundledSegment(Message):
+    """A way from one boundary to a later one.
+
+    variable, choice: the alternative that it is; None: the network's own layers. bytes: of its weights. macs: of one sample.
+    predicted_ms: None: unknown. accuracy_loss: what the largest SubNet loses with this alternative alone, as a share of
+    images; None: unknown.
+    """
+
+    start: int = Field(ge=0)
+    end: int
+    variable: str | None = None
+    choice: str | None = None
+    file: FileName
+    input: ChainTensor
+    output: ChainTensor
+    bytes: int
+    macs: int
+    predicted_ms: float | None = None
+    accuracy_loss: float | None = None
+
+
+class BlocksManifest(Message):
+    """All segments of one SuperNet, whose variables of other kinds than `block` are as in `config`.
+
+    weights: the file that segments refer to. accuracy: of the network's own layers, by split. relative_difference: the largest
+    from torch, of the SubNets that were checked, over the largest value.
+    """
+
+    version: int = VERSION
+    config: dict[str, Choice]
+    preparation: ImagePreparation
+    weights: FileName
+    accuracy: dict[str, float]
+    segments: Annotated[tuple[BundledSegment, ...], Field(min_length=1)]
+    relative_difference: float = 0.0
+
+    @model_validator(mode="after")
+    def _leads_from_input_to_answer(self) -> Self:
+        own = {(one.start, one.end) for one in self.segments if one.variable is None}
+        wanted = {(at, at + 1) for at in range(self.boundaries - 1)}
+        if own != wanted:
+            raise ValueError(f"the network's own layers do not lead from boundary 0 to {self.boundaries - 1}")
+        for number, one in enumerate(self.segments):
+            if one.end <= one.start:
+                raise ValueError(f"segment {number} leads from boundary {one.start} to {one.end}")
+            if (one.variable is None) != (one.choice is None):
+                raise ValueError(f"segment {number} has a variable without a choice, or a choice without a variable")
+        if wrong := [n for n, one in enumerate(self.segments) if one.input.shape != self._shapes[one.start]]:
+            raise ValueError(f"segment {wrong[0]} reads another shape than those before it give")
+        return self
+
+    @property
+    def boundaries(self) -> int:
+        """The number of boundaries, the input and the answer included."""
+        return 1 + max(one.end for one in self.segments)
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The network's own layers: positions of segments in order."""
+        own = [number for number, one in enumerate(self.segments) if one.variable is None]
+        return tuple(sorted(own, key=lambda number: self.segments[number].start))
+
+    @property
+    def _shapes(self) -> dict[int, tuple[int | None, ...]]:
+        own = [self.segments[number] for number in self.largest]
+        return {one.start: one.input.shape for one in own}
+
+    def config_of(self, path: tuple[int, ...]) -> dict[str, Choice]:
+        """The config of a chain, without the variables of blocks in whose place it has another one."""
+        taken = [self.segments[number] for number in path]
+        ends = {one.variable: one.end for one in self.segments if one.variable is not None}
+        passed = {name for name, end in ends.items() for one in taken if one.start < end < one.end}
+        chosen = {one.variable: one.choice for one in taken if one.variable is not None and one.choice is not None}
+        return {name: choice for name, choice in {**self.config, **chosen}.items() if name not in passed}
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """From a file. AdaptiveError in one line: no such manifest, or of another version."""
+        return read_versioned(cls, file, VERSION, AGAIN)
+
+
+def read_versioned(kind: type[Kind], file: Path, version: int, next_step: str) -> Kind:
+    """A message that tells its version, from a JSON file. AdaptiveError in one line."""
+    try:
+        content: Any = json.loads(file.read_bytes())
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=next_step) from error
+    except ValueError as error:  # also of decoding
+        raise AdaptiveError(str(file), f"is no JSON ({error})", next_step=next_step) from error
+    found = content.get("version") if isinstance(content, dict) else None
+    if found != version:
+        got = "has no version" if found is None else f"has version {found}"
+        raise AdaptiveError(str(file), got, allowed=str(version), next_step=next_step)
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise AdaptiveError(str(file), one_line(error), next_step=next_step) from error

@@ -1,0 +1,67 @@
+"""`found.json`: SubNets that a search on the device has put together from the segments of a bundle.
+
+The file names files of the bundle, and has none of its own. It belongs to one bundle, by the digest of the manifest.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from adaptive_runtime.bundles.blocks import read_versioned
+from adaptive_runtime.bundles.manifest import BundleManifest
+from adaptive_runtime.bundles.subnets import BundledSubNet
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Digest, Message
+
+FOUND_FILE = "found.json"
+VERSION = 1
+AGAIN = "search again: autotailor-runtime search"
+HERE = "device"
+"""The split of accuracies that a search on the device has measured."""
+
+
+class FoundSubNets(Message):
+    """What a search has found. bundle: sha256 of its manifest.
+
+    images: on which accuracies were measured. labels: given by the user, or the largest SubNet's answers. accuracies: of the
+    bundle's own SubNets on the same images, by digest. subnets: found ones; their files are run one behind the other.
+    """
+
+    version: int = VERSION
+    bundle: Digest
+    images: int = Field(ge=1)
+    labels: Literal["given", "largest"]
+    accuracies: dict[str, float]
+    subnets: tuple[BundledSubNet, ...]
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """From the folder of a search. AdaptiveError in one line."""
+        return read_versioned(cls, folder / FOUND_FILE, VERSION, AGAIN)
+
+    def joined(self, manifest: BundleManifest, digest: str, folder: Path) -> BundleManifest:
+        """The manifest with these SubNets, all with the accuracies on the device first. AdaptiveError: of another bundle.
+
+        digest: of the manifest's file. Accuracies that only some SubNets have are not compared with those of others.
+        """
+        if digest != self.bundle:
+            raise AdaptiveError(str(folder / FOUND_FILE), "was found for another bundle", next_step=AGAIN)
+        own = [
+            one.model_copy(update={"accuracy": {HERE: self.accuracies[one.digest], **one.accuracy}})
+            for one in manifest.subnets
+            if one.digest in self.accuracies
+        ]
+        silent = [one for one in manifest.subnets if one.digest not in self.accuracies]
+        if silent:
+            got = f"has no accuracy of SubNet {silent[0].digest}"
+            raise AdaptiveError(str(folder / FOUND_FILE), got, next_step=AGAIN)
+        fields = {name: getattr(manifest, name) for name in BundleManifest.model_fields}
+        try:
+            return BundleManifest.model_validate({**fields, "subnets": (*own, *self.subnets)})
+        except ValueError as error:
+            raise AdaptiveError(str(folder / FOUND_FILE), str(error), next_step=AGAIN) from error

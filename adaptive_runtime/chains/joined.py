@@ -1,0 +1,60 @@
+"""ONNX files that are run one behind the other, as one segment.
+
+Legend: N samples, C channels, H height, W width, K classes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains.manifest import ChainManifest
+from adaptive_runtime.chains.runs import Array, ChainRun
+
+
+class JoinedFiles:
+    """A SubNet in several files in onnxruntime; each reads what the one before it gives.
+
+    session_of: the session of a file by its place, asked for when the file runs.
+    """
+
+    def __init__(self, manifest: ChainManifest, count: int, session_of: Callable[[int], Any]) -> None:
+        import onnxruntime
+
+        self.batch = manifest.input.shape[0]
+        self.count, self.session_of = count, session_of
+        self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """Samples (N, C, H, W) at the start."""
+        return _JoinedRun(self, x_NCHW)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        del self.session_of
+
+
+class _JoinedRun:
+    __slots__ = ("_chain", "_x")
+
+    def __init__(self, chain: JoinedFiles, x_NCHW: Array) -> None:
+        self._chain, self._x = chain, x_NCHW
+
+    def next(self) -> Array:
+        """The answer (N, K)."""
+        value = self._chain.value_of(self._x)
+        for at in range(self._chain.count):
+            value = run_file(self._chain.session_of(at), value)
+        found: Array = value.numpy()
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        self._x = self._x[mask_N]
+
+
+def run_file(session: Any, value: Any) -> Any:
+    """One file with one input and one output: an `OrtValue` from an `OrtValue`."""
+    (taken,), (given,) = session.get_inputs(), session.get_outputs()
+    (found,) = session.run_with_ort_values([given.name], {taken.name: value})
+    return found

@@ -1,0 +1,35 @@
+"""Search on the device: SubNets for the user's own images, put together from the segments of a bundle.
+
+[Search on the device](docs/device_search.md) says how it searches, what it needs, and what it writes.
+"""
+
+from adaptive_runtime.local_search.background import BackgroundSearch
+from adaptive_runtime.local_search.evaluation import OwnEvaluation
+from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies
+from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts
+from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
+from adaptive_runtime.local_search.running import search
+from adaptive_runtime.local_search.samples import OwnImages
+from adaptive_runtime.local_search.sessions import SegmentSessions
+from adaptive_runtime.local_search.space import LatencyRange, SegmentSpace, best_front, latency_ms, mutated
+from adaptive_runtime.local_search.surrogate import AdditiveModel
+
+__all__ = [
+    "AdditiveModel",
+    "BackgroundSearch",
+    "LatencyRange",
+    "LocalSearchSettings",
+    "OwnEvaluation",
+    "OwnImages",
+    "PrefixTree",
+    "Proposer",
+    "RunCounts",
+    "SegmentLatencies",
+    "SegmentSessions",
+    "SegmentSpace",
+    "best_front",
+    "known_latencies",
+    "latency_ms",
+    "mutated",
+    "search",
+]

@@ -1,0 +1,151 @@
+"""A search in a process of its own, which can be paused, ended at any moment, and started again where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.local_search.child import SearchOrder
+from adaptive_runtime.local_search.proposals import LocalSearchSettings
+
+LAST_LINE = 300
+PACKAGES = str(Path(__file__).resolve().parents[2])
+"""Where the child imports this very package from."""
+
+
+class BackgroundSearch:
+    """A search that runs beside this process, at the lowest priority.
+
+    bundle: its folder. images: an .npz file or a folder (`OwnImages.read`), or arrays (x, y), which go to the process through
+    a pipe. folder: of state and results; a search that was ended there goes on. tell: takes events; in a thread of its own.
+    niceness: 19 is the lowest priority.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        images: str | Path | tuple[NDArray[np.float32], NDArray[np.int64] | None],
+        folder: str | Path,
+        settings: LocalSearchSettings,
+        tell: Callable[[dict[str, Any]], None] = lambda event: None,
+        key_file: str | Path | None = None,
+        niceness: int = 19,
+    ) -> None:
+        own = None if isinstance(images, tuple) else Path(images).absolute()
+        order = SearchOrder(
+            bundle=Path(bundle).absolute(),
+            key_file=None if key_file is None else Path(key_file).absolute(),
+            images=own,
+            folder=Path(folder).absolute(),
+            settings=settings,
+            niceness=niceness,
+        )
+        command = [sys.executable, "-P", "-m", "adaptive_runtime.local_search.child", order.model_dump_json()]
+        path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        self.folder, self._tell, self._error = order.folder, tell, ""
+        self._complaint = b""
+        self._listeners = [threading.Thread(target=one, daemon=True) for one in (self._listen, self._read_complaints)]
+        for listener in self._listeners:
+            listener.start()
+        self._send(images if isinstance(images, tuple) else None)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there, also while it is paused."""
+        return self._process.poll() is None
+
+    def pause(self) -> None:
+        """Stop the process where it is; it keeps its memory."""
+        self._signal("SIGSTOP")
+
+    def go_on(self) -> None:
+        """Let a paused process go on."""
+        self._signal("SIGCONT")
+
+    def stop(self) -> None:
+        """End the process at once. Another search with the same folder, settings and images goes on after the last
+        generation that was whole."""
+        if self.is_running:
+            self._process.kill()
+        self._process.wait()
+        self._end_listening()
+
+    def wait(self, timeout_s: float | None = None) -> Path:
+        """Wait for the end; the folder, for `load(…, also=folder)`. AdaptiveError: it failed, or it was stopped.
+
+        TimeoutError: it still runs.
+        """
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"the search still runs after {timeout_s} s") from error
+        self._end_listening()
+        if code:
+            last = self._complaint.decode(errors="replace").strip()[:LAST_LINE]
+            line = self._error or last or f"ended with code {code}"
+            raise AdaptiveError("search", line, next_step="the same search goes on from its folder")
+        return self.folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _signal(self, name: str) -> None:
+        if not hasattr(signal, name):
+            raise AdaptiveError("search", "this system cannot pause a process", next_step="stop it, and start it again")
+        if self.is_running:
+            self._process.send_signal(getattr(signal, name))
+
+    def _send(self, arrays: tuple[NDArray[np.float32], NDArray[np.int64] | None] | None) -> None:
+        assert self._process.stdin is not None
+        with self._process.stdin as stream:
+            if arrays is not None:
+                x, y = arrays
+                np.savez(stream, allow_pickle=False, x=x, **({} if y is None else {"y": y}))
+
+    def _end_listening(self) -> None:
+        """Read what is left of the pipes, and close them."""
+        for listener in self._listeners:
+            listener.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _listen(self) -> None:
+        for event in self._events():
+            if event["event"] == "error":
+                self._error = event["line"]
+            self._tell(event)
+
+    def _read_complaints(self) -> None:
+        """Keep the last line that the process writes when it fails."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._complaint = line if line.strip() else self._complaint
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            yield json.loads(line)

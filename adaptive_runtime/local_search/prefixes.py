@@ -1,0 +1,112 @@
+"""Many SubNets on the same images: the tree of their common first segments is walked depth first, and nothing is run twice.
+
+Features are kept at the places alone where a later SubNet goes another way, and are freed when the last one has. Source:
+AdaptiveNet (MobiCom 2023) §5.
+
+Legend: n SubNets, N samples, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.local_search.space import Floats, Path
+
+Array = NDArray[np.float32]
+RunSegment = Callable[[int, Array], Array]
+"""What a segment gives for one batch."""
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """Runs of segments on batches. alone: how many it would have been, each SubNet for itself; in [ms] by their latencies.
+
+    again: of `runs` those of features that the memory had no room for.
+    """
+
+    runs: int = 0
+    alone: int = 0
+    again: int = 0
+    run_ms: float = 0.0
+    alone_ms: float = 0.0
+
+    @property
+    def saved(self) -> float:
+        """The share of time that common segments save, by the latencies of segments."""
+        return 1 - self.run_ms / self.alone_ms if self.alone_ms else 0.0
+
+
+class PrefixTree:
+    """Runs SubNets together. ms_E: latencies of segments, for the counts. cap_bytes: of kept features; what is beyond is
+    computed again."""
+
+    def __init__(self, run: RunSegment, ms_E: Floats, cap_bytes: float = np.inf) -> None:
+        self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
+        self.counts = RunCounts()
+
+    def classes(self, paths: Sequence[Path], batches: Sequence[Array]) -> NDArray[np.int64]:
+        """The classes that SubNets answer for batches of samples, (n, N)."""
+        order = sorted(range(len(paths)), key=lambda number: paths[number])
+        ordered = [paths[number] for number in order]
+        found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(paths)
+        common = [*(_common(one, other) for one, other in pairwise(ordered)), 0]
+        kept: dict[int, list[Array]] = {0: list(batches)}
+        reached = 0
+        for at, path in enumerate(ordered):
+            logits = self._through(path, kept, reached, _wanted(common[at:]))
+            found[order[at]] = np.concatenate([one.argmax(1) for one in logits])
+            reached = common[at]
+            for depth in [depth for depth in kept if depth > reached]:
+                del kept[depth]
+            self._count_alone(path, len(batches))
+        return np.stack(found)
+
+    def _through(self, path: Path, kept: dict[int, list[Array]], reached: int, wanted: set[int]) -> list[Array]:
+        """The answers of one SubNet, from the deepest kept features on. reached: how far one before it has come."""
+        start = max(kept)
+        values = kept[start]
+        for depth in range(start, len(path)):
+            values = [self._run(path[depth], value) for value in values]
+            self.counts.runs += len(values)
+            self.counts.again += len(values) if depth < reached else 0
+            self.counts.run_ms += len(values) * float(self._ms[path[depth]])
+            if depth + 1 in wanted and depth + 1 < len(path):
+                self._keep(kept, depth + 1, values)
+        return values
+
+    def _keep(self, kept: dict[int, list[Array]], depth: int, values: list[Array]) -> None:
+        """Keep features; those nearest to the input make room, since they are needed last."""
+        kept[depth] = values
+        while sum(map(_bytes, list(kept.values())[1:])) > self._cap_bytes:
+            del kept[min(place for place in kept if place)]
+
+    def _count_alone(self, path: Path, batches: int) -> None:
+        self.counts.alone += batches * len(path)
+        self.counts.alone_ms += batches * float(self._ms[list(path)].sum())
+
+
+def _common(one: Path, other: Path) -> int:
+    """The number of first segments that two SubNets have in common."""
+    for depth, (own, others) in enumerate(zip(one, other, strict=False)):
+        if own != others:
+            return depth
+    return min(len(one), len(other))
+
+
+def _wanted(common: Sequence[int]) -> set[int]:
+    """The depths of the first SubNet at which a later one goes another way, while all between them have the same way so far."""
+    found, least = set[int](), common[0]
+    for depth in common:
+        if depth <= least:
+            found.add(depth)
+            least = depth
+        if not least:
+            break
+    return found
+
+
+def _bytes(values: Sequence[Array]) -> int:
+    return sum(value.nbytes for value in values)

@@ -1,0 +1,171 @@
+"""A whole search in this process: latencies, generations, results. A search that was ended goes on from its folder."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import IO, Any
+
+import numpy as np
+
+from adaptive_runtime.bundles import FOUND_FILE, BlocksManifest, OpenBundle
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.local_search.evaluation import LEAST_KEPT_MIB, OwnEvaluation
+from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies, measured_ms
+from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
+from adaptive_runtime.local_search.results import found_subnets
+from adaptive_runtime.local_search.samples import OwnImages
+from adaptive_runtime.local_search.sessions import SegmentSessions
+from adaptive_runtime.local_search.space import Path, SegmentSpace, best_front, latency_ms
+from adaptive_runtime.local_search.state import EvaluatedPath, SearchState, write_whole
+from adaptive_runtime.local_search.surrogate import AdditiveModel
+
+Tell = Callable[[dict[str, Any]], None]
+"""Takes progress: a JSON object with the name of an event."""
+MEMORY_SHARE, LEAST_ROOM_MIB = 0.1, 4.0
+"""What a search may take beyond the largest SubNet: a share of that, or so much."""
+KEPT_SHARE = 0.05
+MOST_FOUND = 8
+
+
+def search(
+    bundle: OpenBundle, source: FilePath | IO[bytes], folder: FilePath, settings: LocalSearchSettings, tell: Tell
+) -> FilePath:
+    """Search with the user's images and write `found.json` into a folder, whose path comes back. AdaptiveError in one line.
+
+    The folder has the state of the search, too: latencies, paths and counts, neither images nor labels.
+    """
+    blocks = bundle.blocks()
+    classes = blocks.segments[blocks.largest[-1]].output.shape[-1] or 1
+    shape = tuple(size or 1 for size in blocks.segments[blocks.largest[0]].input.shape[1:])
+    data = OwnImages.read(source, shape, classes)
+    _make(folder)
+    latencies = known_latencies(bundle, blocks, folder)
+    tell({"event": "latencies", "segments": len(blocks.segments), "took_s": latencies.took_s})
+    _require_a_subnet(SegmentSpace.of(blocks), latencies, settings)
+    running = _Running(bundle, blocks, data, latencies, folder, settings, tell)
+    running.work()
+    write_whole(folder / FOUND_FILE, running.found().to_json())
+    tell({"event": "found", "file": str(folder / FOUND_FILE)})
+    return folder / FOUND_FILE
+
+
+def _make(folder: FilePath) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.disk_usage(folder)
+    except OSError as error:
+        raise AdaptiveError(str(folder), f"cannot be written ({error.strerror})") from error
+
+
+def _require_a_subnet(space: SegmentSpace, latencies: SegmentLatencies, settings: LocalSearchSettings) -> None:
+    ms = latencies.ms_E
+    if not best_front(space, -ms, ms, settings.budget_ms):
+        fastest_ms = min(latency_ms(path, ms) for path in best_front(space, -ms, ms, np.inf))
+        got = f"{settings.budget_ms:g} ms, and the fastest SubNet takes {fastest_ms:.3g} ms here"
+        raise AdaptiveError("budget", got, allowed=f"from {fastest_ms:.3g} ms on")
+
+
+class _Running:
+    def __init__(
+        self,
+        bundle: OpenBundle,
+        blocks: BlocksManifest,
+        data: OwnImages,
+        latencies: SegmentLatencies,
+        folder: FilePath,
+        settings: LocalSearchSettings,
+        tell: Tell,
+    ) -> None:
+        self.bundle, self.blocks, self.settings, self.tell, self.folder = bundle, blocks, settings, tell, folder
+        self.ms, self.space = latencies.ms_E, SegmentSpace.of(blocks)
+        self.sessions = SegmentSessions(bundle, blocks)
+        kept_mib = self._limit_memory()
+        self.evaluation = OwnEvaluation(self.sessions, blocks, data, self.ms, kept_mib)
+        self.state = SearchState.open(folder, _key(bundle, settings, data, latencies))
+        self.images = len(data)
+
+    def _limit_memory(self) -> float:
+        """Let the search take little more than the largest SubNet alone; what features may take of it comes back [MiB]."""
+        measured_ms(self.sessions, self.blocks, self.blocks.largest)
+        largest_mib = self.sessions.used_mib
+        self.sessions.cap_mib = largest_mib + max(MEMORY_SHARE * largest_mib, LEAST_ROOM_MIB)
+        return max(LEAST_KEPT_MIB, KEPT_SHARE * largest_mib)
+
+    @property
+    def known(self) -> dict[Path, float]:
+        """Accuracies of evaluated SubNets."""
+        return {one.path: one.right / self.images for one in self.state.evaluated}
+
+    def work(self) -> None:
+        """Generations until the search ends; each is written when it is whole."""
+        if self.state.largest is None:
+            (largest,) = self.evaluation.right([self.blocks.largest])
+            self.state = self.state.model_copy(update={"largest": largest})
+        self.proposer = self._proposer(self.state.largest or 0)
+        while not self._has_ended():
+            paths = self.proposer.generation(self.state.generation, self.known)
+            if not paths:
+                break
+            self._add(paths, self.evaluation.right(paths))
+
+    def found(self) -> Any:
+        """The best SubNet, and those that no other one beats in latency and accuracy."""
+        known, model = self.known, self.proposer.model
+        model.fit(known)
+        likely = {path: model.combined(path, accuracy) for path, accuracy in known.items()}
+        paths: list[Path] = []
+        for path in sorted(likely, key=lambda one: (-likely[one], latency_ms(one, self.ms))):
+            own_ms = latency_ms(path, self.ms)
+            within = own_ms <= self.settings.budget_ms
+            if within and all(own_ms < latency_ms(other, self.ms) for other in paths):
+                paths.append(path)
+        return found_subnets(
+            self.bundle, self.blocks, paths[:MOST_FOUND], known, self.evaluation, self.sessions, self.ms
+        )
+
+    def _proposer(self, largest: int) -> Proposer:
+        losses = [one.accuracy_loss for one in self.blocks.segments]
+        losses_E = np.array([np.nan if one is None else one for one in losses])
+        own_E = np.array([one.variable is None for one in self.blocks.segments])
+        model = AdditiveModel(losses_E, own_E, largest / self.images, self.images)
+        return Proposer(self.space, self.ms, model, self.settings)
+
+    def _add(self, paths: list[Path], right: list[int]) -> None:
+        counts, before = self.evaluation.counts, self.state
+        added = [EvaluatedPath(path=path, right=one) for path, one in zip(paths, right, strict=True)]
+        names = ("runs", "alone", "run_ms", "alone_ms")
+        sums = {name: getattr(before, name) + getattr(counts, name) for name in names}
+        for name in names:
+            setattr(counts, name, type(getattr(counts, name))())
+        told = {"evaluated": (*before.evaluated, *added), "generation": before.generation + 1}
+        self.state = before.model_copy(update={**told, **sums})
+        self.state.write(self.folder)
+        best = self.proposer.best(self.known)
+        self.tell(
+            {
+                "event": "generation",
+                "number": self.state.generation,
+                "of": self.settings.generations,
+                "evaluated": len(self.state.evaluated),
+                "accuracy": None if best is None else self.known[best],
+                "latency_ms": None if best is None else latency_ms(best, self.ms),
+                "saved": 1 - self.state.run_ms / self.state.alone_ms if self.state.alone_ms else 0.0,
+                "peak_mib": self.sessions.peak_mib,
+            }
+        )
+
+    def _has_ended(self) -> bool:
+        """All generations are done, or the best measured accuracy is `patience` generations old."""
+        number, population = self.state.generation, self.settings.population
+        if number >= self.settings.generations:
+            return True
+        right = [one.right for one in self.state.evaluated]
+        old = right[: max(0, len(right) - self.settings.patience * population)]
+        return number > self.settings.patience and bool(old) and max(old) >= max(right)
+
+
+def _key(bundle: OpenBundle, settings: LocalSearchSettings, data: OwnImages, latencies: SegmentLatencies) -> str:
+    told = [bundle.digest, settings.model_dump(), data.digest, latencies.p50_ms]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

@@ -1,0 +1,217 @@
+"""SubNets as paths through segments: counting, sampling, those in a range of latency, and the best one by sums of scores.
+
+Legend: E segments, B boundaries, T cells of latency. A path is a tuple of positions of segments in order.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.bundles import BlocksManifest
+
+Path = tuple[int, ...]
+Floats = NDArray[np.float64]
+CELLS = 2048
+MOST_TRIES = 50
+"""Draws for one path in a range, of which those beyond its ends are thrown away; the cells make these few."""
+
+
+class SegmentSpace:
+    """The graph of segments. starts_E, ends_E: boundaries; 0 is the input, the last one the answer."""
+
+    def __init__(self, starts_E: Sequence[int], ends_E: Sequence[int]) -> None:
+        self.starts, self.ends = tuple(starts_E), tuple(ends_E)
+        self.last = max(ends_E)
+        self.leaving: tuple[tuple[int, ...], ...] = tuple(
+            tuple(one for one, start in enumerate(self.starts) if start == boundary) for boundary in range(self.last)
+        )
+
+    @classmethod
+    def of(cls, manifest: BlocksManifest) -> Self:
+        """The space of a bundle."""
+        return cls([one.start for one in manifest.segments], [one.end for one in manifest.segments])
+
+    @cached_property
+    def ways_B(self) -> tuple[int, ...]:
+        """For each boundary the exact number of ways from there to the answer."""
+        found = [1]
+        for boundary in reversed(range(self.last)):
+            found.append(sum(found[self.last - self.ends[one]] for one in self.leaving[boundary]))
+        return tuple(reversed(found))
+
+    @property
+    def count(self) -> int:
+        """The number of SubNets."""
+        return self.ways_B[0]
+
+    def sample(self, rng: np.random.Generator) -> Path:
+        """A path, each as likely as any other."""
+        at, found = 0, list[int]()
+        while at < self.last:
+            ways = np.array([self.ways_B[self.ends[one]] for one in self.leaving[at]], float)
+            found.append(self.leaving[at][_drawn(ways, rng)])
+            at = self.ends[found[-1]]
+        return tuple(found)
+
+    def all_paths(self, at: int = 0) -> Iterator[Path]:
+        """Every path from a boundary on."""
+        if at == self.last:
+            yield ()
+            return
+        for one in self.leaving[at]:
+            yield from ((one, *rest) for rest in self.all_paths(self.ends[one]))
+
+    def replacements(self, path: Path) -> list[Path]:
+        """All paths that take another way at one boundary of a path, and join it again as soon as they can."""
+        found: dict[Path, None] = {}
+        onward = {self.starts[one]: at for at, one in enumerate(path)} | {self.last: len(path)}
+        for at, own in enumerate(path):
+            for other in self.leaving[self.starts[own]]:
+                if other != own:
+                    between = self._joining(self.ends[other], onward)
+                    rest = path[onward[self.ends[between[-1]] if between else self.ends[other]] :]
+                    found[(*path[:at], other, *between, *rest)] = None
+        return list(found)
+
+    def _joining(self, at: int, onward: dict[int, int]) -> list[int]:
+        """The shortest steps from a boundary to one that a path comes by."""
+        found = []
+        while at not in onward:
+            found.append(min(self.leaving[at], key=lambda one: self.ends[one]))
+            at = self.ends[found[-1]]
+        return found
+
+
+class Labels(NamedTuple):
+    """Partial paths to one boundary that no other one beats. Their last segment, and the place of the label before it."""
+
+    ms: NDArray[Any]
+    scores: NDArray[Any]
+    segments: NDArray[Any]
+    before: NDArray[Any]
+
+
+def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: float) -> list[Path]:
+    """The paths within a budget that have the largest sum of scores for their latency, exactly; rising in both.
+
+    Empty where the fastest path takes longer. A partial path is dropped where another one is as fast and scores as much, or
+    where the fastest way on from it takes longer than the budget.
+    """
+    left_ms = _fastest(space, ms_E)
+    found: list[Labels] = [Labels(np.zeros(1), np.zeros(1), np.full(1, -1), np.full(1, -1))]
+    for boundary in range(1, space.last + 1):
+        parts = []
+        for one, (start, end) in enumerate(zip(space.starts, space.ends, strict=True)):
+            if end == boundary:
+                before = found[start]
+                size = len(before.ms)
+                scored = before.scores + scores_E[one]
+                parts.append(Labels(before.ms + ms_E[one], scored, np.full(size, one), np.arange(size)))
+        joined = Labels(*map(np.concatenate, zip(*parts, strict=True)))
+        found.append(_unbeaten(joined, budget_ms - left_ms[boundary]))
+    return [_path(space, found, place) for place in range(len(found[-1].ms))]
+
+
+def _fastest(space: SegmentSpace, ms_E: Floats) -> Floats:
+    """The latency of the fastest way from each boundary to the answer [ms], (B,)."""
+    found = np.zeros(space.last + 1)
+    for boundary in reversed(range(space.last)):
+        found[boundary] = min(ms_E[one] + found[space.ends[one]] for one in space.leaving[boundary])
+    return found
+
+
+def _unbeaten(labels: Labels, most_ms: float) -> Labels:
+    order = np.lexsort((-labels.scores, labels.ms))
+    order = order[labels.ms[order] <= most_ms * (1 + 1e-12)]
+    scores = labels.scores[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(scores)[:-1]]) if len(scores) else scores
+    kept = order[scores > before]
+    return Labels(*(column[kept] for column in labels))
+
+
+def _path(space: SegmentSpace, found: Sequence[Labels], place: int) -> Path:
+    boundary, segments = space.last, list[int]()
+    while boundary:
+        segments.append(int(found[boundary].segments[place]))
+        place, boundary = int(found[boundary].before[place]), space.starts[segments[-1]]
+    return tuple(reversed(segments))
+
+
+class LatencyRange:
+    """The paths whose latency is between two ends, inclusive; each is drawn as likely as any other.
+
+    Latencies are counted in cells, rounded down: what is in the range is among those that are drawn, and the others are thrown
+    away.
+    """
+
+    def __init__(self, space: SegmentSpace, ms_E: Floats, least_ms: float, most_ms: float) -> None:
+        self.space, self.ms, self.least_ms, self.most_ms = space, ms_E, least_ms, most_ms
+        cell_ms = most_ms / CELLS
+        self._cells = np.floor(ms_E / cell_ms).astype(int)
+        self._ways = np.zeros((space.last + 1, CELLS + 1))
+        self._ways[space.last, 0] = 1.0
+        for boundary in reversed(range(space.last)):
+            for one in space.leaving[boundary]:
+                if (shift := self._cells[one]) <= CELLS:
+                    self._ways[boundary, shift:] += self._ways[space.ends[one], : CELLS + 1 - shift]
+        first = max(0, int(least_ms / cell_ms) - space.last - 1)
+        self._starts = self._ways[0].copy()
+        self._starts[:first] = 0.0
+
+    def has(self, path: Path) -> bool:
+        """Whether a path is in the range."""
+        return self.least_ms <= latency_ms(path, self.ms) <= self.most_ms
+
+    def sample(self, rng: np.random.Generator) -> Path | None:
+        """A path in the range; None: there is none, or so few that none was met."""
+        if not self._starts.any():
+            return None
+        for _ in range(MOST_TRIES):
+            path = self._drawn_path(_drawn(self._starts, rng), rng)
+            if self.has(path):
+                return path
+        return None
+
+    def _drawn_path(self, cells: int, rng: np.random.Generator) -> Path:
+        at, found = 0, list[int]()
+        while at < self.space.last:
+            leaving = self.space.leaving[at]
+            left = [cells - self._cells[one] for one in leaving]
+            ways = np.array(
+                [self._ways[self.space.ends[one], n] if n >= 0 else 0.0 for one, n in zip(leaving, left, strict=True)]
+            )
+            chosen = _drawn(ways, rng)
+            found.append(leaving[chosen])
+            at, cells = self.space.ends[leaving[chosen]], left[chosen]
+        return tuple(found)
+
+
+def latency_ms(path: Path, ms_E: Floats) -> float:
+    """The sum of the latencies of a path's segments [ms]."""
+    return float(ms_E[list(path)].sum())
+
+
+def mutated(space: SegmentSpace, path: Path, within: LatencyRange, rng: np.random.Generator) -> Path | None:
+    """Another path in a range: one branch is replaced, then, where that leaves the range, another one.
+
+    Of the other branches the one is taken that changes latency least among those that lead back; None: none does. Source:
+    AdaptiveNet (MobiCom 2023) §5, NearbyMutate.
+    """
+    choices = space.replacements(path)
+    if not choices:
+        return None
+    changed = choices[rng.integers(len(choices))]
+    if within.has(changed):
+        return changed
+    now_ms = latency_ms(changed, within.ms)
+    repaired = [one for one in space.replacements(changed) if one != path and within.has(one)]
+    return min(repaired, key=lambda one: abs(latency_ms(one, within.ms) - now_ms), default=None)
+
+
+def _drawn(weights: Floats, rng: np.random.Generator) -> int:
+    """A position, as likely as its weight."""
+    sums = np.cumsum(weights)
+    return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))

@@ -1,0 +1,71 @@
+"""What a search has evaluated so far, as a file: written whole after each generation, and read when the search goes on."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from adaptive_runtime.bundles.blocks import read_versioned
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Digest, Message
+
+STATE_FILE = "search.json"
+VERSION = 1
+
+
+class EvaluatedPath(Message):
+    """A SubNet by its segments, and how many of the images it answers as their labels say."""
+
+    path: tuple[int, ...]
+    right: int = Field(ge=0)
+
+
+class SearchState(Message):
+    """A search after some generations. key: digest of bundle, settings, images and latencies; another search has another one.
+
+    largest: right answers of the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as of `RunCounts`.
+    There are neither images nor labels.
+    """
+
+    version: int = VERSION
+    key: Digest
+    generation: int = Field(0, ge=0)
+    largest: int | None = None
+    evaluated: tuple[EvaluatedPath, ...] = ()
+    runs: int = 0
+    alone: int = 0
+    run_ms: float = 0.0
+    alone_ms: float = 0.0
+
+    def write(self, folder: Path) -> None:
+        """Into the folder of the search."""
+        write_whole(folder / STATE_FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def open(cls, folder: Path, key: str) -> "SearchState":
+        """The state with this key, or a new one where there is none, or that of another search."""
+        file = folder / STATE_FILE
+        if file.exists():
+            try:
+                found = read_versioned(cls, file, VERSION, "remove it")
+            except AdaptiveError:
+                return cls(key=key)
+            if found.key == key:
+                return found
+        return cls(key=key)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file whole or not at all. AdaptiveError: it cannot be written."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise AdaptiveError(
+            str(file), f"cannot be written ({error.strerror})", next_step="give another folder"
+        ) from error
