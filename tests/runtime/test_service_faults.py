@@ -245,13 +245,17 @@ def test_an_answer_after_its_deadline_is_told_as_late(service: Served) -> None:
 
 def test_a_request_that_cannot_be_answered_in_time_is_refused(service: Served) -> None:
     long = body(images(MOST_SAMPLES))
-    with ThreadPoolExecutor(2) as pool:
+
+    def one_is_refused() -> bool:
+        """Whether a request behind long ones was; on a fast machine they may be over before it comes."""
         ahead = [pool.submit(service.http.post, INFER, **long) for _ in range(2)]
-        assert soon(lambda: service.state()["queue"]["depth"] > 0)
         response = service.http.post(INFER, **body(images(), deadline_ms=1))
-        assert response.status_code == 504
-        assert "deadline" in error_of(response)
         assert [one.result().status_code for one in ahead] == [200, 200]
+        assert response.status_code in (200, 504)
+        return response.status_code == 504 and "deadline" in error_of(response)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert soon(one_is_refused)
 
 
 def test_slow_clients_lose_their_place_and_nobody_waits_for_them(service: Served) -> None:
