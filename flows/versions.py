@@ -67,18 +67,12 @@ def _version(modules: Sequence[str], locate: Locate) -> str:
     return digest_of(*(part for module in sorted(reached) for part in (module, reached[module].read_text())))
 
 
+@cache
 def _of_this_project(module: str) -> Path | None:
-    return _file(module) if module.split(".")[0] in ROOMS else None
-
-
-def _file(module: str) -> Path | None:
-    """The source file of a module."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    file = Path(spec.origin) if spec and spec.origin else None
-    return file if file and file.suffix == ".py" and file.is_file() else None
+    """Looked up beside the room, since Python's own way to find a module would import the packages around it."""
+    room = module.partition(".")[0]
+    spec = importlib.util.find_spec(room) if room in ROOMS else None
+    return None if spec is None or spec.origin is None else file_of(Path(spec.origin).parents[1], module)
 
 
 @cache

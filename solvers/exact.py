@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from solvers.chain import Chain
 from solvers.errors import Infeasible, Undecided
@@ -169,6 +168,8 @@ def _mixed(gains: Values, shares: Values, penalty: float) -> tuple[Values, bool]
 
     Where none does, the missing share of the budgets is bought for a penalty.
     """
+    from scipy.optimize import linprog  # takes a second
+
     spread = max(float(np.ptp(gains)), SLACK)
     scaled = np.append((gains - gains.max()) / spread, -penalty)
     found = linprog(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from tailor_ir.alternatives.layers import falling, in_order, write_layers
 from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
@@ -37,6 +36,8 @@ def paired(layer: ReplacedLayer) -> np.ndarray:
     order = falling(w.abs().sum(1) if layer.metric is None else squares)
     first, second = (torch.from_numpy(part) for part in np.split(order, 2))
     explained = (cross[first] @ w[second].T).square() / squares[first, None].clamp_min(1e-30)
+    from scipy.optimize import linear_sum_assignment  # takes a second
+
     columns = linear_sum_assignment(-explained.numpy())[1]
     return np.concatenate([order[: len(first)], order[len(first) :][columns]])
 

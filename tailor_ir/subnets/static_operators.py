@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import onnx
 from onnx import helper, numpy_helper
-from onnx2torch.node_converters.registry import get_converter
-from onnx2torch.onnx_graph import OnnxGraph
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Graph, Node, Tensors
@@ -25,6 +23,9 @@ def convert_static(node: Node, graph: Graph, tensors: Tensors) -> Lowered:
 
     onnx2torch sees names of ours: those of the network may come from a foreign file.
     """
+    from onnx2torch.node_converters.registry import get_converter  # takes seconds: it brings torchvision
+    from onnx2torch.onnx_graph import OnnxGraph
+
     own = {name: f"value{i}" for i, name in enumerate(dict.fromkeys((*node.inputs, *node.outputs))) if name}
     proto = onnx_node(node)
     proto.name = "node"

@@ -4,7 +4,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import onnx2torch
 import torch
 from torch import nn
 
@@ -49,6 +48,8 @@ def subnet_jobs(
 
 def operator_jobs(features: Sequence[OperatorFeature], limits: ConversionLimits) -> dict[str, Outcome]:
     """Jobs of single operators by digest, in order; an error for each that has no program."""
+
+    import onnx2torch  # takes seconds: it brings torchvision
 
     def program(feature: OperatorFeature) -> _Program:
         model = with_filled_tensors(read_onnx(operator_model(feature), OwnNames()))

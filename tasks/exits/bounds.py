@@ -8,7 +8,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
 
 NUISANCE_SHARE = 0.05
 """Of the level, what is spent on bounding how many images change at all."""
@@ -28,6 +27,8 @@ def p_value(lost: int, gained: int, images: int, epsilon: float, level: float) -
     one before its mean (Darroch, 1964), so where s + 1 ≤ (n − 1)ε − 1. Elsewhere the p-value is 1. When more than ε is lost
     and ψ is the same, so small a difference is less probable still.
     """
+    from scipy import stats  # takes a second
+
     spent = NUISANCE_SHARE * level
     changed, difference = lost + gained, lost - gained
     most = 1.0 if changed == images else float(stats.beta.isf(spent, changed + 1, images - changed))
@@ -40,6 +41,8 @@ def p_value(lost: int, gained: int, images: int, epsilon: float, level: float) -
 
 def _at_most(difference: int, images: int, epsilon: float, changing: float) -> float:
     """P(lost − gained ≤ difference), an upper bound within 2e-13, when p₊ − p₋ = ε and p₊ + p₋ = changing."""
+    from scipy import stats
+
     count = stats.binom(images, changing)
     changed = np.arange(int(count.ppf(UNSEEN)), int(count.isf(UNSEEN)) + 1)
     lost_at_most = np.floor((changed + difference) / 2)

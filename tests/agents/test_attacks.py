@@ -60,7 +60,7 @@ class Target:
 
 @pytest.fixture(scope="module", params=["ncnn", "onnxruntime"])
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    options = ["--backend", request.param, "--port", "0", "--wall-limit-s", "20", "--memory-limit-mib", "1024"]
+    options = ["--backend", request.param, "--port", "0", "--wall-limit-s", "8", "--memory-limit-mib", "1024"]
     with processes.started(options, token=None) as (process, printed):
         file = Path(printed["agent token"])
         token = file.read_text().strip()

@@ -347,7 +347,7 @@ def test_faster_arithmetic_learns_the_same(
 
 
 COLOURS = ((220, 40, 40), (40, 220, 40), (40, 40, 220))
-SHARDS, ROWS, BATCH, EPOCHS = 6, 32, 32, 40
+SHARDS, ROWS, BATCH, EPOCHS = 6, 32, 32, 16
 
 
 def write_shards(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The whole pipeline on a space with exits: from the command line to exported files and the report."""
+"""The whole pipeline on a space with exits and alternatives to blocks: from the command line to files and the report."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,15 @@ pytestmark = pytest.mark.slow
 
 POLICY = ("policy.epsilon=0.05", "policy.subnets=2", "policy.pictures=2", "policy.by_expected=true")
 """A promise for which the few held-out images are enough."""
-WISH = ("space.exits=auto", "space.resolution=frozen", "search=exact", *POLICY)
+WISH = (
+    "space.exits=auto",
+    "space.alternatives=[merged,pruned_0.5,low_rank_0.5,separable]",
+    "space.resolution=frozen",
+    "search=exact",
+    "finetune.random_subnets=2",
+    *POLICY,
+)
+ALTERNATIVES = {"merged_2", "merged_3", "pruned_0.5", "low_rank_0.5", "separable"}
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +41,20 @@ def report(command: Command) -> dict[str, Any]:
     return command("run")
 
 
-def test_winners_have_exits(report: dict[str, Any], command: Command) -> None:
+def test_winners_have_exits_and_other_blocks(report: dict[str, Any], command: Command) -> None:
     (device,) = report["devices"]
     cards = [json.loads(file.read_text()) for file in (command.output / "exports" / "onnxruntime").glob("*.json")]
     rows = [row for card in cards if "architecture" in card for row in card["architecture"]["variables"]]
     assert any(row["choice"] != "last" for row in rows if row["name"] == "exit"), rows
+    chosen = {row["choice"] for row in rows}
+    assert chosen & ALTERNATIVES, chosen
     for winner in device["winners"]:
         assert winner["reason"] is None
         assert winner["max_difference"] <= 1e-4
     assert list((command.output / "exports" / "onnxruntime").glob("*.onnx"))
-    assert "exit" in Path(report["report_html"]).read_text()
+    page = Path(report["report_html"]).read_text()
+    assert "exit" in page
+    assert "merged_2" in page or "low_rank" in page
 
 
 def policies_of(command: Command) -> tuple[Policies, Path]:
@@ -175,12 +187,14 @@ def test_policies_are_not_made_again(report: dict[str, Any], command: Command) -
     assert row["cached"]
 
 
-def test_one_subnet_is_shown_with_its_exit(
+def test_one_subnet_is_shown_with_its_exit_and_its_blocks(
     report: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget_ms = report["devices"][0]["winners"][0]["budget_ms"]
     assert command("search", "--budget-ms", str(budget_ms))
-    assert "exit" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "exit" in shown
+    assert "block " in shown
 
 
 def test_the_page_of_a_supernet_shows_its_exits(command: Command) -> None:

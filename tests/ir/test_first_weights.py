@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,12 +278,15 @@ def images(size: int, count: int, seed: int) -> list[torch.Tensor]:
 
 
 def slim(network: str) -> tuple[nn.Module, torch.Tensor]:
-    """A perturbed network of FAMILIES, ResNet-26 with a quarter of its channels."""
-    if network != "resnet26":
+    """A perturbed network of FAMILIES: ResNet-26 with a quarter of its channels, the transformer with a third of its blocks."""
+    smaller: dict[str, dict[str, Any]] = {
+        "resnet26": {"channels": [16, 32, 64, 128]},
+        "vit_tiny_patch16_224": {"depth": 4, "img_size": 64},
+    }
+    if network not in smaller:
         return from_timm(network)
     torch.manual_seed(0)
-    model = timm.create_model(network, num_classes=10, channels=[16, 32, 64, 128])
-    return perturb(model), torch.randn(1, 3, 64, 64)
+    return perturb(timm.create_model(network, num_classes=10, **smaller[network])), torch.randn(1, 3, 64, 64)
 
 
 @cache

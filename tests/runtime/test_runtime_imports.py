@@ -11,24 +11,35 @@ import adaptive_runtime
 
 ROOM = Path(adaptive_runtime.__path__[0])
 MODULES = [module.name for module in pkgutil.walk_packages([str(ROOM)], "adaptive_runtime.")]
+SERVICE, COMMANDS = ("adaptive_runtime.service",), ("adaptive_runtime.cli", "adaptive_runtime.__main__")
 NEEDED = {"numpy", "psutil", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 SERVED = {"anyio", "click", "h11", "idna", "prometheus_client", "sniffio", "starlette", "uvicorn"}
 """What a service needs besides: starlette, uvicorn and the metrics' format, with what these need."""
 GENERATED = ("_sysconfigdata", "_cython_", "cython_runtime", "__mp_main__")
 """Modules that an installation of Python and extensions written in Cython (`numpy.random`) make by themselves."""
-LISTED = "import sys; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before))"
+LISTED = "import sys; before = set(sys.modules); import {modules}; print(*sorted(set(sys.modules) - before))"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_of_the_runtime_brings_few_libraries(module: str) -> None:
-    command = [sys.executable, "-c", LISTED.format(module=module)]
+@pytest.mark.parametrize(
+    ("begin", "libraries", "agents"),
+    [
+        (None, NEEDED, {"messages", "sensing"}),
+        (COMMANDS, NEEDED, {"messages", "sensing", "network"}),
+        (SERVICE, NEEDED | SERVED, {"messages", "sensing", "network", "checksums"}),
+    ],
+    ids=["rest", "commands", "service"],
+)
+def test_modules_of_the_runtime_bring_few_libraries(
+    begin: tuple[str, ...] | None, libraries: set[str], agents: set[str]
+) -> None:
+    """Those of a group in one process: what any of them brings is there in the end. begin: None: what is in no other group."""
+    modules = [
+        name for name in MODULES if (name.startswith(begin) if begin else not name.startswith(SERVICE + COMMANDS))
+    ]
+    command = [sys.executable, "-c", LISTED.format(modules=", ".join(modules))]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert set(modules) <= set(loaded)
     first = {name.partition(".")[0] for name in loaded if not name.startswith(GENERATED)}
     first -= set(sys.stdlib_module_names)
-    assert "adaptive_runtime" in first
-    serves = module.startswith("adaptive_runtime.service")
-    commands = module.startswith(("adaptive_runtime.cli", "adaptive_runtime.__main__"))
-    assert first <= NEEDED | {"adaptive_runtime", "profiling_agents"} | (SERVED if serves else set())
-    agents = {name.split(".")[1] for name in loaded if name.startswith("profiling_agents.")}
-    network = {"network"} | ({"checksums"} if serves else set()) if serves or commands else set()
-    assert agents <= {"messages", "sensing"} | network
+    assert first <= libraries | {"adaptive_runtime", "profiling_agents"}
+    assert {name.split(".")[1] for name in loaded if name.startswith("profiling_agents.")} <= agents

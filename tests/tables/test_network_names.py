@@ -13,13 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx2torch.node_converters.registry import get_converter
+from onnx2torch.node_converters import registry
 from onnx2torch.onnx_graph import OnnxGraph
 from onnx2torch.onnx_node import OnnxNode
 from onnx2torch.utils.common import OperationConverterResult
 
 import tailor_ir
-from tailor_ir.subnets import static_operators
 from tasks.ncnn.conversion import convert
 from tests.agents import hostile_names
 from tests.tables.test_convert import run_ncnn
@@ -69,9 +68,10 @@ def network(values: list[str], nodes: list[str]) -> onnx.ModelProto:
 def names_in_onnx2torch() -> Iterator[set[str]]:
     """Names of nodes and values that its converters are given."""
     seen: set[str] = set()
+    found = registry.get_converter
 
     def spied(op: str, version: int) -> Callable[[OnnxNode, OnnxGraph], OperationConverterResult]:
-        converter = get_converter(op, version)
+        converter = found(op, version)
 
         def convert(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
             seen.update(node.input_values, node.output_values, (node.name, node.unique_name))
@@ -81,7 +81,7 @@ def names_in_onnx2torch() -> Iterator[set[str]]:
         return convert
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static_operators, "get_converter", spied)
+        patch.setattr(registry, "get_converter", spied)
         yield seen
 
 
