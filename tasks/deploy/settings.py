@@ -3,9 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-PlaceThere = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$")]
+
+def _there(path: str) -> str:
+    if not path.startswith(("/", "~/")) or "\n" in path:
+        raise ValueError(f"'{path}'; allowed: an absolute path on the device, or one below ~/")
+    return path
+
+
+PlaceThere = Annotated[str, AfterValidator(_there)]
 """A path on the device: absolute, or below the user's home there."""
 
 
