@@ -45,6 +45,8 @@ NEVER_CALLED = {
     *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell"),
     *("tempfile.mktemp", "shutil.unpack_archive", "tarfile.open", "zipfile.ZipFile"),
 }
+UNPACKS_OWN_WHEEL = ROOT / "tasks/deploy/device_side/software.py"
+"""Takes the wheel that the deployment has built or was given, by its digest: installing it runs its code anyway."""
 NEVER_SAID = {"shell": True, "allow_pickle": True, "weights_only": False}
 
 
@@ -370,9 +372,10 @@ def _name(node: ast.expr) -> str:
 @pytest.mark.parametrize("package", PRODUCT)
 def test_no_source_unpickles_evaluates_unpacks_or_calls_a_shell(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
+        allowed = {"zipfile.ZipFile"} if path == UNPACKS_OWN_WHEEL else set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                assert _name(node.func) not in NEVER_CALLED, f"{path}:{node.lineno}"
+                assert _name(node.func) not in NEVER_CALLED - allowed, f"{path}:{node.lineno}"
                 for keyword in node.keywords:
                     value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
                     unsafe = keyword.arg in NEVER_SAID and value is NEVER_SAID[keyword.arg]
