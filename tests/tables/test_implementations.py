@@ -109,9 +109,9 @@ def test_profiling_finds_faster_kernels_and_says_which(tmp_path: Path) -> None:
     class Wide(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            layers = [torch.nn.Conv2d(256, 256, 3, padding=1), torch.nn.ReLU()]
-            self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 256, 3, padding=1), torch.nn.ReLU(), *layers)
-            self.head = torch.nn.Linear(256, 10)
+            layers = [torch.nn.Conv2d(512, 512, 3, padding=1), torch.nn.ReLU()]
+            self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 512, 3, padding=1), torch.nn.ReLU(), *layers)
+            self.head = torch.nn.Linear(512, 10)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.body(x).mean((2, 3)))
@@ -135,8 +135,8 @@ def test_profiling_finds_faster_kernels_and_says_which(tmp_path: Path) -> None:
     lut = Lut.open(out / profile.LUT_FOLDER)
     convolutions = [feature for feature in wide.unique_operators() if feature.operator == "Conv"]
     assert all(len(lut.implementations(feature.digest)) > 1 for feature in convolutions)
-    # 256 channels on a map of 4 x 4: Winograd's transformed weights are several times the weights
-    large = next(f for f in wide.operators(wide.max_config) if f.parameter_shapes[:1] == ((256, 256, 3, 3),))
+    # 512 channels on a map of 4 x 4: Winograd's transformed weights are several times the weights
+    large = next(f for f in wide.operators(wide.max_config) if f.parameter_shapes[:1] == ((512, 512, 3, 3),))
     own, *_ = lut.implementations(large.digest)
     best = lut.get(large.digest)
     assert best is not None
