@@ -5,8 +5,8 @@
 The bundles are those of `benchmarks.switching`: eight SubNets with random weights in onnxruntime, one thread, one image a
 request. *Within a budget*: a random one of the eight takes over every 50 requests, under 1.3 times what the largest one alone
 takes. *All warm*: the same without a budget, which shows a leak of some bytes a request better, since nothing is loaded.
-PSS of a process of its own, read after each 50 requests, and every 5 ms for the peak. *Drift*: mean of the last tenth of the
-readings over that of the first, after the first 5 %; 2 % are allowed.
+Resident memory of a process of its own, read after each 50 requests, and every 5 ms for the peak. *Drift*: mean of the last
+tenth of the readings over that of the first, after the first 5 %; 2 % are allowed.
 """
 
 import argparse

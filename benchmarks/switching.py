@@ -8,9 +8,10 @@ nothing is loaded, until it serves; its prepared file is there, and in the page 
 *lost* are those without an answer, or with one that differs from the single file of the SubNet that it names by more than 1e-5.
 *Preparing*: what the child process takes for a SubNet, once for each device.
 
-Memory is PSS of a process of its own, without what it takes before the first SubNet (Python, numpy, the runtime): the largest
-SubNet alone, and 1, 4 and 8 of them warm; as prepared files (memory-mapped), and as the bundle's own files. *Peak*: the largest
-PSS that a thread sees every 5 ms meanwhile. *Within a budget*: 8 SubNets in turn, 1.3 times the largest one's memory.
+Memory is what is resident of a process of its own, without what it takes before the first SubNet (Python, numpy, the
+runtime): the largest SubNet alone, and 1, 4 and 8 of them warm; as prepared files (memory-mapped), and as the bundle's own
+files. *Peak*: the largest value that a thread sees every 5 ms meanwhile. *Within a budget*: 8 SubNets in turn, 1.3 times the
+largest one's memory.
 
 Bars: warm 1 ms, cold 300 ms (p95), nothing lost, differences of 1e-5, the budget kept.
 """
@@ -150,7 +151,7 @@ class _Requests:
 
 
 def memory(folder: Path, counts: tuple[int, ...], *, prepares: bool) -> dict[str, float]:
-    """PSS [MiB] with so many SubNets warm, the largest first, and the peak until then."""
+    """Memory [MiB] with so many SubNets warm, the largest first, and the peak until then."""
     x = np.load(folder / "x.npy")
     with adaptive_runtime.load(folder / "bundle", prepares=prepares) as model, Peak(model) as peak:
         digests = [one.digest for one in model.subnets]

@@ -3,9 +3,8 @@
 [The run time](docs/runtime.md#memory) says what is shared, what a SubNet takes, and what goes first.
 """
 
-from adaptive_runtime.pool.memory import own_mib
 from adaptive_runtime.pool.parts import VariantError, failure
 from adaptive_runtime.pool.pool import SubNetPool
 from adaptive_runtime.pool.variants import Answerer, Variant
 
-__all__ = ["Answerer", "SubNetPool", "Variant", "VariantError", "failure", "own_mib"]
+__all__ = ["Answerer", "SubNetPool", "Variant", "VariantError", "failure"]

@@ -6,23 +6,16 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-ROLLUP, STATM = Path("/proc/self/smaps_rollup"), Path("/proc/self/statm")
+STATM = Path("/proc/self/statm")
 PAGE_BYTES = mmap.PAGESIZE
 KIB_PER_MIB = 1024
 
 
-def own_mib() -> float | None:
-    """The memory that this process takes [MiB]: PSS, its share of pages that others have, too; None: unknown here."""
-    try:
-        text = ROLLUP.read_text()
-    except OSError:
-        return None
-    found = (line.split() for line in text.splitlines())
-    return next((int(words[1]) / KIB_PER_MIB for words in found if words[0] == "Pss:"), None)
-
-
 def resident_mib() -> float | None:
-    """What of this process is in memory [MiB], with shared pages; None: unknown here. Much faster to read than PSS."""
+    """What of this process is in memory [MiB], with all pages that others have, too; None: unknown here.
+
+    Its share of these pages (PSS) would be less, and change whenever another process with the same libraries starts or ends.
+    """
     try:
         return int(STATM.read_text().split()[1]) * PAGE_BYTES / KIB_PER_MIB**2
     except OSError:

@@ -26,7 +26,7 @@ from adaptive_runtime.chains import (
 )
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider
-from adaptive_runtime.pool.memory import give_back, own_mib
+from adaptive_runtime.pool.memory import give_back, resident_mib
 from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
 from adaptive_runtime.pool.prepared import PreparedFiles
 from adaptive_runtime.pool.scaling import scaling
@@ -63,7 +63,7 @@ class SubNetPool:
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
-        self._start_mib = own_mib()
+        self._start_mib = resident_mib()
 
     def answerer(self, variant: Variant) -> Answerer:
         """A variant, of which nothing is loaded yet if it is new. AdaptiveError: the bundle has no such."""
@@ -103,7 +103,7 @@ class SubNetPool:
     @property
     def used_mib(self) -> float:
         """What the process takes more than when the pool was made; where it cannot be measured, what its parts need."""
-        now_mib = own_mib()
+        now_mib = resident_mib()
         if now_mib is None or self._start_mib is None:
             return sum(part.need_mib for part in self._parts.values() if part.value is not None)
         return max(0.0, now_mib - self._start_mib)
@@ -167,9 +167,9 @@ class SubNetPool:
             self.keep_within_budget(part.need_mib, {part})
             before_mib = self.used_mib
             value = part.loads()
-            grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
+            grresident_mib = self.used_mib - before_mib  # with what loading needs for a moment
             give_back()
-            part.need_mib = grown_mib if grown_mib > 0 else part.need_mib
+            part.need_mib = grresident_mib if grresident_mib > 0 else part.need_mib
             part.value = value
             self.keep_within_budget(keep={part})
             return value

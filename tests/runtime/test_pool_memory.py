@@ -19,7 +19,7 @@ from tests.runtime.bundled import write_plain_bundle
 SPACE = {"*.width_mult": [0.5, 1.0]}
 SUBNETS = 5
 BETWEEN_RUNS_MIB = 4.0
-"""The same SubNets differed so far in PSS between processes (benchmarks/README.md)."""
+"""The same SubNets differed so far between processes (benchmarks/README.md)."""
 SERVE = """
 import json, sys, threading, numpy as np, adaptive_runtime
 folder, budget_mib, rounds = sys.argv[1], float(sys.argv[2]) or None, int(sys.argv[3])
