@@ -1,12 +1,12 @@
 """What a search has evaluated so far, as a file: written whole after each generation, and read when the search goes on."""
 
-import os
 from pathlib import Path
 
 from pydantic import Field
 
 from adaptive_runtime.bundles.blocks import read_versioned
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.files import replace_file
 from profiling_agents.messages import Digest, Message
 
 STATE_FILE = "search.json"
@@ -57,15 +57,9 @@ class SearchState(Message):
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file whole or not at all. AdaptiveError: it cannot be written."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
+        replace_file(file, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise AdaptiveError(
             str(file), f"cannot be written ({error.strerror})", next_step="give another folder"
         ) from error

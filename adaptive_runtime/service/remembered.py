@@ -1,13 +1,12 @@
 """The choice that was served, in a file: a service that is started again goes on with it."""
 
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.files import replace_file
 from adaptive_runtime.pool import Variant
 from profiling_agents.messages import Digest, Message, one_line
 
@@ -64,24 +63,10 @@ class ChoiceMemory:
         digest, exit, early = serving
         content = ServedChoice(bundle=self._bundle, subnet=digest, exit=exit, early=early).model_dump_json()
         try:
-            _replace(self.file, content)
+            replace_file(self.file, content)
         except OSError as error:
             if self._failed != error.strerror:
                 self._failed = error.strerror
                 LOG.warning("'%s' cannot be written (%s): a restart would forget the choice", self.file, error.strerror)
             return
         self.written, self._failed = serving, None
-
-
-def _replace(file: Path, content: str) -> None:
-    """Put a whole file in the place of another one: a reader sees one of them, also after the power has failed."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, file)
-    except OSError:
-        os.unlink(name)
-        raise

@@ -1,0 +1,19 @@
+"""Files that are written whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Put a whole file in the place of another one: a reader sees one of them, also after the power has failed. OSError."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, file)
+    except OSError:
+        os.unlink(name)
+        raise
