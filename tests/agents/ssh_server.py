@@ -5,11 +5,14 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from profiling_agents.client.ssh import SshTarget
 
 PRIVILEGE_SEPARATION = Path("/run/sshd")
 
@@ -26,6 +29,17 @@ class SshServer:
     @property
     def destination(self) -> str:
         return f"{getpass.getuser()}@127.0.0.1"
+
+    @property
+    def target(self) -> SshTarget:
+        """How a client reaches it, with this process's Python."""
+        return SshTarget(
+            destination=self.destination,
+            port=self.port,
+            identity=self.identity,
+            python=sys.executable,
+            options={"UserKnownHostsFile": str(self.known_hosts), "IdentitiesOnly": "yes"},
+        )
 
 
 def find_sshd() -> str | None:

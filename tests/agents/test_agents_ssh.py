@@ -33,13 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 @pytest.fixture
 def target(server: SshServer) -> SshTarget:
-    return SshTarget(
-        destination=server.destination,
-        port=server.port,
-        identity=server.identity,
-        python=sys.executable,
-        options={"UserKnownHostsFile": str(server.known_hosts), "IdentitiesOnly": "yes"},
-    )
+    return server.target
 
 
 def far_agents(server: SshServer) -> list[psutil.Process]:

@@ -1,6 +1,5 @@
 """Deployments over ssh, to a real sshd on loopback that the tests start."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 @pytest.fixture
 def target(server: SshServer) -> SshTarget:
-    return SshTarget(
-        destination=server.destination,
-        port=server.port,
-        identity=server.identity,
-        python=sys.executable,
-        options={"UserKnownHostsFile": str(server.known_hosts), "IdentitiesOnly": "yes"},
-    )
+    return server.target
 
 
 def test_a_bundle_goes_over_ssh_once(target: SshTarget, tmp_path: Path, wheel: Path, bundle: Path) -> None:
