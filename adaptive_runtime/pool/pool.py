@@ -34,6 +34,8 @@ from adaptive_runtime.pool.variants import Answerer, Array, Variant
 
 PROGRAM_MIB = 4.0
 """What a session takes besides weights and activations at most, until it is measured."""
+RESERVE_MIB = 1.0
+"""Of a budget, what parts leave free: the rest of the process, with its requests, moves by half of it."""
 
 
 class SubNetPool:
@@ -96,7 +98,7 @@ class SubNetPool:
         """Load the other parts of a variant, too, as far as there is room for them. VariantError."""
         for part in answerer.parts:
             with self._lock:
-                has_room = self.budget_mib is None or self.used_mib + part.need_mib <= self.budget_mib
+                has_room = self._has_room(self.used_mib + part.need_mib)
                 if has_room:
                     _guarded(partial(self._value, part))
 
@@ -122,17 +124,15 @@ class SubNetPool:
 
     def holds(self, *answerers: Answerer) -> bool:
         """Whether the budget holds some variants at once, and nothing else."""
-        if self.budget_mib is None:
-            return True
         loaded_mib = sum(part.need_mib for part in self._parts.values() if part.value is not None)
         others_mib = max(0.0, self.used_mib - loaded_mib)
         wanted = {part for answerer in answerers for part in answerer.needed}
-        return others_mib + sum(part.need_mib for part in wanted) <= self.budget_mib
+        return self._has_room(others_mib + sum(part.need_mib for part in wanted))
 
     def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[PoolPart] = ()) -> None:
         """Free parts until the budget has so much room, or all that is left serves."""
         with self._lock:
-            while self.budget_mib is not None and self.used_mib + room_mib > self.budget_mib:
+            while not self._has_room(self.used_mib + room_mib):
                 kept = {*self.serving(), *keep}
                 idle = [part for part in self._parts.values() if part.value is not None and part not in kept]
                 if not idle:
@@ -156,6 +156,10 @@ class SubNetPool:
             self._parts.clear()
             give_back()
 
+    def _has_room(self, mib: float) -> bool:
+        """Whether the budget has room for what the process would take."""
+        return self.budget_mib is None or mib + RESERVE_MIB <= self.budget_mib
+
     def _value(self, part: PoolPart) -> Any:
         """What is loaded of a part, loaded now where it is not; other parts make room."""
         value, part.used = part.value, next(self._clock)
@@ -167,9 +171,9 @@ class SubNetPool:
             self.keep_within_budget(part.need_mib, {part})
             before_mib = self.used_mib
             value = part.loads()
-            grresident_mib = self.used_mib - before_mib  # with what loading needs for a moment
+            grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
             give_back()
-            part.need_mib = grresident_mib if grresident_mib > 0 else part.need_mib
+            part.need_mib = grown_mib if grown_mib > 0 else part.need_mib
             part.value = value
             self.keep_within_budget(keep={part})
             return value
