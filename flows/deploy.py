@@ -10,6 +10,11 @@ from tasks.deploy import Deployed, run
 @flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
 def deploy(config: DeployConfig, device: str) -> Deployed:
     """Copy, install, check, start; the former release stays where something is wrong."""
+    return put(config, device)
+
+
+def put(config: DeployConfig, device: str) -> Deployed:
+    """Put the bundle onto the device, inside a flow run."""
     console, logger = Console(stderr=True), get_run_logger()
 
     def say(line: str) -> None:

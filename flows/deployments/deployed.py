@@ -8,25 +8,29 @@ prepare(quiet=False)  # as on the command line, before torch is imported: thread
 
 from prefect import flow  # noqa: E402
 
-from flows.config import AdaptConfig, AdaptStage, RunConfig, RunStage  # noqa: E402
+from flows.config import AdaptConfig, AdaptStage, DeployConfig, RunConfig, RunStage  # noqa: E402
+from flows.deploy import put  # noqa: E402
 from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     NO_PRESET,
     AdaptSettings,
     BudgetMs,
     Data,
+    DeploySettings,
     Device,
     Override,
     Preset,
     RunSettings,
     common_words,
     composed,
+    deploy_words,
     quoted,
     run_words,
 )
 from flows.stages import ADAPTATION, PIPELINE  # noqa: E402
 from flows.tailoring import tailor  # noqa: E402
 from flows.validate import validate  # noqa: E402
+from tasks.deploy import Deployed  # noqa: E402
 
 
 def _run_name() -> str:
@@ -104,3 +108,24 @@ def adapt_to(
     ]
     config = validate(AdaptConfig, composed("adapt", fields, overrides, settings))
     return tailor(ADAPTATION, config, until)
+
+
+@flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)
+def deploy_to(
+    device: Device,
+    bundle: str = "",
+    overrides: list[Override] = [],  # noqa: B006 (Prefect shows it in the form)
+    output_dir: str = "",
+    settings: DeploySettings = None,
+) -> Deployed:
+    """A bundle and the run time onto a device. Empty fields: as the project says.
+
+    Args:
+        device: Where the bundle goes: this machine, or a device with ssh.
+        bundle: Folder of a bundle on the worker's machine. Empty: that of the latest run for this device.
+        overrides: Further settings as on the command line, one each: deploy.port=8081, device.board.ssh.host=board.
+        output_dir: The output folder of that run on the worker's machine. Empty: outputs.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    config = validate(DeployConfig, composed("deploy", deploy_words(device, bundle, output_dir), overrides, settings))
+    return put(config, device)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from flows.compose import compose_config
-from flows.config import AdaptConfig, RunConfig
+from flows.config import AdaptConfig, DeployConfig, RunConfig
 from flows.deployments.schema import DEVICES, Plain, settings_schema
 from flows.groups import config_groups, nearest
 
@@ -46,6 +46,7 @@ BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Override = Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]
 RunSettings = Annotated[Plain | None, _settings(RunConfig)]
 AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig)]
+DeploySettings = Annotated[Plain | None, _settings(DeployConfig)]
 
 
 def run_words(preset: str, model: str) -> list[str]:
@@ -65,7 +66,17 @@ def common_words(
     words += [f"data.path={quoted(data_path)}"] if data_path else []
     words += [f"device=[{','.join(devices)}]"] if devices else []
     words += [f"search.budgets_ms=[{','.join(map(repr, budgets_ms))}]"] if budgets_ms else []
-    return words + ([f"output_dir={quoted(output_dir)}"] if output_dir else [])
+    return words + _place(output_dir)
+
+
+def deploy_words(device: str, bundle: str, output_dir: str) -> list[str]:
+    """Overrides for the fields of a deployment onto a device."""
+    words = [f"deploy.bundle={quoted(bundle)}"] if bundle else []
+    return [f"device=[{device}]", *words, *_place(output_dir)]
+
+
+def _place(output_dir: str) -> list[str]:
+    return [f"output_dir={quoted(output_dir)}"] if output_dir else []
 
 
 def composed(root: str, fields: Sequence[str], overrides: Sequence[str], settings: Plain | None) -> Plain:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.adapt import adapt
 from flows.compose import compose_config
-from flows.config import AdaptConfig, RunConfig
+from flows.config import AdaptConfig, DeployConfig, RunConfig
 from flows.deployments import form
 from flows.deployments.schema import settings_schema
 from flows.groups import config_groups
@@ -53,6 +53,13 @@ def test_fields_are_words_of_the_command_line() -> None:
     ]
     words = ["+preset=quick", "model=timm", "model.name=resnet26", "data=imagefolder", "data.path='my photos'"]
     assert of_form(fields) == of_words(*words, "device=[ncnn]", "search.budgets_ms=[1,2.5]", "output_dir='a b'")
+
+
+def test_fields_of_a_deployment_onto_a_device_are_words_of_the_command_line() -> None:
+    fields = form.deploy_words("ncnn", "my nets/bundle", "a b")
+    found = validate(DeployConfig, form.composed("deploy", fields, ["deploy.port=8081"], {"deploy": {"keep": 3}}))
+    words = ["device=[ncnn]", "deploy.bundle='my nets/bundle'", "output_dir='a b'", "deploy.port=8081", "deploy.keep=3"]
+    assert found == validate(DeployConfig, compose_config("deploy", words))
 
 
 def test_overrides_count_over_fields_and_settings_over_both() -> None:
@@ -107,7 +114,7 @@ def test_a_wrong_override_is_the_line_of_the_command_line(overrides: list[str], 
 
 
 def test_the_schema_has_every_setting_and_fills_in_none() -> None:
-    for model in (RunConfig, AdaptConfig):
+    for model in (RunConfig, AdaptConfig, DeployConfig):
         schema = settings_schema(model)
         Draft202012Validator.check_schema(schema)
         elsewhere = {"device", "output_dir", "supernet"}

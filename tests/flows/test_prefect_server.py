@@ -2,19 +2,24 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
 
+import tailor_ir
 from profiling_agents.backends import BACKENDS
+from tests.deploy.deployments import current, releases, write_bundle
 from tests.flows.conftest import Command
 from tests.flows.prefect_server import WAIT_SECONDS, Found, Server, stop, wait_for
+from tests.ir.networks import small_net
 from tests.report.browser import BROWSER, DRIVER, opened
 
 pytestmark = pytest.mark.slow
@@ -75,6 +80,16 @@ def test_a_worker_runs_a_deployment_and_the_ui_gets_artifacts(
     assert list((tmp_path / "out" / "stages" / "enumerate").glob("*/operators.json"))
     artifacts = server.found("artifacts", artifacts={"flow_run_id": {"any_": [flow_run]}})
     assert any(artifact["key"].startswith("stage-enumerate") for artifact in artifacts)
+
+
+def test_a_worker_puts_a_bundle_onto_a_device(server: Server, worker: None, tmp_path: Path) -> None:
+    net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {})
+    write_bundle(net, tmp_path / "out" / "exports" / "onnxruntime" / "bundle", largest=False)
+    settings = {"folder": str(tmp_path / "there"), "install": "unpack", "python": sys.executable, "start": False}
+    form = {"device": "onnxruntime", "output_dir": str(tmp_path / "out"), "settings": {"deploy": settings}}
+    run = server.wait_until_ended(server.run_of("autotailor-deploy/on-demand", form))
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert releases(tmp_path / "there") == {current(tmp_path / "there")}
 
 
 def asked(line: str) -> tuple[str, dict[str, Any]]:
