@@ -1,15 +1,16 @@
 """Branch-wise distillation and tuning of alternatives, against labels alone and distillation alone at equal wall time.
 
     python -m benchmarks.alternatives_training [--minutes 8] [--images 12000] [--base-epochs 5] [--subnets 100]
-        [--kinds merged pruned low_rank separable] [--weights-alone] [--learning-rate 0.002] [--work DIR] [--json FILE]
+        [--kinds merged pruned low_rank separable] [--weights-alone] [--branches-share 0.2]
+        [--tune-rate FACTOR] [--learning-rate 0.002] [--work DIR] [--json FILE]
 
 A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
-trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for a
-fifth of the time, then tune, which learns from labels; tune alone (labels alone); branches alone (distillation alone). The
-number of whole epochs follows from the time of an epoch of each strategy. `--weights-alone`: first weights of the alternatives
-are made without images, as AdaptiveNet's are. Test accuracies of `--subnets` random SubNets,
-as many in each of four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency,
-timed in onnxruntime on one thread.
+trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for
+`--branches-share` of the time, then tune, which learns from labels; tune alone (labels alone); branches alone (distillation
+alone). The number of whole epochs follows from the time of an epoch of each strategy. `--weights-alone`: first weights of the
+alternatives are made without images, as AdaptiveNet's are. Test accuracies of `--subnets` random SubNets, as many in each of
+four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in onnxruntime on
+one thread.
 
 Costs: seconds of one epoch of each strategy and of the sandwich rule (which trains the network, too), by the median step, and
 the most resident memory of the training process. DIR keeps everything; a second run goes on from there.
@@ -165,9 +166,11 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
     def epochs(strategy: str, share: float = 1.0) -> int:
         return max(1, round(share * seconds / epoch_s[strategy]))
 
-    shares = (epochs("branches", 1 / 5), epochs("tune", 4 / 5))
+    part = work.options.branches_share
+    shares = (epochs("branches", part), epochs("tune", 1 - part))
+    rates = None if work.options.tune_rate is None else (1.0, work.options.tune_rate)
     settings: dict[str, dict[str, Any]] = {
-        BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares},
+        BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares, "phase_rates": rates},
         LABELS: {"strategy": "tune", "epochs": epochs("tune")},
         DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
     }
@@ -213,6 +216,8 @@ def main() -> None:
     parser.add_argument("--base-epochs", type=int, default=5)
     parser.add_argument("--subnets", type=int, default=100)
     parser.add_argument("--kinds", nargs="+", default=["merged", "pruned", "low_rank", "separable"])
+    parser.add_argument("--branches-share", type=float, default=0.2, help="of the time of branches, then tune")
+    parser.add_argument("--tune-rate", type=float, help="factor of the learning rate of tune; default: the product's")
     parser.add_argument("--weights-alone", action="store_true", help="first weights without images")
     parser.add_argument("--learning-rate", type=float, default=0.002)
     parser.add_argument("--work", type=Path, metavar="DIR", help="what was trained; a folder to go on from")
