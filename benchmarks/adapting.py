@@ -1,7 +1,8 @@
 """A bundle that adapts under real load: after steps, on traces beside other policies, and what deciding takes.
 
     python -m benchmarks.adapting --work DIR [--stages bundles steps load cost] [--runtimes onnxruntime ncnn] [--steps 50]
-        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--quantile 0.99] [--markdown] [--json FILE] [OVERRIDE …]
+        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--quantile 0.99] [--markdown] [--json FILE]
+        [OVERRIDE …]
 
 The bundles are those of DIR/exports/RUNTIME/bundle. Where these are not there, a SuperNet of ResNet-26 learns ten characters
 of glyphs, and `autotailor export` writes them; OVERRIDEs go there. Load is made by processes that compute and processes that
@@ -13,11 +14,11 @@ until the last late request before five in time was answered. Bars: p95 at most 
 
 *load*: traces of each pattern. Every request is served by all policies, one after another in turn, so that all have the same
 load. AdaScale's bands are measured before, on another trace of the pattern, which also sets the budget: --budget-share of the
-mean latency of the largest there. *Accuracy*: late answers wrong; *served*: of the answers in time. *Clairvoyant*: of each request the most
-accurate variant that is in time, by its measured latency where a policy has run it, else by the predicted latency times the
-median slow-down that policies have met; *best static* likewise: the most accurate variant that is in time as often as ours.
-Bars: mean latency 60 % below the largest at most 5.2 points below its accuracy; 99 % in time where the largest has at most
-60 %; served accuracy within 1 point of the clairvoyant, accuracy above the best static.
+mean latency of the largest there. *Accuracy*: late answers wrong; *served*: of the answers in time. *Clairvoyant*: of each
+request the most accurate variant that is in time, by its measured latency where a policy has run it, else by the predicted
+latency times the median slow-down that policies have met; *best static* likewise: the most accurate variant that is in time as
+often as ours. Bars: mean latency 60 % below the largest at most 5.2 points below its accuracy; 99 % in time where the largest
+has at most 60 %; served accuracy within 1 point of the clairvoyant, accuracy above the best static.
 
 *cost*: CPU time of a process that senses, hears of ten requests a second and decides before each; a decision after the pause
 between two requests, and one of many in a row (medians). Bars: 2 % of a core; 100 µs a decision in a row.
