@@ -1,8 +1,8 @@
 """A bundle that adapts under real load: after steps, on traces beside other policies, and what deciding takes.
 
     python -m benchmarks.adapting --work DIR [--stages bundles steps load cost] [--runtimes onnxruntime ncnn] [--steps 50]
-        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--quantile 0.99] [--markdown] [--json FILE]
-        [OVERRIDE …]
+        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--near 3] [--quantile 0.99] [--images 8]
+        [--markdown] [--json FILE] [OVERRIDE …]
 
 The bundles are those of DIR/exports/RUNTIME/bundle. Where these are not there, a SuperNet of ResNet-26 learns ten characters
 of glyphs, and `autotailor export` writes them; OVERRIDEs go there. Load is made by processes that compute and processes that
@@ -12,13 +12,15 @@ stream through memory (`adaptive_runtime.traces.Stress`; --cpu-processes, --band
 of the largest SubNet. Every --step-s seconds the load steps up (CPU, memory bandwidth or both) or down. *Back*: from the step
 until the last late request before five in time was answered. Bars: p95 at most 1 s, no request lost.
 
-*load*: traces of each pattern. Every request is served by all policies, one after another in turn, so that all have the same
-load. AdaScale's bands are measured before, on another trace of the pattern, which also sets the budget: --budget-share of the
-mean latency of the largest there. *Accuracy*: late answers wrong; *served*: of the answers in time. *Clairvoyant*: of each
-request the most accurate variant that is in time, by its measured latency where a policy has run it, else by the predicted
-latency times the median slow-down that policies have met; *best static* likewise: the most accurate variant that is in time as
-often as ours. Bars: mean latency 60 % below the largest at most 5.2 points below its accuracy; 99 % in time where the largest
-has at most 60 %; served accuracy within 1 point of the clairvoyant, accuracy above the best static.
+*load*: traces of each pattern. Every request, of --images images, is served by all policies and by every variant alone, one
+after another in turn with 20 ms between, so that all have the same load. AdaScale's bands are measured before, on another
+trace of the pattern, which also sets the budget: --budget-share of the mean latency of the largest there. *Accuracy*: late
+answers wrong; *served*: of the answers in time. *Best static*: the most accurate variant alone that is in time as often as
+ours. *Clairvoyant of the load*: of each request the most accurate variant that is in time for it and for the --near requests
+before and after it; it knows the load, and nothing that single requests meet. *Clairvoyant*: the most accurate variant that is
+in time for this request alone, by luck, too. Bars: mean latency 60 % below the largest at most 5.2 points below its accuracy;
+99 % in time where the largest has at most 60 %; served accuracy within 1 point of the clairvoyant of the load, accuracy above
+the best static.
 
 *cost*: CPU time of a process that senses, hears of ten requests a second and decides before each; a decision after the pause
 between two requests, and one of many in a row (medians). Bars: 2 % of a core; 100 µs a decision in a row.
@@ -43,7 +45,18 @@ from adaptive_runtime.adapting import Adaptation, BundleVariants
 from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import ChoiceLimits, VariantTable
 from adaptive_runtime.pool import Variant
-from benchmarks.adapting_runs import LARGEST, OURS, Compared, Served, StressKind, drawn, form_of, policies_of, stepped
+from benchmarks.adapting_runs import (
+    LARGEST,
+    OURS,
+    Compared,
+    Served,
+    StressKind,
+    drawn,
+    form_of,
+    policies_of,
+    statics_of,
+    stepped,
+)
 from benchmarks.tables import show
 
 RUNTIMES = ("onnxruntime", "ncnn")
@@ -71,6 +84,7 @@ TRAINED = (
 )
 BACK_S, SAVED, LOST_POINTS, IN_TIME, LARGEST_IN_TIME, NEAR_POINTS = 1.0, 0.6, 5.2, 0.99, 0.6, 1.0
 CORE_PERCENT, DECISION_US = 2.0, 100.0
+OF_LOAD = "clairvoyant of the load"
 VARIANTS, REQUESTS_PER_S, IN_A_ROW = 64, 10, 1000
 EARLIER_SHARE, LEAST_EARLIER_S = 0.2, 20.0
 
@@ -91,22 +105,25 @@ def loaded(folder: Path, runtime: str, pattern: Any, options: argparse.Namespace
     stress = StressKind(options.cpu_processes, options.bandwidth_processes)
     seconds = 60 * options.minutes
     with adaptive_runtime.load(folder, format=form_of(runtime)) as model:
-        first = Compared(model, runtime, ChoiceLimits(budget_ms=1e6, quantile=options.quantile))
+        first = Compared(model, runtime, ChoiceLimits(budget_ms=1e6, quantile=options.quantile), options.images)
         earlier = drawn(pattern, 100, max(LEAST_EARLIER_S, EARLIER_SHARE * seconds), options.requests_per_s)
         alone = {LARGEST: policies_of(first, [0.0], [1.0])[LARGEST]}
-        served, loads = first.run(earlier, stress, alone)
-        budget_ms = options.budget_share * float(np.mean(served[LARGEST].latency_ms))
+        before, loads = first.run(earlier, stress, alone)
+        budget_ms = options.budget_share * float(np.mean(before[LARGEST].latency_ms))
         predicted_ms = first.variants.table.latency_ms[first.largest]
-        ratios = [run_ms / predicted_ms for run_ms in served[LARGEST].run_ms]
-        compared = Compared(model, runtime, ChoiceLimits(budget_ms=budget_ms, quantile=options.quantile))
+        ratios = [run_ms / predicted_ms for run_ms in before[LARGEST].run_ms]
+        compared = Compared(
+            model, runtime, ChoiceLimits(budget_ms=budget_ms, quantile=options.quantile), options.images
+        )
         trace = drawn(pattern, 0, seconds, options.requests_per_s)
-        found, _ = compared.run(trace, stress, policies_of(compared, loads, ratios))
+        policies, statics = policies_of(compared, loads, ratios), statics_of(compared)
+        found, _ = compared.run(trace, stress, policies | statics)
     table = compared.variants.table
-    rows = [row_of(name, one, table, budget_ms, seconds) for name, one in found.items()]
-    return [
-        {"runtime": runtime, "pattern": pattern, "budget_ms": budget_ms, **row}
-        for row in (*rows, *bounds(found, table, budget_ms, seconds))
-    ]
+    latency_ms_RV = np.array([found[name].latency_ms for name in table.names]).T
+    best = bounds(found[OURS], latency_ms_RV, table, budget_ms, options.near)
+    served = {name: found[name] for name in policies} | best
+    rows = [row_of(name, one, table, budget_ms, seconds) for name, one in served.items()]
+    return [{"runtime": runtime, "pattern": pattern, "budget_ms": budget_ms, **row} for row in rows]
 
 
 def row_of(name: str, served: Served, table: VariantTable, budget_ms: float, seconds: float) -> dict[str, Any]:
@@ -126,40 +143,29 @@ def row_of(name: str, served: Served, table: VariantTable, budget_ms: float, sec
     }
 
 
-def bounds(found: dict[str, Served], table: VariantTable, budget_ms: float, seconds: float) -> list[dict[str, Any]]:
-    """The clairvoyant, and the best static variant, by the latencies that every variant would have had."""
-    likely_ms_RV = likely_ms(found, table)
-    accuracy_V = table.accuracy_V
-    in_time_RV = likely_ms_RV <= budget_ms
-    best_R = np.where(in_time_RV, accuracy_V, -1.0).argmax(1)
-    best_R = np.where(in_time_RV.any(1), best_R, likely_ms_RV.argmin(1))
-    every = range(len(table))
-    ours = float((np.array(found[OURS].latency_ms) <= budget_ms).mean())
-    share_V = in_time_RV.mean(0)
-    enough = [row for row in every if share_V[row] >= ours] or [int(share_V.argmax())]
-    static = max(enough, key=lambda row: accuracy_V[row] * share_V[row])
-    chosen = {"clairvoyant": best_R, f"best static ({table.names[static]})": np.full(len(best_R), static)}
-    return [
-        row_of(
-            name,
-            Served(rows.tolist(), [], likely_ms_RV[np.arange(len(rows)), rows].tolist()),
-            table,
-            budget_ms,
-            seconds,
-        )
-        for name, rows in chosen.items()
-    ]
+def bounds(
+    ours: Served, latency_ms_RV: np.ndarray, table: VariantTable, budget_ms: float, near: int
+) -> dict[str, Served]:
+    """The best static variant and both clairvoyants, by latencies of every variant for every request (R, V)."""
+    in_time_RV = latency_ms_RV <= budget_ms
+    attained_V, ours_attained = in_time_RV.mean(0), float((np.array(ours.latency_ms) <= budget_ms).mean())
+    enough = np.flatnonzero(attained_V >= ours_attained).tolist() or [int(attained_V.argmax())]
+    static = max(enough, key=lambda row: table.accuracy_V[row] * attained_V[row])
+    every_R = np.arange(len(latency_ms_RV))
+    calm_RV = np.array([in_time_RV[max(0, at - near) : at + near + 1].all(0) for at in every_R])
 
+    def served(rows_R: np.ndarray) -> Served:
+        return Served(rows_R.tolist(), [], latency_ms_RV[every_R, rows_R].tolist())
 
-def likely_ms(found: dict[str, Served], table: VariantTable) -> np.ndarray:
-    """Latency of every variant for every request (R, V): as measured, else by the median slow-down of this request's runs."""
-    rows_PR = np.array([one.rows for one in found.values()])
-    latency_ms_PR = np.array([one.latency_ms for one in found.values()])
-    ratio_R = np.median(latency_ms_PR / table.latency_ms_V[rows_PR], axis=0)
-    likely_ms_RV = ratio_R[:, None] * table.latency_ms_V
-    for rows_R, latency_ms_R in zip(rows_PR, latency_ms_PR, strict=True):
-        likely_ms_RV[np.arange(len(rows_R)), rows_R] = latency_ms_R
-    return likely_ms_RV
+    def most_accurate(within_RV: np.ndarray) -> Served:
+        best_R = np.where(within_RV, table.accuracy_V, -1.0).argmax(1)
+        return served(np.where(within_RV.any(1), best_R, int(table.latency_ms_V.argmin())))
+
+    return {
+        f"best static ({table.names[static]})": served(np.full(len(every_R), static)),
+        OF_LOAD: most_accurate(calm_RV),
+        "clairvoyant": most_accurate(in_time_RV),
+    }
 
 
 def spent(answer: Connection, seconds: float) -> None:
@@ -227,7 +233,7 @@ def show_steps(rows: list[dict[str, Any]], *, markdown: bool) -> None:
 def holds(rows: list[dict[str, Any]], ours: dict[str, Any]) -> str:
     """Which bars ours misses on a trace."""
     of = {row["policy"].split(" (")[0]: row for row in rows}
-    largest, best, static = of[LARGEST], of["clairvoyant"], of["best static"]
+    largest, best, static = of[LARGEST], of[OF_LOAD], of["best static"]
     bars = {
         "latency": ours["mean_ms"] <= (1 - SAVED) * largest["mean_ms"],
         "points": 100 * (largest["mean_accuracy"] - ours["mean_accuracy"]) <= LOST_POINTS,
@@ -276,7 +282,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget-share", type=float, default=0.5)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--patterns", nargs="+", default=["steps", "random", "user"])
-    parser.add_argument("--requests-per-s", type=float, default=4.0)
+    parser.add_argument("--requests-per-s", type=float, default=2.0)
+    parser.add_argument("--near", type=int, default=3)
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--cpu-processes", type=int, default=4)
     parser.add_argument("--bandwidth-processes", type=int, default=2)
     parser.add_argument("--quantile", type=float, default=0.99)
@@ -293,7 +301,7 @@ def main() -> None:
     folders = {} if options.stages == ["cost"] else bundles(options.work, options.runtimes, options.overrides)
     result: dict[str, Any] = {}
     if "steps" in options.stages:
-        given = (options.steps, options.step_s, stress, options.quantile, options.slack)
+        given = (options.steps, options.step_s, stress, options.quantile, options.slack, options.images)
         result["steps"] = [{"runtime": name, **stepped(folder, name, *given)} for name, folder in folders.items()]
         show_steps(result["steps"], markdown=options.markdown)
     if "load" in options.stages:

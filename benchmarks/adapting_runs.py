@@ -71,6 +71,17 @@ def images_of(model: DeployedModel) -> Images:
     return np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32) if found is None else found
 
 
+@dataclass(frozen=True)
+class Requests:
+    """Requests of so many images (N, C, H, W), in turn from those of a bundle."""
+
+    images: Images
+    size: int
+
+    def __getitem__(self, number: int) -> Images:
+        return self.images[(number + np.arange(self.size)) % len(self.images)]
+
+
 def form_of(runtime: str) -> ChainFormat:
     """The format that a runtime takes."""
     return "ncnn" if runtime == "ncnn" else "onnx"
@@ -84,30 +95,39 @@ def wait_until_warm(model: DeployedModel, rows: BundleVariants) -> None:
         model.pool.warm_ahead(answerer)
 
 
-def quiet_ms(model: DeployedModel, images: Images) -> float:
+def quiet_ms(model: DeployedModel, requests: Requests) -> float:
     """Median latency of what serves."""
-    at = range(QUIET_REQUESTS)
-    return float(np.median([model.infer(images[i % len(images)][None]).latency_ms for i in at]))
+    return float(np.median([model.infer(requests[number]).latency_ms for number in range(QUIET_REQUESTS)]))
 
 
 def stepped(
-    folder: Path, runtime: str, steps: int, step_s: float, stress: StressKind, quantile: float, slack: float
+    folder: Path,
+    runtime: str,
+    steps: int,
+    step_s: float,
+    stress: StressKind,
+    quantile: float,
+    slack: float,
+    size: int,
 ) -> dict[str, float]:
-    """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest."""
+    """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest.
+
+    size: images of a request.
+    """
     with adaptive_runtime.load(folder, format=form_of(runtime)) as model:
-        budget_ms = slack * quiet_ms(model, images_of(model))
+        budget_ms = slack * quiet_ms(model, Requests(images_of(model), size))
     options, found = AdaptingOptions(quantile=quantile), list[float]()
     with (
         adaptive_runtime.load(folder, budget_ms, format=form_of(runtime), adapts=options) as model,
         stress.processes() as processes,
     ):
-        images, latencies_ms, sent = images_of(model), list[float](), 0
+        requests, latencies_ms, sent = Requests(images_of(model), size), list[float](), 0
         for step in range(steps):
             processes.set()
-            sent += len(_requests(model, images, step_s))
+            sent += len(_sent(model, requests, step_s))
             processes.set(**MAKES[step % len(MAKES)])
             start_s = time.monotonic()
-            answers = _requests(model, images, step_s)
+            answers = _sent(model, requests, step_s)
             sent += len(answers)
             latencies_ms += [latency_ms for _, latency_ms in answers]
             found.append(_back_within(answers, budget_ms) - start_s)
@@ -125,11 +145,11 @@ def stepped(
     }
 
 
-def _requests(model: DeployedModel, images: Images, seconds: float) -> list[tuple[float, float]]:
+def _sent(model: DeployedModel, requests: Requests, seconds: float) -> list[tuple[float, float]]:
     """Requests one after another: when each was answered, and its latency."""
     found, until_s = list[tuple[float, float]](), time.monotonic() + seconds
     while time.monotonic() < until_s:
-        latency_ms = model.infer(images[len(found) % len(images)][None]).latency_ms
+        latency_ms = model.infer(requests[len(found)]).latency_ms
         found.append((time.monotonic(), latency_ms))
         time.sleep(PAUSE_S)
     return found
@@ -149,8 +169,8 @@ def _back_within(answers: list[tuple[float, float]], budget_ms: float) -> float:
 class Compared:
     """Policies that serve every request of a trace one after another, so that all have the same load."""
 
-    def __init__(self, model: DeployedModel, runtime: str, limits: ChoiceLimits) -> None:
-        self.model, self.limits, self.images = model, limits, images_of(model)
+    def __init__(self, model: DeployedModel, runtime: str, limits: ChoiceLimits, size: int) -> None:
+        self.model, self.limits, self.requests = model, limits, Requests(images_of(model), size)
         self.variants = BundleVariants.of(model.pool.bundle.manifest, form_of(runtime))
         self.answerers = [model.pool.answerer(variant) for variant in self.variants.variants]
         wait_until_warm(model, self.variants)
@@ -181,6 +201,7 @@ class Compared:
                     time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
                     for name in names[number % len(names) :] + names[: number % len(names)]:
                         self._serve(policies[name], served[name], number)
+                        time.sleep(PAUSE_S)
                     loads.append(self.load)
             finally:
                 over.set()
@@ -194,7 +215,7 @@ class Compared:
         variant = self.variants.variants[decision.variant]
         self.model.use(variant.digest, variant.exit, early=variant.early)
         run_ns = time.perf_counter_ns()
-        answer = self.model.infer(self.images[number % len(self.images)][None])
+        answer = self.model.infer(self.requests[number])
         end_ns = time.perf_counter_ns()
         adaptation.served(variant, answer.exit, (end_ns - run_ns) / 1e6)
         served.rows.append(decision.variant)
@@ -218,7 +239,6 @@ class Compared:
 def policies_of(compared: Compared, loads: list[float | None], ratios: list[float]) -> dict[str, Adaptation]:
     """Ours, the published ones, and the largest. loads, ratios: of the largest on another trace of the pattern."""
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if load is not None]
-    largest = compared.largest
     least = max(compared.variants.table.accuracy) - LOST
 
     def bands(best: MostAccurate) -> ChoicePolicy:
@@ -229,8 +249,19 @@ def policies_of(compared: Compared, loads: list[float | None], ratios: list[floa
         OURS: compared.adaptation(Switching),
         "AdaptiveNet's ratio": compared.adaptation(RatioChoice),
         "AdaScale's bands": compared.adaptation(bands),
-        LARGEST: compared.adaptation(lambda best: FixedChoice(best, largest)),
+        LARGEST: compared.adaptation(fixed(compared.largest)),
     }
+
+
+def statics_of(compared: Compared) -> dict[str, Adaptation]:
+    """Every variant alone, by its name in the table."""
+    table = compared.variants.table
+    return {name: compared.adaptation(fixed(row)) for row, name in enumerate(table.names)}
+
+
+def fixed(row: int) -> Callable[[MostAccurate], ChoicePolicy]:
+    """A policy of one variant."""
+    return lambda best: FixedChoice(best, row)
 
 
 def drawn(pattern: Pattern, seed: int, seconds: float, requests_per_s: float) -> LoadTrace:
