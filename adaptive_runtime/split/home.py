@@ -70,7 +70,8 @@ class HomeSegments:
 
     def run(self, values: Mapping[str, Array], first: int, last: int) -> HomeRun:
         """Segments first … last. AdaptiveError: one of them fails."""
-        known, given, took_ms = dict(values), {}, []
+        known, took_ms = dict(values), []
+        given: dict[str, Array] = {}
         for number in range(first, last + 1):
             segment = self.subnet.segments[number]
             start_s = time.perf_counter()

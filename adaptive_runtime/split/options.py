@@ -11,8 +11,8 @@ class SplitOptions(Message):
     """coding: of tensors that cross links. check_share: of answers of other devices, so many are computed again at home.
 
     tolerance: the most that such an answer may differ, relative to the largest value of its tensor, besides what the coding
-    does. spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of home's measured times, so many
-    standard deviations count as predicted. most_in_flight: requests that one device has at once.
+    does. spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of
+    home's measured times, so many standard deviations count as predicted. most_in_flight: requests that one device has at once.
     """
 
     coding: ActivationCoding = "fp32"

@@ -29,7 +29,7 @@ def encoded(tensor: FloatArray, coding: ActivationCoding) -> tuple[SentActivatio
     return SentActivation(coding="fp32"), np.ascontiguousarray(tensor, TYPES["fp32"]).tobytes()
 
 
-def decoded(sent: SentActivation, shape: Shape, content: bytes | memoryview) -> FloatArray:
+def decoded(sent: SentActivation, shape: Shape, content: bytes | bytearray | memoryview) -> FloatArray:
     """The tensor of a shape; the content has exactly its bytes."""
     values = np.frombuffer(content, TYPES[sent.coding]).reshape(shape)
     if sent.coding == "int8":
@@ -38,7 +38,7 @@ def decoded(sent: SentActivation, shape: Shape, content: bytes | memoryview) -> 
 
 
 def decoded_all(
-    sent: Sequence[SentActivation], shapes: Sequence[Shape], content: bytes | memoryview
+    sent: Sequence[SentActivation], shapes: Sequence[Shape], content: bytes | bytearray | memoryview
 ) -> list[FloatArray]:
     """Tensors that lie one behind the other; their bytes are `coded_bytes`."""
     whole, found, start = memoryview(content), [], 0

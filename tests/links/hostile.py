@@ -35,7 +35,7 @@ Answer = Callable[["HostileDevice", RanSegments, bytes], Any]
 
 @dataclass
 class HostileDevice:
-    """values: what it does to its tensors. answer: sends the frame of an answer. digest: of the SubNet that it claims to have."""
+    """values: what it does to its tensors. answer: sends an answer's frame. digest: of the SubNet that it claims to have."""
 
     split: SplitSubNet
     values: Callable[[Arrays], Arrays] = lambda arrays: arrays

@@ -69,7 +69,8 @@ BREAKING: dict[str, tuple[Any, str]] = {
     "an answer to nobody": (to_nobody, "request 1000000, for which home does not wait"),
     "too many tensors": (many_tensors, "100 tensors; allowed here: 1 in fp32"),
     "a garbled answer": (garbled, "its payload does not fit its checksum"),
-    "an answer that breaks off": (broken_off, "the connection ended inside of it"),
+    # the end of the connection is noticed by reading inside of the answer, or by sending the next request
+    "an answer that breaks off": (broken_off, "onnection"),
     "silence": (silent, "was late"),
 }
 

@@ -119,7 +119,9 @@ def test_a_link_is_recorded_as_a_trace() -> None:
     assert found.duration_s == 6.0
 
 
-@pytest.mark.parametrize("url", ["http://host:1", "tcp://host", "tcp://:80", "tcp://host:99999", "host:80", "tls://[::1"])
+@pytest.mark.parametrize(
+    "url", ["http://host:1", "tcp://host", "tcp://:80", "tcp://host:99999", "host:80", "tls://[::1"]
+)
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
     with pytest.raises(AdaptiveError, match="allowed: tcp://HOST:PORT, tls://HOST:PORT"):
         DeviceAddress(url=url, token="t" * 16).check()

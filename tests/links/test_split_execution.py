@@ -1,5 +1,7 @@
 """A SubNet over real devices on loopback answers as its files do, and goes home when devices fail."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -83,11 +85,12 @@ def test_without_the_device_home_answers(split: SplitSubNet, reference: Referenc
 def test_inputs_and_deadlines_that_cannot_be_are_refused(split: SplitSubNet) -> None:
     with SplitNetwork(split, {}, [plan(*[HOME] * 4)]) as network:
         (x,) = inputs(split, 1)
-        for bad, line in (
+        cases: tuple[tuple[Any, str], ...] = (
             (x.astype(np.float64), r"input: float64 .*; allowed: float32 \(1, 3, 16, 16\)"),
             (x[:, :2], r"input: float32 \(1, 2, 16, 16\); allowed"),
             (np.full_like(x, np.nan), "input: has NaN"),
-        ):
+        )
+        for bad, line in cases:
             with pytest.raises(AdaptiveError, match=line):
                 network.submit(bad, DEADLINE_MS)
         with pytest.raises(AdaptiveError, match="deadline_ms: 0; allowed: finite, above 0"):

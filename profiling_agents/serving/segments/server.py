@@ -47,9 +47,9 @@ async def serve_segments(
         )
         homes = _Homes(subnets, welcome, token, options.max_model_mib * MIB)
         context = _tls(options.network)
-        patience = {} if context is None else {"ssl_handshake_timeout": HELLO_LIMIT_S}
+        limit_s = None if context is None else HELLO_LIMIT_S
         server = await asyncio.start_server(
-            homes.connected, sock=listener, ssl=context, backlog=MAX_CONNECTIONS, **patience
+            homes.connected, sock=listener, ssl=context, backlog=MAX_CONNECTIONS, ssl_handshake_timeout=limit_s
         )
         stopped = _stopped(options.network)
         host, port = listener.getsockname()[:2]
