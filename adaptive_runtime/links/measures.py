@@ -10,7 +10,9 @@ import math
 from profiling_agents.messages import Message
 
 LEAST_BYTES = 1 << 13
-"""Smaller payloads come in one burst and say nothing of the bandwidth."""
+"""Smaller payloads come in a few packets."""
+BURST_MS = 2.0
+"""Payloads that should take less, and do, may have come in one burst."""
 LEAST_MS = 1e-3
 WEIGHT = 0.2
 """Of the newest value."""
@@ -98,7 +100,9 @@ class LinkMeasures:
 
 
 def _add(mean: WeightedMean, count: int, took_ms: float) -> None:
-    if count >= LEAST_BYTES:
+    """A payload that a link carries in a burst, as queues and shapers let it, says nothing of the bandwidth."""
+    expected_ms = mean.mean * count if mean.count else math.inf
+    if count >= LEAST_BYTES and max(expected_ms, took_ms) >= BURST_MS:
         mean.add(max(took_ms, LEAST_MS) / count)
 
 

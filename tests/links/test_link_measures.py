@@ -63,6 +63,23 @@ def test_bandwidth_is_of_payloads_that_take_time_and_transfers_follow_from_it() 
     assert link.transfer_ms(12_500, 12_500) == pytest.approx(12.0 + 10.0 + 5.0)
 
 
+def test_a_burst_says_nothing_of_the_bandwidth_and_a_change_says_all() -> None:
+    measures = LinkMeasures()
+    measures.up(250_000, 20.0)  # 100 Mbit/s
+    for _ in range(50):
+        measures.up(16_384, 0.05)
+    assert measures.link.up_mbps == pytest.approx(100)
+    for _ in range(50):
+        measures.up(16_384, 26.2)  # slower by far
+    assert measures.link.up_mbps == pytest.approx(5, rel=0.01)
+    for _ in range(50):
+        measures.up(16_384, 0.05)  # faster again; a block tells how much
+    measures.up(250_000, 20.0)
+    found = measures.link.up_mbps
+    assert found is not None
+    assert found > 60
+
+
 @given(st.floats(0.05, 1000.0), st.floats(0.05, 3.0), st.integers(10, 3000))
 def test_probes_take_at_most_a_thousandth_of_a_link(mbps: float, step_s: float, steps: int) -> None:
     budget, taken = ProbeBudget(0.0), 0.0

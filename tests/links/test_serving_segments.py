@@ -97,10 +97,12 @@ def test_a_recorded_link_is_replayed(split: SplitSubNet, device: ServingDevice) 
     trace = BandwidthTrace(
         origin="drawn", duration_s=100.0, times_s=(0.0,), up_mbps=(6.0,), down_mbps=(3.0,), round_trip_ms=(50.0,)
     )
-    with relayed(device.url, trace=trace) as relay:
-        with split_over(split, DeviceAddress(url=address_of(relay), token=TOKEN)) as network:
-            assert network.wait_for("a"), network.states
-            link = network.links["a"]
+    with (
+        relayed(device.url, trace=trace) as relay,
+        split_over(split, DeviceAddress(url=address_of(relay), token=TOKEN)) as network,
+    ):
+        assert network.wait_for("a"), network.states
+        link = network.links["a"]
     assert link.round_trip_ms == pytest.approx(50, abs=30)
     assert link.up_mbps == pytest.approx(6, rel=0.6)
     assert link.down_mbps == pytest.approx(3, rel=0.6)

@@ -136,7 +136,7 @@ def test_a_subnet_that_cannot_run_is_no_subnet(change: Change, line: str, split:
 
 def test_segments_that_do_not_fit_each_other_are_no_subnet(split: SplitSubNet) -> None:
     fields = split.subnet.model_dump()
-    with pytest.raises(ValidationError, match="segment 0 reads '.*', which nothing before it gives"):
+    with pytest.raises(ValidationError, match=r"segment 0 reads '.*', which nothing before it gives"):
         ServedSubNet.model_validate({**fields, "segments": fields["segments"][1:]})
     huge = [{**fields["segments"][0], "output_shapes": [[2**30, 2**30]]}, *fields["segments"][1:]]
     with pytest.raises(ValidationError, match=r"is \(1073741824, 1073741824\) elsewhere"):
