@@ -26,6 +26,7 @@ examples:
   autotailor agent --backend ncnn --precision bf16
   autotailor agent --backend onnxruntime --threads 4 --cores 4,5,6,7 --port 8766 --token-file token
   autotailor agent --backend ncnn --pull https://desk:8764 --token-file token --ca-file cert.pem
+  autotailor agent --backend onnxruntime --serve-segments --port 8767 --token-file token
   autotailor agent --backend ncnn --host 192.168.1.20 --tls-cert cert.pem --tls-key key.pem --token-file token
 """
 
@@ -83,6 +84,11 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
         "--pull",
         metavar="URL",
         help="listen to nobody and fetch work from this 'autotailor relay', for devices that cannot be dialled",
+    )
+    network.add_argument(
+        "--serve-segments",
+        action="store_true",
+        help="measure nothing; serve segments of SubNets to homes that split a network over devices",
     )
     network.add_argument(
         "--ca-file", type=Path, metavar="F", help="certificate (PEM) that the relay is checked against"

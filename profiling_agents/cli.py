@@ -65,5 +65,6 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             pin_mhz=arguments.pin_mhz,
             sensors_root=arguments.sensors_root,
             walls=not arguments.without_walls,
+            segments=arguments.serve_segments,
         )
     )

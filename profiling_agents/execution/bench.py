@@ -6,8 +6,10 @@ service keeps. The working folder holds the models, named by digest.
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -21,7 +23,9 @@ from profiling_agents.messages import (
     AgentError,
     ChildReply,
     ChildRequest,
+    JobMessage,
     MeasureSettings,
+    Message,
     Timing,
     Walls,
 )
@@ -39,9 +43,27 @@ WAITING_SHARE = 0.25
 """Share of the wall-clock limit for waiting until the core is calm."""
 
 
+Request = TypeVar("Request", bound=Message)
+
+
 def serve(argument: str, raised: Raised) -> int:
-    """Open the runtime, then serve requests until stdin closes. raised: the walls around this process."""
+    """Open the runtime, then load, run and free one model after the other. raised: the walls around this process."""
     settings = WorkerSettings.model_validate_json(argument)
+    pace = Pace() if len(settings.cores) == 1 else None
+
+    def answer(backend: Backend, request: ChildRequest, payload: bytes) -> tuple[ChildReply, bytes]:
+        return _answer(backend, settings, pace, request, payload)
+
+    return serve_requests(settings, raised, ChildRequest, answer)
+
+
+def serve_requests(
+    settings: WorkerSettings,
+    raised: Raised,
+    kind: type[Request],
+    answer: Callable[[Backend, Request, bytes], tuple[ChildReply, bytes]],
+) -> int:
+    """Open the runtime, then answer requests of one kind until stdin closes."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     pin(settings.cores)
@@ -54,20 +76,19 @@ def serve(argument: str, raised: Raised) -> int:
     except AgentError as error:
         _send(replies, ChildReply(reason=str(error)))
         return 1
-    pace = Pace() if len(settings.cores) == 1 else None
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
-        _send(replies, *_answer(backend, settings, pace, *request))
+        header, payload = request
+        _send(replies, *faults_told(partial(answer, backend, kind.model_validate_json(header), payload)))
     return 0
 
 
-def _receive(stream: BinaryIO, max_payload_bytes: int) -> tuple[ChildRequest, bytes] | None:
+def _receive(stream: BinaryIO, max_payload_bytes: int) -> tuple[bytes, bytes] | None:
     prefix = stream.read(frames.LENGTHS.size)
     if len(prefix) < frames.LENGTHS.size:
         return None
     header_bytes, payload_bytes = frames.read_lengths(prefix, max_payload_bytes)
-    header = stream.read(header_bytes)
-    return ChildRequest.model_validate_json(header), stream.read(payload_bytes)
+    return stream.read(header_bytes), stream.read(payload_bytes)
 
 
 def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
@@ -75,28 +96,38 @@ def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
     stream.flush()
 
 
-def _answer(
-    backend: Backend, worker: WorkerSettings, pace: Pace | None, request: ChildRequest, payload: bytes
-) -> tuple[ChildReply, bytes]:
-    """Load, do and free one model; every fault of the model becomes a reason."""
+def faults_told(answer: Callable[[], tuple[ChildReply, bytes]]) -> tuple[ChildReply, bytes]:
+    """An answer; every fault of a model becomes its reason."""
     try:
-        if request.job.format not in backend.formats:
-            raise ModelError(f"format '{request.job.format}'; this device takes {', '.join(backend.formats)}")
-        request.job.engine.settled(backend.engine_options)  # refused here, whatever the backend looks at
-        model = backend.load([Path(digest) for digest in request.job.files], request.job)
-        try:
-            if request.settings is not None:
-                return ChildReply(timing=_time(model, request.settings, worker, pace)), b""
-            outputs = model.run(frames.from_bytes(request.tensors, payload))
-            return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
-        finally:
-            model.close()
+        return answer()
     except (MemoryError, ModelMemoryError) as error:
         return ChildReply(reason=str(error) or "allocation failed", out_of_memory=True), b""
     except (ModelError, AgentError) as error:
         return ChildReply(reason=str(error)), b""
     except Exception as error:  # noqa: BLE001 - a foreign model may raise anything; the fault is its own
         return ChildReply(reason=f"{type(error).__name__}: {error}"), b""
+
+
+def load(backend: Backend, job: JobMessage) -> Model:
+    """The model of a job. ModelError: it has another format, or the runtime refuses it."""
+    if job.format not in backend.formats:
+        raise ModelError(f"format '{job.format}'; this device takes {', '.join(backend.formats)}")
+    job.engine.settled(backend.engine_options)  # refused here, whatever the backend looks at
+    return backend.load([Path(digest) for digest in job.files], job)
+
+
+def _answer(
+    backend: Backend, worker: WorkerSettings, pace: Pace | None, request: ChildRequest, payload: bytes
+) -> tuple[ChildReply, bytes]:
+    """Load, do and free one model."""
+    model = load(backend, request.job)
+    try:
+        if request.settings is not None:
+            return ChildReply(timing=_time(model, request.settings, worker, pace)), b""
+        outputs = model.run(frames.from_bytes(request.tensors, payload))
+        return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
+    finally:
+        model.close()
 
 
 def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace: Pace | None) -> Timing:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiling_agents import frames
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import AgentError, ChildReply, ChildRequest, RuntimeInfo, Walls
+from profiling_agents.messages import AgentError, ChildReply, Message, RuntimeInfo, Walls
 from profiling_agents.startup import TOKEN_VARIABLE, python_path
 
 START_LIMIT_S = 60.0
@@ -64,7 +64,7 @@ class Child:
             raise AgentError(reply.reason or "the runtime did not start")
         return reply.runtime, reply.walls
 
-    async def ask(self, request: ChildRequest, payload: bytes = b"") -> tuple[ChildReply, bytes]:
+    async def ask(self, request: Message, payload: bytes = b"") -> tuple[ChildReply, bytes]:
         """One request and its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills the child."""
         self.served += 1
         self._truncate_log()
@@ -119,7 +119,7 @@ class Child:
             environment["PYTHONUSERBASE"] = site.getuserbase()
         return environment
 
-    def _send(self, request: ChildRequest, payload: bytes) -> None:
+    def _send(self, request: Message, payload: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(frames.pack(request.model_dump_json().encode(), payload))

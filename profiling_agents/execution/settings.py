@@ -18,10 +18,11 @@ class WallPlan(Message):
 
 
 class WorkerSettings(RuntimeOptions):
-    """How the service starts its child (one JSON argument)."""
+    """How the service starts its child (one JSON argument). segments: it serves segments that stay loaded, and times none."""
 
     cores: tuple[int, ...]
     limits: ModelLimits
     walls: WallPlan | None
     max_payload_bytes: int
     sensors_root: Path = SYSTEM
+    segments: bool = False

@@ -12,11 +12,12 @@ from profiling_agents.walls.raising import PlannedWalls, raise_walls
 
 def main(argument: str) -> int:
     """Raise the walls that the settings plan, then serve requests until stdin closes."""
-    plan = json.loads(argument)["walls"]
+    settings = json.loads(argument)
+    plan = settings["walls"]
     raised = raise_walls(None if plan is None else PlannedWalls.of(plan))
-    from profiling_agents.execution import bench
+    from profiling_agents.execution import bench, segments
 
-    return bench.serve(argument, raised)
+    return (segments if settings["segments"] else bench).serve(argument, raised)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from profiling_agents.messages.device import RuntimeInfo, Walls
 from profiling_agents.messages.jobs import JobMessage
 from profiling_agents.messages.results import Timing
 from profiling_agents.messages.settings import MeasureSettings
+from profiling_agents.messages.streams import SentActivation
 
 MAX_TENSORS_MIB = 256
 """Inputs or outputs of one run."""
@@ -45,11 +46,16 @@ class ChildRequest(Message):
 
 
 class ChildReply(Message):
-    """Child to service: the runtime and its walls (first frame), a timing, outputs, or the reason of a failure."""
+    """Child to service: the runtime and its walls (first frame), a timing, outputs, or the reason of a failure.
+
+    activations: how the outputs of segments are coded, which took computed_ms.
+    """
 
     runtime: RuntimeInfo | None = None
     walls: Walls = Walls()
     timing: Timing | None = None
     tensors: tuple[TensorHeader, ...] = ()
+    activations: tuple[SentActivation, ...] = ()
+    computed_ms: float = 0.0
     reason: str | None = None
     out_of_memory: bool = False

@@ -114,8 +114,13 @@ async def _announce(server: uvicorn.Server, ready: str) -> None:
 
 
 def _stop_with_stdin(server: uvicorn.Server, silence_limit_s: int) -> None:
-    """Stop when stdin closes or falls silent: the parent is gone, however it went."""
+    """Stop when stdin closes or falls silent."""
+    wait_for_stdin(silence_limit_s)
+    server.should_exit = True
+
+
+def wait_for_stdin(silence_limit_s: int) -> None:
+    """Return when stdin closes or falls silent (0: however long): the parent is gone, however it went."""
     while select.select([sys.stdin], [], [], silence_limit_s or None)[0]:
         if not os.read(sys.stdin.fileno(), 4096):
             break
-    server.should_exit = True

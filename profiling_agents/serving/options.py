@@ -11,7 +11,7 @@ from profiling_agents.sensing import sensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of an agent."""
+    """The options of an agent. segments: it serves segments of SubNets, and measures nothing."""
 
     backend: str
     threads: int
@@ -26,6 +26,7 @@ class ServerOptions:
     pin_mhz: int | None = None
     sensors_root: Path = sensors.SYSTEM
     walls: bool = True
+    segments: bool = False
 
     @property
     def cores_root(self) -> Path:

@@ -10,7 +10,7 @@ from profiling_agents import frames
 from profiling_agents.execution.bench import WorkerSettings
 from profiling_agents.execution.child import MODELS
 from profiling_agents.execution.runner import Runner
-from profiling_agents.messages import MAX_TENSORS_MIB, MIB
+from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError
 from profiling_agents.network.endpoint import address, bound, check_bind
 from profiling_agents.network.folder import private_folder
 from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules
@@ -22,6 +22,7 @@ from profiling_agents.serving.capabilities import capabilities
 from profiling_agents.serving.options import ServerOptions
 from profiling_agents.serving.planned_walls import told, wall_plan
 from profiling_agents.serving.puller import Local, Puller, check_relay
+from profiling_agents.serving.segments.server import serve_segments
 from profiling_agents.serving.service import Agent, create_app
 from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
@@ -34,6 +35,8 @@ def serve(options: ServerOptions) -> None:
     """Run until stopped; AgentError when it cannot start."""
     network = options.network
     check_bind(network)
+    if options.segments and options.pull is not None:
+        raise AgentError("--serve-segments: not with --pull, since a stream is one kept connection; give one of them")
     if options.pull is not None:
         check_relay(options.pull, network)
         # The relay is the only way in: the service itself is reached by nobody who has not read this process.
@@ -42,12 +45,15 @@ def serve(options: ServerOptions) -> None:
         claimed = claim(options.threads, options.cores)
         with pinned_frequency(claimed.cores, options.pin_mhz, options.cores_root):
             token = network.token or new_token(folder, "agent")
-            asyncio.run(_serve(options, folder, listener, claimed, token))
+            settings = _worker(options, folder, claimed)
+            if options.segments:
+                asyncio.run(serve_segments(options, settings, folder, listener, token))
+            else:
+                asyncio.run(_serve(options, settings, folder, listener, claimed, token))
 
 
-async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, claimed: Claim, token: str) -> None:
-    plan = wall_plan(options, folder / MODELS)
-    settings = WorkerSettings(
+def _worker(options: ServerOptions, folder: Path, claimed: Claim) -> WorkerSettings:
+    return WorkerSettings(
         backend=options.backend,
         threads=options.threads,
         precision=options.precision,
@@ -55,15 +61,28 @@ async def _serve(options: ServerOptions, folder: Path, listener: socket.socket, 
         sensors_root=options.sensors_root,
         cores=claimed.cores,
         limits=options.limits,
-        walls=plan,
+        walls=wall_plan(options, folder / MODELS),
         max_payload_bytes=MAX_TENSORS_MIB * MIB,
+        segments=options.segments,
     )
+
+
+async def _serve(
+    options: ServerOptions,
+    settings: WorkerSettings,
+    folder: Path,
+    listener: socket.socket,
+    claimed: Claim,
+    token: str,
+) -> None:
     runner = Runner(settings, folder)
     try:
         runtime, walls = await runner.start()
         found = capabilities(options, claimed, runtime, told(options, walls))
         models = ModelFiles(
-            folder / MODELS, STORE_FACTOR * options.max_model_mib * MIB, None if plan is None else plan.user
+            folder / MODELS,
+            STORE_FACTOR * options.max_model_mib * MIB,
+            None if settings.walls is None else settings.walls.user,
         )
         agent = Agent(found, runner, models, options.cores_root)
         body_bytes = {

@@ -25,7 +25,7 @@ from adaptive_runtime.bundles import (
     half,
 )
 from adaptive_runtime.bundles.calibration import CALIBRATION_FILE
-from adaptive_runtime.chains import ChainManifest, ChainSegment, ChainTensor, ImagePreparation
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
@@ -179,14 +179,26 @@ def _preparation(net: SuperNet, config: Config) -> ImagePreparation:
 
 
 def _write_chain(net: SuperNet, digest: str, config: Config, folder: Path) -> ChainManifest:
+    return _chain(net, digest, config, folder, f"{digest}.", f"{digest}.{SEGMENTS_FILE}", WEIGHTS_FILE)
+
+
+def write_own_chain(net: SuperNet, config: Config, folder: Path) -> ChainManifest:
+    """The segments of one SubNet with weights of their own, and their manifest."""
+    net.export_segments(config, folder)
+    return _chain(net, net.space.digest(config), config, folder, "", SEGMENTS_FILE)
+
+
+def _chain(
+    net: SuperNet, digest: str, config: Config, folder: Path, prefix: str, manifest_file: str, *shared: str
+) -> ChainManifest:
     segments: list[ChainSegment] = []
     for at, exit in enumerate(net.exits(config)):
-        inputs, outputs = _tensors(folder / f"{digest}.{at}.onnx")
+        inputs, outputs = _tensors(folder / f"{prefix}{at}.onnx")
         macs = net.macs({**config, "exit": exit}) - sum(one.macs for one in segments)
         segments.append(
-            ChainSegment(exit=exit, file=f"{digest}.{at}.onnx", inputs=inputs, outputs=outputs, macs=max(macs, 1))
+            ChainSegment(exit=exit, file=f"{prefix}{at}.onnx", inputs=inputs, outputs=outputs, macs=max(macs, 1))
         )
-    names = [*(str(one.file) for one in segments), WEIGHTS_FILE]
+    names = [*(str(one.file) for one in segments), *shared]
     manifest = ChainManifest(
         format="onnx",
         digest=digest,
@@ -196,7 +208,7 @@ def _write_chain(net: SuperNet, digest: str, config: Config, folder: Path) -> Ch
         runtime="onnxruntime",
         settings=SETTINGS,
     )
-    (folder / f"{digest}.segments.json").write_text(manifest.to_json())
+    (folder / manifest_file).write_text(manifest.to_json())
     return manifest
 
 

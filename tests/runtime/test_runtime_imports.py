@@ -23,7 +23,7 @@ LISTED = "import sys; before = set(sys.modules); import {modules}; print(*sorted
 @pytest.mark.parametrize(
     ("begin", "libraries", "agents"),
     [
-        (None, NEEDED, {"messages", "sensing"}),
+        (None, NEEDED, {"messages", "sensing", "streams"}),
         (COMMANDS, NEEDED, {"messages", "sensing", "network"}),
         (SERVICE, NEEDED | SERVED, {"messages", "sensing", "network", "checksums"}),
     ],

@@ -1,0 +1,22 @@
+"""Links to other devices: one kept connection to each, measured while it is used, probed when it is idle.
+
+[Several devices](docs/links.md) explains it with examples.
+"""
+
+from adaptive_runtime.links.addresses import DeviceAddress
+from adaptive_runtime.links.measures import LinkMeasures, MeasuredLink
+from adaptive_runtime.links.peer import Peer, PeerLostError, PeerTimes
+from adaptive_runtime.links.probing import ProbeBudget
+from adaptive_runtime.links.trace import BandwidthTrace, LinkRecorder
+
+__all__ = [
+    "BandwidthTrace",
+    "DeviceAddress",
+    "LinkMeasures",
+    "LinkRecorder",
+    "MeasuredLink",
+    "Peer",
+    "PeerLostError",
+    "PeerTimes",
+    "ProbeBudget",
+]

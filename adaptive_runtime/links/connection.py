@@ -1,0 +1,285 @@
+"""Home's end of one connection to a device that serves segments: greeting, SubNet, requests, probes.
+
+Answers are matched with requests by number. Whatever is not an answer that home waits for, with exactly the bytes that the
+SubNet gives it, ends the connection before it is read.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from adaptive_runtime.links.addresses import DeviceAddress
+from adaptive_runtime.links.measures import LinkMeasures
+from profiling_agents.messages import (
+    DEVICE_MESSAGES,
+    STREAM_PROTOCOL,
+    ActivationCoding,
+    DeviceMessage,
+    Hello,
+    KeptFile,
+    LoadedSubNet,
+    LoadSubNet,
+    Message,
+    RanSegments,
+    RefusedStream,
+    ReturnedProbe,
+    RunSegments,
+    SentActivation,
+    SentFile,
+    SentProbe,
+    ServedSubNet,
+    Shape,
+    Welcome,
+    coded_bytes,
+)
+from profiling_agents.streams.sockets import abandon, kept
+from profiling_agents.streams.wire import Buffer, FrameHead, FrameReader, FrameWriter, StreamEndError, StreamError
+
+ANSWER_LIMIT_S = 60.0
+"""For greeting, and for loading a SubNet."""
+
+Answer = TypeVar("Answer", Welcome, LoadedSubNet, KeptFile)
+
+
+class PeerLostError(Exception):
+    """The connection has gone, or was ended because the device broke its rules. One line."""
+
+
+class PeerRefusedError(PeerLostError):
+    """The device refuses home, or is not what home may use; it would be the same again. One line."""
+
+
+class PeerTimes(NamedTuple):
+    """Of one request [ms]: in all; to reach the device; waiting and computing there; to come back; the round trip."""
+
+    total_ms: float
+    up_ms: float
+    waited_ms: float
+    computed_ms: float
+    down_ms: float
+    round_trip_ms: float
+
+
+class PeerAnswer(NamedTuple):
+    """Tensors of an answer, coded, in the order of `ServedSubNet.leaving`."""
+
+    activations: tuple[SentActivation, ...]
+    content: bytearray
+    times: PeerTimes
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request or probe whose answer has not come. names: of the tensors of the answer; None: a probe.
+
+    alone: nothing was in front of it. counts: among the measures of the link.
+    """
+
+    names: tuple[str, ...] | None
+    coding: ActivationCoding
+    up_bytes: int
+    back_bytes: int
+    start_s: float
+    alone: bool
+    counts: bool
+    answer: "asyncio.Future[PeerAnswer]"
+
+
+class PeerConnection:
+    """A connection that is open. Of one event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, measures: LinkMeasures) -> None:
+        self._stream, self._frames, self._requests = writer, FrameReader(reader, DEVICE_MESSAGES), FrameWriter(writer)
+        self._measures = measures
+        self._numbers = itertools.count()
+        self._asked: dict[int, _Asked] = {}
+        self._subnet: ServedSubNet | None = None
+        self._shapes: dict[str, Shape] = {}
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the connection has gone, once it has."""
+        self.used_s = time.monotonic()
+        """When the last frame came."""
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, address: DeviceAddress, measures: LinkMeasures) -> tuple["PeerConnection", Welcome]:
+        """Connect and show the token. PeerRefusedError, PeerLostError, AdaptiveError."""
+        host, port, context = address.parts
+        try:
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        except (OSError, ValueError) as error:  # of TLS, too, whose certificate errors are both
+            raise PeerLostError(f"cannot be reached ({error})") from error
+        kept(writer)
+        opened = cls(reader, writer, measures)
+        try:
+            hello = Hello(protocol=STREAM_PROTOCOL, token=address.token)
+            welcome = await opened._told(hello, Welcome)
+        except BaseException:
+            opened.end("not greeted")
+            raise
+        if welcome.protocol != STREAM_PROTOCOL:
+            opened.end("of another protocol")
+            raise PeerRefusedError(f"speaks protocol {welcome.protocol}; allowed: {STREAM_PROTOCOL}")
+        return opened, welcome
+
+    @property
+    def in_flight(self) -> int:
+        """Requests and probes whose answers have not come."""
+        return len(self._asked)
+
+    async def load(self, subnet: ServedSubNet, files: Mapping[str, bytes]) -> None:
+        """Have the SubNet loaded; files that the device lacks are sent. Then requests may be sent.
+
+        files: contents by sha256. PeerRefusedError, PeerLostError.
+        """
+        assert self._reading is None, "once for each connection"
+        for _ in range(2):
+            loaded = await self._told(LoadSubNet(subnet=subnet), LoadedSubNet)
+            if loaded.digest != subnet.digest:
+                raise PeerRefusedError(f"has another SubNet ({loaded.digest[:16]}… instead of {subnet.digest[:16]}…)")
+            if not loaded.missing:
+                self._subnet, self._shapes = subnet, subnet.shapes
+                self._reading = asyncio.create_task(self._read())
+                return
+            for digest in loaded.missing:
+                if digest not in files:
+                    raise PeerRefusedError("asks for a file that its SubNet does not have")
+                kept_file = await self._told(SentFile(sha256=digest), KeptFile, [files[digest]])
+                if kept_file.sha256 != digest:
+                    raise PeerRefusedError(f"has another file ({kept_file.sha256[:16]}… instead of {digest[:16]}…)")
+        raise PeerLostError("still lacks files that were sent")
+
+    async def run(
+        self, first: int, last: int, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding
+    ) -> PeerAnswer:
+        """Segments first … last on tensors that are coded, in the order of `ServedSubNet.entering`. PeerLostError."""
+        assert self._subnet is not None, "loaded"
+        content = [part for _, part in tensors]
+        asked = self._ask(self._subnet.leaving(first, last), coding, sum(map(len, content)), 0)
+        number = next(self._numbers)
+        message = RunSegments(
+            request=number, first=first, last=last, tensors=tuple(one for one, _ in tensors), coding=coding
+        )
+        return await self._answered(number, asked, message, content)
+
+    async def probe(self, up_bytes: int, back_bytes: int, *, counts: bool = True) -> PeerAnswer:
+        """Bytes that mean nothing, up and back, whose times tell what the link is like. PeerLostError."""
+        number, asked = next(self._numbers), self._ask(None, "fp32", up_bytes, back_bytes, counts)
+        return await self._answered(
+            number, asked, SentProbe(request=number, bytes=up_bytes, back=back_bytes), [bytes(up_bytes)]
+        )
+
+    def end(self, reason: str) -> None:
+        """Close now; requests whose answers have not come fail with the reason."""
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        if self._reading is not None:
+            self._reading.cancel()
+        abandon(self._stream)
+        for asked in self._asked.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(PeerLostError(reason))
+        self._asked.clear()
+
+    async def _told(self, message: Message, kind: type[Answer], payload: Sequence[Buffer] = ()) -> Answer:
+        """Before requests: one message and its answer."""
+        try:
+            await self._requests.send(message, payload)
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                head = await self._frames.head()
+                await self._frames.payload(head, 0)
+        except TimeoutError as error:
+            raise PeerLostError(f"has not answered within {ANSWER_LIMIT_S:g} s") from error
+        except (OSError, StreamError, StreamEndError) as error:
+            raise PeerLostError(str(error) or "has closed the connection") from error
+        answer = head.message
+        if isinstance(answer, RefusedStream):
+            raise (PeerRefusedError if answer.final else PeerLostError)(f"refuses: {shown(answer.line)}")
+        if not isinstance(answer, kind):
+            raise PeerLostError(f"answers with '{answer.kind}'")
+        return answer
+
+    def _ask(
+        self,
+        names: tuple[str, ...] | None,
+        coding: ActivationCoding,
+        up_bytes: int,
+        back_bytes: int,
+        counts: bool = True,
+    ) -> _Asked:
+        answer: asyncio.Future[PeerAnswer] = asyncio.get_running_loop().create_future()
+        return _Asked(names, coding, up_bytes, back_bytes, time.perf_counter(), not self._asked, counts, answer)
+
+    async def _answered(self, number: int, asked: _Asked, message: Message, payload: Sequence[Buffer]) -> PeerAnswer:
+        if self.lost.done():
+            raise PeerLostError(self.lost.result())
+        self._asked[number] = asked
+        try:
+            await self._requests.send(message, payload)
+        except (OSError, StreamError) as error:
+            self.end(str(error))
+        try:
+            return await asked.answer
+        finally:
+            if asked.answer.cancelled():
+                self.end("a request was given up")
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._take(await self._frames.head())
+        except (OSError, StreamError) as error:
+            self.end(str(error))
+        except StreamEndError:
+            self.end("has closed the connection")
+
+    async def _take(self, head: FrameHead[DeviceMessage]) -> None:
+        start_s, answer = time.perf_counter(), head.message
+        if isinstance(answer, RefusedStream):
+            raise StreamError(f"refuses: {shown(answer.line)}")
+        if not isinstance(answer, RanSegments | ReturnedProbe):
+            raise StreamError(f"frame: '{answer.kind}' where answers of requests are allowed")
+        asked = self._asked.get(answer.request)
+        if asked is None or (asked.names is None) != isinstance(answer, ReturnedProbe):
+            raise StreamError(f"frame: an answer to request {answer.request}, for which home does not wait")
+        expected, times = self._expected(asked, answer), (0.0, 0.0)
+        if isinstance(answer, RanSegments):
+            times = answer.waited_ms, answer.computed_ms
+        content = await self._frames.payload(head, expected)
+        end_s = time.perf_counter()
+        self.used_s = time.monotonic()
+        total_ms, down_ms = (end_s - asked.start_s) * 1e3, (end_s - start_s) * 1e3
+        round_trip_ms = total_ms - down_ms - answer.received_ms - sum(times)
+        if asked.counts:
+            self._measures.up(asked.up_bytes, answer.received_ms)
+            self._measures.down(expected, down_ms)
+            if asked.alone:
+                self._measures.round_trip(round_trip_ms)
+        del self._asked[answer.request]
+        activations = answer.tensors if isinstance(answer, RanSegments) else ()
+        found = PeerTimes(total_ms, answer.received_ms, *times, down_ms, round_trip_ms)
+        if not asked.answer.done():
+            asked.answer.set_result(PeerAnswer(activations, content, found))
+
+    def _expected(self, asked: _Asked, answer: RanSegments | ReturnedProbe) -> int:
+        """Bytes that the answer has to have. StreamError for other tensors than those that were asked for."""
+        if isinstance(answer, ReturnedProbe):
+            if answer.bytes != asked.back_bytes:
+                raise StreamError(f"frame: a probe of {answer.bytes} bytes; allowed here: {asked.back_bytes}")
+            return asked.back_bytes
+        assert asked.names is not None
+        codings = {one.coding for one in answer.tensors} - {asked.coding, "fp32"}
+        if len(answer.tensors) != len(asked.names) or codings:
+            got = f"{len(answer.tensors)} tensors {' '.join(sorted(codings))}".strip()
+            raise StreamError(f"frame: {got}; allowed here: {len(asked.names)} in {asked.coding} or fp32")
+        return coded_bytes([self._shapes[name] for name in asked.names], answer.tensors)
+
+
+def shown(line: str) -> str:
+    """What a device says, short enough for one line, without characters that would change a terminal."""
+    plain = "".join(char if char.isprintable() else " " for char in line)
+    return " ".join(plain.split())[:300]

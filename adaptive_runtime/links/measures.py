@@ -1,0 +1,114 @@
+"""What a link is like: bandwidth of both directions and round trip, with their spreads, from what crosses it anyway.
+
+Each side times its own half: the receiver from the head of a frame to its last byte, which is the bandwidth and has
+no share of the delay; the sender from its request to the answer, less all that the other side has told, which is the round trip
+and needs no common clock.
+"""
+
+import math
+
+from profiling_agents.messages import Message
+
+LEAST_BYTES = 1 << 13
+"""Smaller payloads come in a few packets."""
+BURST_MS = 2.0
+"""Payloads that should take less, and do, may have come in one burst."""
+LEAST_MS = 1e-3
+WEIGHT = 0.2
+"""Of the newest value."""
+
+
+class WeightedMean:
+    """Exponentially weighted mean and variance of values that come one after the other."""
+
+    __slots__ = ("count", "mean", "variance", "weight")
+
+    def __init__(self, weight: float = WEIGHT) -> None:
+        self.weight, self.count, self.mean, self.variance = weight, 0, math.nan, 0.0
+
+    def add(self, value: float) -> None:
+        """The first values count as in a plain mean, so that no value rules because it was the first."""
+        self.count += 1
+        if self.count == 1:
+            self.mean = value
+            return
+        weight = max(self.weight, 1 / self.count)
+        change = value - self.mean
+        self.mean += weight * change
+        self.variance = (1 - weight) * (self.variance + weight * change * change)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation."""
+        return math.sqrt(self.variance)
+
+
+class MeasuredLink(Message):
+    """A link as it is now, from home to a device (up) and back (down). None: nothing has crossed it that would tell.
+
+    spreads: standard deviations; of bandwidths as shares of them.
+    """
+
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    round_trip_ms: float | None = None
+    up_spread: float = 0.0
+    down_spread: float = 0.0
+    round_trip_spread_ms: float = 0.0
+
+    def transfer_ms(self, up_bytes: int, down_bytes: int) -> float:
+        """Until tensors have gone up and their answer has come down [ms]; infinite for an unknown link."""
+        if self.round_trip_ms is None:
+            return math.inf
+        total_ms = self.round_trip_ms
+        for count, mbps in ((up_bytes, self.up_mbps), (down_bytes, self.down_mbps)):
+            if count:
+                total_ms += math.inf if mbps is None else count * 8e-3 / mbps
+        return total_ms
+
+
+class LinkMeasures:
+    """Takes what crosses a link. Of bandwidths the times of a byte are averaged, since transfers are sums of these."""
+
+    def __init__(self, weight: float = WEIGHT) -> None:
+        self._up, self._down, self._round_trip = (WeightedMean(weight) for _ in range(3))
+
+    def up(self, count: int, took_ms: float) -> None:
+        """So many bytes reached the device, from the head of their frame to the last of them."""
+        _add(self._up, count, took_ms)
+
+    def down(self, count: int, took_ms: float) -> None:
+        """So many bytes came from the device."""
+        _add(self._down, count, took_ms)
+
+    def round_trip(self, took_ms: float) -> None:
+        """A request and its answer, without what they took on the devices and to be received."""
+        self._round_trip.add(max(took_ms, 0.0))
+
+    @property
+    def link(self) -> MeasuredLink:
+        """The link as it is now."""
+        known = self._round_trip.count > 0
+        return MeasuredLink(
+            up_mbps=_mbps(self._up),
+            down_mbps=_mbps(self._down),
+            round_trip_ms=self._round_trip.mean if known else None,
+            up_spread=_share(self._up),
+            down_spread=_share(self._down),
+            round_trip_spread_ms=self._round_trip.deviation if known else 0.0,
+        )
+
+
+def _add(mean: WeightedMean, count: int, took_ms: float) -> None:
+    """A payload that a link carries in a burst, as queues and shapers let it, says nothing of the bandwidth."""
+    expected_ms = mean.mean * count if mean.count else math.inf
+    if count >= LEAST_BYTES and max(expected_ms, took_ms) >= BURST_MS:
+        mean.add(max(took_ms, LEAST_MS) / count)
+
+
+def _mbps(ms_of_byte: WeightedMean) -> float | None:
+    return 8e-3 / ms_of_byte.mean if ms_of_byte.count else None
+
+
+def _share(mean: WeightedMean) -> float:
+    return mean.deviation / mean.mean if mean.count else 0.0

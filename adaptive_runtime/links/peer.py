@@ -1,0 +1,160 @@
+"""A device that home sends segments to: connected, measured, out for a while after a fault, back when it answers again.
+
+Of one event loop, in which `keep` runs as long as the device may be used.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links.addresses import DeviceAddress
+from adaptive_runtime.links.connection import PeerAnswer, PeerConnection, PeerLostError, PeerRefusedError, PeerTimes
+from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
+from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes
+from profiling_agents.messages import ActivationCoding, SentActivation, ServedSubNet
+
+__all__ = ["Peer", "PeerLostError", "PeerState", "PeerTimes"]
+
+PeerState = Literal["connecting", "in", "out", "excluded"]
+"""excluded: it has other weights, answers wrongly, or refuses home; only a person brings it back."""
+PINGS = 3
+CONNECT_LIMIT_S = 5.0
+PROBE_LIMIT_S = 10.0
+CHECK_S = 0.25
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+
+
+class Peer:
+    """One device. told: called with each change of state and the line that says why."""
+
+    def __init__(
+        self,
+        name: str,
+        address: DeviceAddress,
+        subnet: ServedSubNet,
+        files: Mapping[str, bytes],
+        told: Callable[["Peer", str], None] | None = None,
+    ) -> None:
+        address.check()
+        self.name, self.address = name, address
+        self.state: PeerState = "connecting"
+        self.reason = ""
+        self.pause_s = FIRST_PAUSE_S
+        """How long it is out after the next fault; doubled by every fault, reset by an answer in time."""
+        self._subnet, self._files, self._told = subnet, files, told
+        self._measures = LinkMeasures()
+        self._connection: PeerConnection | None = None
+
+    @property
+    def link(self) -> MeasuredLink:
+        """The link as it is measured now."""
+        return self._measures.link
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose answers have not come."""
+        return 0 if self._connection is None else self._connection.in_flight
+
+    async def run(
+        self, first: int, last: int, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding
+    ) -> PeerAnswer:
+        """Segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
+        if self.state != "in" or self._connection is None:
+            raise PeerLostError(self.reason or "not connected")
+        return await self._connection.run(first, last, tensors, coding)
+
+    def was_in_time(self) -> None:
+        """An answer came in time: the next fault counts as the first."""
+        self.pause_s = FIRST_PAUSE_S
+
+    def lose(self, reason: str) -> None:
+        """Take it out for a while; its requests fail with the reason."""
+        if self.state == "in" and self._connection is not None:
+            self._connection.end(reason)
+            self._leave(reason)
+
+    def exclude(self, reason: str) -> None:
+        """Take it out for good."""
+        if self._connection is not None:
+            self._connection.end(reason)
+        self._connection = None
+        if self.state != "excluded":
+            self._change("excluded", reason)
+
+    async def keep(self) -> None:
+        """Connect, probe while idle, and connect again after faults, until it is excluded or this is cancelled."""
+        try:
+            while self.state != "excluded":
+                try:
+                    connection = await self._connect()
+                    await self._stay(connection)
+                    self._leave(connection.lost.result())
+                except (PeerRefusedError, AdaptiveError) as error:
+                    self.exclude(str(error))
+                except PeerLostError as error:
+                    self._leave(str(error))
+                if self.state == "out":
+                    pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
+                    await asyncio.sleep(pause_s)
+        finally:
+            if self._connection is not None:
+                self._connection.end("home has ended")
+
+    async def _connect(self) -> PeerConnection:
+        """Connected, with the SubNet loaded and the link measured a first time."""
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                connection, _ = await PeerConnection.open(self.address, self._measures)
+        except TimeoutError as error:
+            raise PeerLostError(f"has not greeted within {CONNECT_LIMIT_S:g} s") from error
+        try:
+            await connection.load(self._subnet, self._files)
+            async with asyncio.timeout(PROBE_LIMIT_S):
+                for _ in range(PINGS):
+                    await connection.probe(0, 0)
+                size = LEAST_BLOCK_BYTES
+                first = (await connection.probe(size, size, counts=False)).times
+                up, down = (block_bytes(size * 8e-3 / max(ms, LEAST_MS)) for ms in (first.up_ms, first.down_ms))
+                await connection.probe(up, down)
+        except TimeoutError as error:
+            connection.end("slow")
+            raise PeerLostError(f"its first probes took more than {PROBE_LIMIT_S:g} s") from error
+        except BaseException:
+            connection.end("not loaded")
+            raise
+        self._connection = connection
+        self._change("in", "connected")
+        return connection
+
+    async def _stay(self, connection: PeerConnection) -> None:
+        """Until the connection is lost. An idle link is probed as often as it may be."""
+        budget = ProbeBudget(time.monotonic())
+        while not connection.lost.done():
+            await asyncio.wait([connection.lost], timeout=CHECK_S)
+            idle = not connection.in_flight and time.monotonic() - connection.used_s > CHECK_S
+            if not idle or connection.lost.done():
+                continue
+            mbps = min(self.link.up_mbps or 0.0, self.link.down_mbps or 0.0)
+            kind = budget.due(time.monotonic(), mbps)
+            if kind is None:
+                continue
+            size = block_bytes(mbps) if kind == "block" else 0
+            try:
+                async with asyncio.timeout(PROBE_LIMIT_S):
+                    await connection.probe(size, size)
+            except TimeoutError:
+                connection.end("a probe was not answered")
+
+    def _leave(self, reason: str) -> None:
+        self._connection = None
+        if self.state not in ("out", "excluded"):
+            self._change("out", reason)
+        elif self.state == "out":
+            self.reason = reason
+
+    def _change(self, state: PeerState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        if self._told is not None:
+            self._told(self, reason)

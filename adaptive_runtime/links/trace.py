@@ -1,0 +1,106 @@
+"""A trace of a link: its bandwidth and round trip over time, recorded from a real one or drawn, to be replayed.
+
+Legend: T times.
+"""
+
+import bisect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links.measures import MeasuredLink
+from profiling_agents.messages import Message, one_line
+
+Bandwidth = Annotated[float, Field(gt=0)]
+RoundTrip = Annotated[float, Field(ge=0)]
+AGAIN = "record or draw the trace again"
+
+
+class BandwidthTrace(Message):
+    """What holds from one time to the next: bandwidths up and down, and round trip (T,) each.
+
+    times_s: from 0, rising. duration_s: when it begins again.
+    """
+
+    version: Literal[1] = 1
+    origin: str
+    duration_s: Annotated[float, Field(gt=0)]
+    times_s: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+    up_mbps: tuple[Bandwidth, ...]
+    down_mbps: tuple[Bandwidth, ...]
+    round_trip_ms: tuple[RoundTrip, ...]
+
+    @model_validator(mode="after")
+    def _times_rise_and_have_values(self) -> Self:
+        if self.times_s[0] != 0 or (np.diff(self.times_s) <= 0).any():
+            raise ValueError("times_s do not rise from 0")
+        if self.times_s[-1] >= self.duration_s:
+            raise ValueError(f"a time is not before the end, {self.duration_s:g} s")
+        for values in (self.up_mbps, self.down_mbps, self.round_trip_ms):
+            if len(values) != len(self.times_s):
+                raise ValueError(f"{len(values)} values for {len(self.times_s)} times")
+        return self
+
+    def at(self, time_s: float) -> MeasuredLink:
+        """The link at a time; after the end it begins again."""
+        number = bisect.bisect_right(self.times_s, time_s % self.duration_s) - 1
+        return MeasuredLink(
+            up_mbps=self.up_mbps[number],
+            down_mbps=self.down_mbps[number],
+            round_trip_ms=self.round_trip_ms[number],
+        )
+
+    def write(self, file: Path) -> None:
+        """Write the file, whole or not at all."""
+        beside = file.with_name(file.name + ".part")
+        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        beside.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file. AdaptiveError in one line: damage, or no such trace."""
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+        except ValidationError as error:
+            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error
+
+
+class LinkRecorder:
+    """Records what a link is measured to be, as a trace."""
+
+    def __init__(self, origin: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._origin, self._clock = origin, clock
+        self._start_s: float | None = None
+        self._rows: list[tuple[float, float, float, float]] = []
+
+    def add(self, link: MeasuredLink) -> None:
+        """The link as it is now; a link that is not known yet is left out."""
+        if link.up_mbps is None or link.down_mbps is None or link.round_trip_ms is None:
+            return
+        now_s = self._clock()
+        self._start_s = now_s if self._start_s is None else self._start_s
+        at_s = now_s - self._start_s
+        if not self._rows or at_s > self._rows[-1][0]:
+            self._rows.append((at_s, link.up_mbps, link.down_mbps, link.round_trip_ms))
+
+    def trace(self) -> BandwidthTrace:
+        """Up to now. AdaptiveError: nothing has been recorded."""
+        if self._start_s is None:
+            raise AdaptiveError("trace of a link", "nothing is recorded", next_step="use the link first")
+        times_s, up, down, round_trips = zip(*self._rows, strict=True)
+        duration_s = max(self._clock() - self._start_s, times_s[-1] + 1e-3)
+        return BandwidthTrace(
+            origin=self._origin,
+            duration_s=duration_s,
+            times_s=times_s,
+            up_mbps=up,
+            down_mbps=down,
+            round_trip_ms=round_trips,
+        )

@@ -1,0 +1,23 @@
+"""A SubNet that is run over several devices: home has all of it, other devices run segments where that pays.
+
+[Several devices](docs/links.md) explains it with examples.
+"""
+
+from adaptive_runtime.split.answers import SplitAnswer, SplitCounts, SplitEvent
+from adaptive_runtime.split.network import SplitNetwork
+from adaptive_runtime.split.options import SplitOptions
+from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.split.segments import SplitSubNet
+
+__all__ = [
+    "HOME",
+    "PlacedSegments",
+    "PlacementChoice",
+    "PreferredPlacements",
+    "SplitAnswer",
+    "SplitCounts",
+    "SplitEvent",
+    "SplitNetwork",
+    "SplitOptions",
+    "SplitSubNet",
+]

@@ -1,0 +1,62 @@
+"""What a request over several devices comes to, and what happened to the devices meanwhile."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.links import PeerTimes
+
+Array = NDArray[np.float32]
+
+
+class LegTimes(NamedTuple):
+    """What a device ran for a request, and how long that took [ms]. peer: None: it ran at home."""
+
+    device: str
+    first: int
+    last: int
+    took_ms: float
+    peer: PeerTimes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitAnswer:
+    """answer: the network's own output. at_home: why home finished a request that another device had; None: as planned.
+
+    late: after its deadline.
+    """
+
+    answer: Array
+    latency_ms: float
+    devices: tuple[str, ...]
+    legs: tuple[LegTimes, ...]
+    at_home: str | None
+    late: bool
+
+
+class SplitEvent(NamedTuple):
+    """Something that happened to a device: it came in, went out, or was excluded, and why. time_s: of the monotonic clock."""
+
+    time_s: float
+    device: str
+    state: str
+    reason: str
+
+
+@dataclass(slots=True)
+class SplitCounts:
+    """Of all requests so far. at_home: finished at home against the plan. wrong: answers of devices that checks found so.
+
+    unchecked: checks for which home had no time.
+    """
+
+    answered: int = 0
+    late: int = 0
+    failed: int = 0
+    at_home: int = 0
+    checked: int = 0
+    wrong: int = 0
+    unchecked: int = 0
+    by_device: dict[str, int] = field(default_factory=dict)

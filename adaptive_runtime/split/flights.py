@@ -1,0 +1,59 @@
+"""Requests that are on their way."""
+
+import asyncio
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.split.answers import LegTimes, SplitAnswer
+from adaptive_runtime.split.plans import HOME, Leg
+
+Array = NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request. values: what home knows of it, by name. times in seconds of `time.perf_counter`.
+
+    legs: what is still to be run. ready: home is to run the next leg. remote: another device has it, since `sent_s`.
+    guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
+    """
+
+    values: dict[str, Array]
+    start_s: float
+    deadline_s: float
+    future: "Future[SplitAnswer]"
+    legs: list[Leg] = field(default_factory=list)
+    ready: bool = False
+    running: bool = False
+    guaranteed: bool = False
+    sent_s: float = 0.0
+    remote: "asyncio.Task[None] | None" = None
+    at_home: str | None = None
+    done: list[LegTimes] = field(default_factory=list)
+
+    def come_home(self, reason: str) -> None:
+        """Home runs all that is left of it."""
+        rest = Leg(HOME, self.legs[0].first, self.legs[-1].last)
+        self.legs, self.remote, self.ready = [rest], None, True
+        self.at_home = self.at_home or reason
+
+    def passed(self, times: LegTimes, values: dict[str, Array]) -> None:
+        """A leg has been run."""
+        self.values.update(values)
+        self.done.append(times)
+        self.legs.pop(0)
+        self.remote, self.ready, self.running = None, False, False
+
+    def answered(self, answer: Array, end_s: float) -> SplitAnswer:
+        """The answer, once no leg is left."""
+        return SplitAnswer(
+            answer=answer,
+            latency_ms=(end_s - self.start_s) * 1e3,
+            devices=tuple(leg.device for leg in self.done),
+            legs=tuple(self.done),
+            at_home=self.at_home,
+            late=end_s > self.deadline_s,
+        )

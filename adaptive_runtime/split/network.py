@@ -1,0 +1,140 @@
+"""A SubNet over several devices, as a program at home sees it: requests in, answers out, from any thread."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.split.answers import Array, SplitAnswer, SplitCounts, SplitEvent
+from adaptive_runtime.split.flights import Flight
+from adaptive_runtime.split.home import HomeSegments
+from adaptive_runtime.split.options import SplitOptions
+from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.split.runner import SplitRunner
+from adaptive_runtime.split.segments import SplitSubNet
+
+CLOSE_LIMIT_S = 10.0
+T = TypeVar("T")
+
+
+class SplitNetwork:
+    """A SubNet that is open. devices: by the names that plans use. plans: those to follow, or what chooses them.
+
+    Every request is answered once: by its plan, or by home. Close it, or use it as a context.
+    """
+
+    def __init__(
+        self,
+        split: SplitSubNet,
+        devices: Mapping[str, DeviceAddress],
+        plans: Sequence[PlacedSegments] | PlacementChoice,
+        options: SplitOptions | None = None,
+    ) -> None:
+        if HOME in devices:
+            raise AdaptiveError("devices", f"one is called '{HOME}'", allowed="any other name")
+        choice = PreferredPlacements(plans) if isinstance(plans, Sequence) else plans
+        self._shape = split.subnet.shapes[split.subnet.input]
+        self._input = split.subnet.input
+        home = HomeSegments(split)
+        self._runner = SplitRunner(split, home, devices, choice, options or SplitOptions())
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._keeping: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._serve, name="links", daemon=True)
+        self._thread.start()
+
+    def submit(self, x_NCHW: Array, deadline_ms: float) -> "Future[SplitAnswer]":
+        """The answer of one input, once it is there. AdaptiveError: another shape or type, NaN, or a deadline that is none."""
+        if x_NCHW.dtype != np.float32 or x_NCHW.shape != self._shape:
+            got = f"{x_NCHW.dtype} {x_NCHW.shape}"
+            raise AdaptiveError("input", got, allowed=f"float32 {self._shape}")
+        if not np.isfinite(x_NCHW).all():
+            raise AdaptiveError("input", "has NaN or infinite values", allowed="finite ones")
+        if not 0 < deadline_ms < math.inf:
+            raise AdaptiveError("deadline_ms", f"{deadline_ms:g}", allowed="finite, above 0")
+        if self._closed:
+            raise AdaptiveError("split network", "is closed", next_step="open it again")
+        start_s = time.perf_counter()
+        future: Future[SplitAnswer] = Future()
+        future.set_running_or_notify_cancel()  # an answer cannot be cancelled, and so comes exactly once
+        flight = Flight({self._input: x_NCHW.copy()}, start_s, start_s + deadline_ms * 1e-3, future)
+        self._loop.call_soon_threadsafe(self._runner.begin, flight)
+        return future
+
+    def infer(self, x_NCHW: Array, deadline_ms: float) -> SplitAnswer:
+        """The answer of one input; waits for it. AdaptiveError as `submit`, or home has failed."""
+        return self.submit(x_NCHW, deadline_ms).result()
+
+    def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:
+        """Whether devices are in within a time; without names, all."""
+        names = set(devices or self._runner.peers)
+        return self._in_loop(self._wait(names, timeout_s))
+
+    async def _wait(self, names: set[str], timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not names <= self._runner.links().keys():
+                    await self._runner.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def links(self) -> dict[str, MeasuredLink]:
+        """Of the devices that are in."""
+        return self._runner.links()
+
+    @property
+    def states(self) -> dict[str, tuple[str, str]]:
+        """Of each device whether it is in, out, connecting or excluded, and why."""
+        return {name: (peer.state, peer.reason) for name, peer in self._runner.peers.items()}
+
+    @property
+    def counts(self) -> SplitCounts:
+        """Of all requests so far."""
+        return self._runner.counts
+
+    @property
+    def events(self) -> tuple[SplitEvent, ...]:
+        """What happened to devices, the latest last."""
+        return tuple(self._runner.events)
+
+    def close(self) -> None:
+        """End the connections; requests without an answer fail."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(CLOSE_LIMIT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._keeping = self._loop.create_task(self._runner.keep_peers())
+        try:
+            self._loop.run_until_complete(asyncio.wait([self._keeping]))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    def _end(self) -> None:
+        assert self._keeping is not None, "the loop runs"
+        self._keeping.cancel()
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

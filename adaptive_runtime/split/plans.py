@@ -1,0 +1,71 @@
+"""Plans: which device runs each segment, and which plan is followed while devices come and go."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import Field
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import MeasuredLink
+from profiling_agents.messages import Message
+
+HOME = "home"
+DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Leg(NamedTuple):
+    """Segments first … last, which one device runs behind each other."""
+
+    device: str
+    first: int
+    last: int
+
+
+class PlacedSegments(Message):
+    """A plan: the name of the device of each segment, in order. `HOME` is the device that has the request."""
+
+    devices: Annotated[tuple[DeviceName, ...], Field(min_length=1)]
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """Neighbouring segments of one device are run in one go."""
+        found, start = [], 0
+        for device, group in groupby(self.devices):
+            count = len(tuple(group))
+            found.append(Leg(device, start, start + count - 1))
+            start += count
+        return tuple(found)
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The other devices that it needs."""
+        return frozenset(self.devices) - {HOME}
+
+
+def all_at_home(segments: int) -> PlacedSegments:
+    """The plan that sends nothing."""
+    return PlacedSegments(devices=(HOME,) * segments)
+
+
+class PlacementChoice(Protocol):
+    """Chooses the plan of a request. A look-up: it is called before each of them."""
+
+    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
+        """The plan for now. links: of the devices that are in; a plan with another device is run at home."""
+        ...
+
+
+class PreferredPlacements:
+    """The first plan of a list all of whose devices are in; the last resort is home."""
+
+    def __init__(self, plans: Sequence[PlacedSegments]) -> None:
+        if not plans:
+            raise AdaptiveError("plans", "none", allowed="one or more")
+        if len({len(plan.devices) for plan in plans}) > 1:
+            raise AdaptiveError("plans", "are for different numbers of segments", allowed="plans of one SubNet")
+        self._plans = (*plans, all_at_home(len(plans[0].devices)))
+
+    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
+        """The first plan that can be followed."""
+        return next(plan for plan in self._plans if plan.peers <= links.keys())

@@ -1,0 +1,285 @@
+"""Runs requests by their plans, in one event loop, with one thread in which home computes.
+
+A request that another device has is watched: when home could no longer finish all such requests in time, it begins the first
+of them itself, and the device is out for a while.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+
+import numpy as np
+
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.links import DeviceAddress, MeasuredLink, Peer, PeerLostError
+from adaptive_runtime.links.measures import WeightedMean
+from adaptive_runtime.split.answers import LegTimes, SplitCounts, SplitEvent
+from adaptive_runtime.split.checks import SpotCheck, largest_difference
+from adaptive_runtime.split.flights import Array, Flight
+from adaptive_runtime.split.home import HomeRun, HomeSegments, Lateness
+from adaptive_runtime.split.options import SplitOptions
+from adaptive_runtime.split.plans import HOME, Leg, PlacementChoice, all_at_home
+from adaptive_runtime.split.schedule import latest_starts
+from adaptive_runtime.split.segments import SplitSubNet
+from profiling_agents.streams.activations import decoded, decoded_all, encoded
+
+MOST_EVENTS = 1000
+MOST_CHECKS = 16
+
+
+class SplitRunner:
+    """All requests of one SubNet. Every method but `counts` and `events` is for the event loop's thread."""
+
+    def __init__(
+        self,
+        split: SplitSubNet,
+        home: HomeSegments,
+        devices: Mapping[str, DeviceAddress],
+        choice: PlacementChoice,
+        options: SplitOptions,
+    ) -> None:
+        self._subnet, self._home, self._choice, self._options = split.subnet, home, choice, options
+        self.peers = {name: Peer(name, one, split.subnet, split.files, self._tell) for name, one in devices.items()}
+        self.counts = SplitCounts()
+        self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
+        self.changed = asyncio.Event()
+        """Set anew whenever a device comes or goes."""
+        self._last = len(split.subnet.segments) - 1
+        self._shapes = split.subnet.shapes
+        self._entering, self._leaving = cache(split.subnet.entering), cache(split.subnet.leaving)
+        self._flights: set[Flight] = set()
+        self._checks: deque[SpotCheck] = deque()
+        self._rng = np.random.default_rng(options.seed)
+        self._thread = ThreadPoolExecutor(1, "home")
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._usual_ms: dict[Leg, WeightedMean] = {}
+        self._timer_late, self._thread_late = Lateness(), Lateness()
+
+    async def keep_peers(self) -> None:
+        """Keep the connections until this is cancelled; then nothing is on its way any more."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for peer in self.peers.values():
+                    group.create_task(peer.keep())
+                await asyncio.Event().wait()
+        finally:
+            for flight in tuple(self._flights):
+                self._fail(flight, AdaptiveError("split network", "was closed before it had answered"))
+            self._thread.shutdown(cancel_futures=True)
+
+    def links(self) -> dict[str, MeasuredLink]:
+        """Of the devices that are in."""
+        return {name: peer.link for name, peer in self.peers.items() if peer.state == "in"}
+
+    def begin(self, flight: Flight) -> None:
+        """Take a request."""
+        links = self.links()
+        plan = self._choice.choose(links)
+        if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
+            plan = all_at_home(self._last + 1)
+        flight.legs = list(plan.legs)
+        self._flights.add(flight)
+        flight.guaranteed = True
+        now_s = time.perf_counter()
+        flight.guaranteed = all(start_s > now_s for one, start_s in self._by_deadline() if not one.ready)
+        self._advance(flight)
+
+    def _advance(self, flight: Flight) -> None:
+        """To the next leg, or to the answer."""
+        if not flight.legs:
+            end_s = time.perf_counter()
+            self._flights.discard(flight)
+            answer = flight.answered(flight.values[self._subnet.answer], end_s)
+            counts = self.counts
+            counts.answered += 1
+            counts.late += answer.late
+            counts.at_home += answer.at_home is not None
+            for name in answer.devices:
+                counts.by_device[name] = counts.by_device.get(name, 0) + 1
+            flight.future.set_result(answer)
+        elif flight.legs[0].device == HOME:
+            flight.ready = True
+        elif self._own_start_s(flight) <= time.perf_counter():
+            flight.come_home("there was no time for another device")
+        else:
+            flight.sent_s = time.perf_counter()
+            flight.remote = asyncio.create_task(self._send(flight, flight.legs[0]))
+            flight.remote.add_done_callback(partial(self._sent, flight))
+        self._dispatch()
+
+    def _fail(self, flight: Flight, error: Exception) -> None:
+        self._flights.discard(flight)
+        self.counts.failed += 1
+        if not flight.future.done():
+            flight.future.set_exception(error)
+
+    def _sent(self, flight: Flight, task: "asyncio.Task[None]") -> None:
+        """No fault on the way loses a request."""
+        if not task.cancelled() and (error := task.exception()) is not None and flight.remote is task:
+            flight.come_home(f"{type(error).__name__}: {error}")
+            self._dispatch()
+
+    async def _send(self, flight: Flight, leg: Leg) -> None:
+        """Have another device run a leg."""
+        own, peer, coding = flight.remote, self.peers[leg.device], self._options.coding
+        assert own is asyncio.current_task()
+        start_s = time.perf_counter()
+        sent = {name: encoded(flight.values[name], coding) for name in self._entering(leg.first, leg.last)}
+        try:
+            if peer.in_flight >= self._options.most_in_flight:
+                raise PeerLostError(f"has {self._options.most_in_flight} requests already")
+            found = await peer.run(leg.first, leg.last, list(sent.values()), coding)
+        except PeerLostError as error:
+            if flight.remote is own:
+                flight.come_home(f"{leg.device}: {error}")
+                self._dispatch()
+            return
+        if flight.remote is not own:
+            return
+        names = self._leaving(leg.first, leg.last)
+        tensors = decoded_all(found.activations, [self._shapes[name] for name in names], found.content)
+        got = dict(zip(names, tensors, strict=True))
+        finite = all(np.isfinite(tensor).all() for tensor in tensors)
+        if not finite or self._rng.random() < self._options.check_share:
+            given = {name: decoded(one, self._shapes[name], content) for name, (one, content) in sent.items()}
+            self._check_later(SpotCheck(leg.device, leg.first, leg.last, given, got, coding))
+        if not finite:
+            flight.come_home(f"{leg.device}: gave NaN or infinite values")
+            self._dispatch()
+            return
+        peer.was_in_time()
+        took_ms = (time.perf_counter() - start_s) * 1e3
+        self._usual_ms.setdefault(leg, WeightedMean()).add(took_ms)
+        flight.passed(LegTimes(leg.device, leg.first, leg.last, took_ms, found.times), got)
+        self._advance(flight)
+
+    def _dispatch(self) -> None:
+        """Home's next work, where it has nothing to do; and the time at which there will be some."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._busy:
+            return
+        flights = self._by_deadline()
+        away = min(((one, at_s) for one, at_s in flights if not one.ready), key=lambda pair: pair[1], default=None)
+        ready = next((one for one, _ in flights if one.ready), None)
+        now_s = time.perf_counter()
+        end_s = now_s
+        if ready is not None:
+            end_s += self._predicted_s(ready.legs[0].first, ready.legs[0].last)
+        if away is not None and end_s >= away[1] and (ready is None or away[0].deadline_s <= ready.deadline_s):
+            self._bring_home(away[0], now_s)
+            ready = away[0]
+        if ready is not None:
+            self._run_at_home(ready)
+        elif self._checks and self._has_time_for(self._checks[0], away[1] if away else None):
+            self._check(self._checks.popleft())
+        elif away is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(away[1] - now_s, 0.0), self._due, away[1])
+
+    def _due(self, at_s: float) -> None:
+        self._timer_late.add(time.perf_counter() - at_s)
+        self._dispatch()
+
+    @property
+    def _spare_s(self) -> float:
+        """Home begins so much earlier than the times of segments demand."""
+        return self._options.spare_ms * 1e-3 + self._timer_late.largest_s + self._thread_late.largest_s
+
+    def _by_deadline(self) -> list[tuple[Flight, float]]:
+        """Requests that home does not run right now, by deadline, and when it has to begin each at the latest [s].
+
+        Requests for which home cannot stand in, since it has to for too many, count for themselves alone.
+        """
+        flights = sorted((one for one in self._flights if not one.running), key=lambda one: one.deadline_s)
+        counted = [one for one in flights if one.guaranteed]
+        deadlines = [one.deadline_s - self._spare_s for one in counted]
+        starts = latest_starts(deadlines, [self._predicted_s(one.legs[0].first, self._last) for one in counted])
+        known = dict(zip(counted, starts, strict=True))
+        return [(one, known[one] if one in known else self._own_start_s(one)) for one in flights]
+
+    def _own_start_s(self, flight: Flight) -> float:
+        """When home has to begin what is left of a request, if that were all that it has to do [s]."""
+        return flight.deadline_s - self._spare_s - self._predicted_s(flight.legs[0].first, self._last)
+
+    def _predicted_s(self, first: int, last: int) -> float:
+        return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
+
+    def _bring_home(self, flight: Flight, now_s: float) -> None:
+        """Home begins a request that another device has.
+
+        A device that has had it for longer than usual is late: it goes out, and its other requests come home by the error
+        that they get. Otherwise home was late itself.
+        """
+        leg = flight.legs[0]
+        if leg.device == HOME:
+            return
+        flight.come_home(f"{leg.device}: was late")
+        usual = self._usual_ms.get(leg)
+        if usual is None or (now_s - flight.sent_s) * 1e3 > usual.mean + self._options.deviations * usual.deviation:
+            self.peers[leg.device].lose("was late")
+
+    def _run_at_home(self, flight: Flight) -> None:
+        leg = flight.legs[0]
+        flight.running, self._busy = True, True
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._home.run, flight.values, leg.first, leg.last
+        )
+        work.add_done_callback(partial(self._ran, flight, leg, time.perf_counter()))
+
+    def _ran(self, flight: Flight, leg: Leg, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
+        self._busy = False
+        if work.cancelled() or flight not in self._flights:
+            return
+        if (error := work.exception()) is not None:
+            self._fail(flight, error if isinstance(error, AdaptiveError) else AdaptiveError("home", str(error)))
+            self._dispatch()
+            return
+        run = work.result()
+        self._home.learn(leg.first, run.took_ms)
+        self._thread_late.add(time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3)
+        flight.passed(LegTimes(HOME, leg.first, leg.last, sum(run.took_ms)), self._kept(run.values, leg))
+        self._advance(flight)
+
+    def _kept(self, values: dict[str, Array], leg: Leg) -> dict[str, Array]:
+        return {name: values[name] for name in self._leaving(leg.first, leg.last)}
+
+    def _check_later(self, check: SpotCheck) -> None:
+        if len(self._checks) >= MOST_CHECKS:
+            self.counts.unchecked += 1
+        else:
+            self._checks.append(check)
+
+    def _has_time_for(self, check: SpotCheck, until_s: float | None) -> bool:
+        return until_s is None or time.perf_counter() + self._predicted_s(check.first, check.last) < until_s
+
+    def _check(self, check: SpotCheck) -> None:
+        self._busy = True
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._thread, self._home.run, check.given, check.first, check.last)
+        work.add_done_callback(partial(self._checked, check))
+
+    def _checked(self, check: SpotCheck, work: "asyncio.Future[HomeRun]") -> None:
+        self._busy = False
+        if work.cancelled():
+            return
+        if work.exception() is None:
+            self.counts.checked += 1
+            apart = largest_difference(check, work.result().values)
+            if apart > self._options.tolerance:
+                self.counts.wrong += 1
+                allowed = self._options.tolerance
+                self.peers[check.device].exclude(
+                    f"answered wrongly: segments {check.first} to {check.last} differ by {apart:.2g} (allowed {allowed:g})"
+                )
+        self._dispatch()
+
+    def _tell(self, peer: Peer, reason: str) -> None:
+        self.events.append(SplitEvent(time.monotonic(), peer.name, peer.state, reason))
+        self.changed.set()
+        self.changed = asyncio.Event()

@@ -1,0 +1,1 @@
+"""Segments of SubNets served to homes: `autotailor agent --serve-segments`."""

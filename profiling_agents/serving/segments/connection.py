@@ -1,0 +1,198 @@
+"""One home's connection: the token first, then the SubNet and its missing files, then requests.
+
+Whatever breaks the rules ends the connection with one line. No payload is read that the SubNet does not have.
+"""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from profiling_agents.messages import (
+    HOME_MESSAGES,
+    STREAM_PROTOCOL,
+    AgentError,
+    Hello,
+    HomeMessage,
+    KeptFile,
+    LoadedSubNet,
+    LoadSubNet,
+    RanSegments,
+    RefusedStream,
+    ReturnedProbe,
+    RunSegments,
+    SentFile,
+    SentProbe,
+    ServedSubNet,
+    Welcome,
+    coded_bytes,
+)
+from profiling_agents.serving.segments.subnets import SegmentsFailedError, ServedSubNets
+from profiling_agents.serving.store import StoreFullError
+from profiling_agents.streams.wire import FrameHead, FrameReader, FrameWriter, StreamEndError
+
+HELLO_LIMIT_S = 5.0
+HELLO_BYTES = 1024
+IDLE_LIMIT_S = 300.0
+"""A home that says nothing for so long, not even a probe, has gone."""
+MOST_WAITING = 16
+"""Requests of one home that wait or are computed; no more are read until one of them is answered."""
+
+
+class StreamRefusedError(AgentError):
+    """What a home asked for is refused, and would be again. One line."""
+
+
+class HomeConnection:
+    """A connection from its first byte to its last."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        subnets: ServedSubNets,
+        welcome: Welcome,
+        token: str,
+        most_file_bytes: int,
+    ) -> None:
+        self._stream, self._frames, self._answers = writer, FrameReader(reader, HOME_MESSAGES), FrameWriter(writer)
+        self._subnets, self._welcome, self._token = subnets, welcome, token
+        self._most_file_bytes = most_file_bytes
+        self._wanted: ServedSubNet | None = None
+        self._entered: str | None = None
+        self._open = True
+        self._waiting = asyncio.Semaphore(MOST_WAITING)
+        self._runs: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Serve until one side ends it."""
+        refusal: RefusedStream | None = None
+        try:
+            async with asyncio.timeout(HELLO_LIMIT_S):
+                await self._greet()
+            while True:
+                async with asyncio.timeout(IDLE_LIMIT_S):
+                    head = await self._frames.head()
+                await self._take(head)
+        except TimeoutError:
+            refusal = RefusedStream(line="nothing came for too long", final=False)
+        except StreamRefusedError as error:
+            refusal = RefusedStream(line=str(error)[:1024])
+        except (AgentError, StoreFullError) as error:
+            refusal = RefusedStream(line=str(error)[:1024], final=False)
+        except (StreamEndError, OSError):
+            pass  # the home has gone
+        finally:
+            self._open = False
+            self._leave()
+        await self.refuse(refusal)
+
+    async def _greet(self) -> None:
+        head = await self._frames.head(HELLO_BYTES)
+        hello = head.message
+        if not isinstance(hello, Hello) or head.payload_bytes:
+            raise StreamRefusedError("a stream begins with the token")
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            raise StreamRefusedError("missing or wrong token")
+        if hello.protocol != STREAM_PROTOCOL:
+            raise StreamRefusedError(f"streams of protocol {hello.protocol}; allowed: {STREAM_PROTOCOL}; update both")
+        await self._answers.send(self._welcome)
+
+    async def _take(self, head: FrameHead[HomeMessage]) -> None:
+        match head.message:
+            case LoadSubNet(subnet=subnet):
+                await self._frames.payload(head, 0)
+                await self._load(subnet)
+            case SentFile(sha256=digest):
+                await self._keep(head, digest)
+            case RunSegments() as request:
+                await self._run(head, request)
+            case SentProbe() as probe:
+                start_s = time.perf_counter()
+                await self._frames.payload(head, probe.bytes)
+                received_ms = (time.perf_counter() - start_s) * 1e3
+                answer = ReturnedProbe(request=probe.request, bytes=probe.back, received_ms=received_ms)
+                await self._later(self._answers.send(answer, [bytes(probe.back)]))
+            case _:
+                raise StreamRefusedError("the token was shown already")
+
+    async def _load(self, subnet: ServedSubNet) -> None:
+        if (largest := max(subnet.file_bytes.values())) > self._most_file_bytes:
+            raise StreamRefusedError(f"a file of {largest} bytes; allowed: {self._most_file_bytes} (--max-model-mib)")
+        self._leave()
+        self._wanted = subnet
+        missing = await self._subnets.enter(subnet)
+        if not missing:
+            self._entered = subnet.digest
+        await self._answers.send(LoadedSubNet(digest=subnet.digest, missing=missing))
+
+    async def _keep(self, head: FrameHead[HomeMessage], digest: str) -> None:
+        if self._wanted is None or digest not in self._wanted.file_bytes:
+            raise StreamRefusedError("a file that no SubNet of this home has")
+        stored = await self._subnets.models.receive(self._frames.chunks(head, self._wanted.file_bytes[digest]))
+        if stored.sha256 != digest:
+            raise StreamRefusedError(f"file {digest[:16]}…: the bytes that came have digest {stored.sha256[:16]}…")
+        await self._answers.send(KeptFile(sha256=digest))
+
+    async def _run(self, head: FrameHead[HomeMessage], request: RunSegments) -> None:
+        subnet = self._wanted
+        if subnet is None or self._entered is None:
+            raise StreamRefusedError("no SubNet is loaded; load one first")
+        if not subnet.has(request.first, request.last):
+            got = f"segments {request.first} to {request.last}"
+            raise StreamRefusedError(f"{got}; allowed: 0 to {len(subnet.segments) - 1}")
+        names = subnet.entering(request.first, request.last)
+        if len(request.tensors) != len(names):
+            raise StreamRefusedError(
+                f"{len(request.tensors)} tensors; segments {request.first} to {request.last} read {len(names)}"
+            )
+        shapes = subnet.shapes
+        start_s = time.perf_counter()
+        content = await self._frames.payload(head, coded_bytes([shapes[name] for name in names], request.tensors))
+        received_ms = (time.perf_counter() - start_s) * 1e3
+        await self._later(self._answer(self._entered, request, content, received_ms))
+
+    async def _answer(self, digest: str, request: RunSegments, content: bytearray, received_ms: float) -> None:
+        found = await self._subnets.run(digest, request, content, lambda: self._open)
+        answer = RanSegments(
+            request=request.request,
+            tensors=found.activations,
+            received_ms=received_ms,
+            waited_ms=found.waited_ms,
+            computed_ms=found.computed_ms,
+        )
+        if self._open:
+            await self._answers.send(answer, [found.content])
+
+    async def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside reading on, when there is room for it. A failure ends the connection."""
+        await self._waiting.acquire()
+        task = asyncio.create_task(work)
+        self._runs.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._waiting.release()
+        self._runs.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self._open:
+            self._open = False
+            final = not isinstance(error, SegmentsFailedError)
+            line = str(error) if isinstance(error, AgentError) else f"the device failed: {type(error).__name__}"
+            ending = asyncio.create_task(self.refuse(RefusedStream(line=line[:1024], final=final)))
+            self._runs.add(ending)
+            ending.add_done_callback(self._runs.discard)
+
+    def _leave(self) -> None:
+        if self._entered is not None:
+            self._subnets.leave(self._entered)
+            self._entered = None
+
+    async def refuse(self, refusal: RefusedStream | None) -> None:
+        """Say why, if there is somebody to hear it, and close."""
+        with suppress(OSError, AgentError, TimeoutError):
+            if refusal is not None and not self._stream.is_closing():
+                async with asyncio.timeout(HELLO_LIMIT_S):
+                    await self._answers.send(refusal)
+        self._stream.close()

@@ -1,0 +1,145 @@
+"""One frame = magic, lengths of header and payload, checksums of both; JSON header; raw payload. All little-endian.
+
+A reader names the most that it takes before it reads. Nothing is allocated for lengths that only the other side states.
+"""
+
+import asyncio
+import struct
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiling_agents.messages import AgentError, Message, one_line
+
+MAGIC = b"ATS1"
+PREFIX = struct.Struct("<4sIQII")
+LENGTHS = struct.Struct("<4sIQ")
+"""The part of the prefix that the checksum of the header covers."""
+MOST_HEAD_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 16
+STALL_S = 30.0
+"""A frame that makes no progress for so long is given up."""
+
+Kind = TypeVar("Kind")
+Buffer = bytes | bytearray | memoryview
+
+
+class StreamError(AgentError):
+    """The other side broke the rules of a stream, or was cut off inside a frame; the connection ends. One line."""
+
+
+class StreamEndError(Exception):
+    """The other side closed the connection between two frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead(Generic[Kind]):
+    """The head of a frame whose payload has not been read."""
+
+    message: Kind
+    payload_bytes: int
+    checksum: int
+
+
+class FrameReader(Generic[Kind]):
+    """Frames of one connection. kinds: the messages that may come."""
+
+    def __init__(self, stream: asyncio.StreamReader, kinds: TypeAdapter[Kind]) -> None:
+        self._stream, self._kinds = stream, kinds
+
+    async def head(self, most_bytes: int = MOST_HEAD_BYTES) -> FrameHead[Kind]:
+        """The next frame's head, however long it takes to begin. StreamError, StreamEndError."""
+        first = await self._stream.read(1)
+        if not first:
+            raise StreamEndError
+        prefix = first + await self._exactly(PREFIX.size - 1)
+        magic, head_bytes, payload_bytes, head_sum, payload_sum = PREFIX.unpack(prefix)
+        if magic != MAGIC:
+            raise StreamError("the bytes are no frame of a stream of segments")
+        if head_bytes > most_bytes:
+            raise StreamError(f"frame: header of {head_bytes} bytes; allowed here: {most_bytes}")
+        header = await self._exactly(head_bytes)
+        if zlib.crc32(header, zlib.crc32(prefix[: LENGTHS.size])) != head_sum:
+            raise StreamError("frame: its header does not fit its checksum")
+        try:
+            message = self._kinds.validate_json(header)
+        except ValidationError as error:
+            raise StreamError(f"frame: {one_line(error)}") from error
+        return FrameHead(message, payload_bytes, payload_sum)
+
+    async def payload(self, head: FrameHead[Kind], expected_bytes: int) -> bytearray:
+        """The payload, which has so many bytes. StreamError: another number, or another content than was sent."""
+        _require_bytes(head.payload_bytes, expected_bytes)
+        content = bytearray(expected_bytes)
+        start = 0
+        async for chunk in self.chunks(head, expected_bytes):
+            content[start : start + len(chunk)] = chunk
+            start += len(chunk)
+        return content
+
+    async def chunks(self, head: FrameHead[Kind], expected_bytes: int) -> AsyncIterator[bytes]:
+        """The payload in parts; the error of a wrong checksum comes after the last part."""
+        _require_bytes(head.payload_bytes, expected_bytes)
+        left, found = expected_bytes, 0
+        while left:
+            chunk = await self._some(min(left, CHUNK_BYTES))
+            found = zlib.crc32(chunk, found)
+            left -= len(chunk)
+            yield chunk
+        if found != head.checksum:
+            raise StreamError("frame: its payload does not fit its checksum")
+
+    async def _exactly(self, count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            parts += await self._some(count - len(parts))
+        return parts
+
+    async def _some(self, most: int) -> bytes:
+        try:
+            async with asyncio.timeout(STALL_S):
+                chunk = await self._stream.read(most)
+        except TimeoutError as error:
+            raise StreamError(f"frame: nothing came of it for {STALL_S:g} s") from error
+        if not chunk:
+            raise StreamError("frame: the connection ended inside of it")
+        return chunk
+
+
+def _require_bytes(got: int, expected: int) -> None:
+    if got != expected:
+        raise StreamError(f"frame: payload of {got} bytes; allowed here: {expected}")
+
+
+class FrameWriter:
+    """Frames to one connection, one after the other."""
+
+    def __init__(self, stream: asyncio.StreamWriter) -> None:
+        self._stream, self._lock = stream, asyncio.Lock()
+
+    async def send(self, message: Message, payload: Sequence[Buffer] = ()) -> None:
+        """Send a frame. StreamError: the other side takes nothing; OSError: it is gone."""
+        header = message.model_dump_json().encode()
+        payload_sum, payload_bytes = 0, 0
+        for part in payload:
+            payload_sum, payload_bytes = zlib.crc32(part, payload_sum), payload_bytes + len(part)
+        lengths = LENGTHS.pack(MAGIC, len(header), payload_bytes)
+        head_sum = zlib.crc32(header, zlib.crc32(lengths))
+        prefix = PREFIX.pack(MAGIC, len(header), payload_bytes, head_sum, payload_sum)
+        async with self._lock:
+            await self._write(prefix + header)
+            for part in payload:
+                whole = memoryview(part)
+                for start in range(0, len(whole), CHUNK_BYTES):
+                    await self._write(whole[start : start + CHUNK_BYTES])
+
+    async def _write(self, chunk: Buffer) -> None:
+        self._stream.write(chunk)
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._stream.drain()
+        except TimeoutError as error:
+            raise StreamError(f"the other side took nothing for {STALL_S:g} s") from error

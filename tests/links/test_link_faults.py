@@ -1,0 +1,131 @@
+"""Devices are killed and frozen, links cut and garbled: each request is answered once, rightly and in time."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from adaptive_runtime.links import DeviceAddress
+from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from tests.agents.agent_processes import TOKEN, soon
+from tests.links.devices import Reference, ServingDevice, inputs, same, serving
+from tests.links.relay import LinkRelay, address_of, relayed
+
+PATIENT = SplitOptions(spare_ms=200.0)
+"""The tests' machine is busy with other work."""
+PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
+DEADLINE_MS = 1_500.0
+FLIGHTS = 5
+BOUNDARY_BYTES = 4 * 16 * 8 * 8
+
+
+def answered(network: SplitNetwork, reference: Reference, xs: list[Any]) -> int:
+    """How many requests home finished against the plan; all are right and in time."""
+    futures = [network.submit(x, DEADLINE_MS) for x in xs]
+    found = [future.result(20) for future in futures]
+    for x, one in zip(xs, found, strict=True):
+        assert same(one.answer, reference(x))
+        assert not one.late, one
+    return sum(one.at_home is not None for one in found)
+
+
+LINK_FAULTS: dict[str, Callable[[LinkRelay], None]] = {
+    "cut": LinkRelay.cut,
+    "cut in a tensor": lambda relay: relay.cut_after("up", BOUNDARY_BYTES // 2),
+    "cut in an answer": lambda relay: relay.cut_after("down", 200),
+    "garbled tensor": lambda relay: relay.flip_after("up", BOUNDARY_BYTES // 2),
+    "garbled header": lambda relay: relay.flip_after("up", 30),
+    "garbled prefix": lambda relay: relay.flip_after("up", 6),
+    "garbled answer": lambda relay: relay.flip_after("down", 215),
+    "held": LinkRelay.hold,
+}
+
+
+@pytest.mark.parametrize("fault", LINK_FAULTS)
+def test_a_fault_of_the_link_loses_no_request(
+    fault: str, split: SplitSubNet, reference: Reference, device: ServingDevice
+) -> None:
+    with relayed(device.url) as relay:
+        address = DeviceAddress(url=address_of(relay), token=TOKEN)
+        with SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
+            assert network.wait_for("a"), network.states
+            assert answered(network, reference, inputs(split, FLIGHTS)) == 0
+            LINK_FAULTS[fault](relay)
+            assert answered(network, reference, inputs(split, FLIGHTS, 1)) > 0
+            assert [event.state for event in network.events[:2]] == ["in", "out"]
+            relay.mend()
+            relay.release()
+            assert network.wait_for("a"), network.states
+            assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
+            assert network.counts.answered == 3 * FLIGHTS
+
+
+def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Reference) -> None:
+    with (
+        serving() as device,
+        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
+    ):
+        assert network.wait_for("a"), network.states
+        futures = [network.submit(x, DEADLINE_MS) for x in inputs(split, FLIGHTS)]
+        device.process.kill()
+        for x, future in zip(inputs(split, FLIGHTS), futures, strict=True):
+            assert same(future.result(20).answer, reference(x))
+            assert not future.result().late
+        assert soon(lambda: network.states["a"][0] == "out")
+        assert answered(network, reference, inputs(split, FLIGHTS)) == 0, "home has the plan without the device"
+
+
+def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: Reference) -> None:
+    with (
+        serving() as device,
+        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
+    ):
+        assert network.wait_for("a"), network.states
+        assert answered(network, reference, inputs(split, FLIGHTS)) == 0
+        os.kill(device.process.pid, signal.SIGSTOP)
+        try:
+            assert answered(network, reference, inputs(split, FLIGHTS, 1)) == FLIGHTS
+            assert network.states["a"] == ("out", "was late")
+        finally:
+            os.kill(device.process.pid, signal.SIGCONT)
+        assert network.wait_for("a"), network.states
+        assert answered(network, reference, inputs(split, FLIGHTS, 2)) == 0
+
+
+def test_a_killed_model_process_is_started_again(split: SplitSubNet, reference: Reference) -> None:
+    import psutil
+
+    with (
+        serving() as device,
+        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
+    ):
+        assert network.wait_for("a"), network.states
+        for child in psutil.Process(device.process.pid).children():
+            child.kill()
+        assert answered(network, reference, inputs(split, FLIGHTS)) > 0
+        assert network.wait_for("a"), network.states
+        assert answered(network, reference, inputs(split, FLIGHTS, 1)) == 0
+
+
+def test_two_homes_share_a_device(split: SplitSubNet, reference: Reference, device: ServingDevice) -> None:
+    with (
+        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as first,
+        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as second,
+    ):
+        assert first.wait_for("a")
+        assert second.wait_for("a")
+        xs = inputs(split, 20)
+        futures = [one.submit(x, DEADLINE_MS) for x in xs for one in (first, second)]
+        for number, future in enumerate(futures):
+            assert same(future.result(20).answer, reference(xs[number // 2]))
+            assert not future.result().late
+        first.close()
+        assert answered(second, reference, xs[:FLIGHTS]) == 0, "the other home's end changes nothing"
+
+
+def test_a_wrong_token_takes_the_device_out_for_good(split: SplitSubNet, device: ServingDevice) -> None:
+    address = DeviceAddress(url=device.url, token="not-the-token-of-it")
+    with SplitNetwork(split, {"a": address}, [PLAN], PATIENT) as network:
+        assert soon(lambda: network.states["a"] == ("excluded", "refuses: missing or wrong token"))
