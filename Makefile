@@ -38,8 +38,10 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Two halves side by side, of one thread each: most tests wait for processes of their own.
+# Two halves side by side, of one thread each: most tests wait for processes of their own. Hundreds of these import the same
+# modules, which are compiled once.
 unit: export OMP_NUM_THREADS = 1
+unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
 	@$(MAKE) --no-print-directory -j2 unit-slow unit-rest
 

@@ -12,7 +12,14 @@ from tests.agents import agent_models, agent_processes
 from tests.agents.cut_network import network
 
 QUICK = MeasureSettings(
-    time_cap_ms=1.0, warmup_ms=0.0, min_blocks=1, samples_per_block=3, min_samples=3, sample_us=10, spread_limit=1e9
+    time_cap_ms=1.0,
+    warmup_ms=0.0,
+    min_blocks=1,
+    samples_per_block=3,
+    min_samples=3,
+    sample_us=10,
+    spread_limit=1e9,
+    patience=0.0,
 )
 PER_BATCH = 200
 CUTS = (0.3, 0.7)

@@ -19,7 +19,7 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine, EngineOption
 from tests.agents import agent_models as models
 
 SHAPE = (1, 16, 12, 12)
-LAYERS = MeasureSettings(warmup_ms=1.0, time_cap_ms=5.0, layers_ms=5.0)
+LAYERS = MeasureSettings(warmup_ms=1.0, time_cap_ms=5.0, layers_ms=5.0, patience=0.0)
 QUICK = LAYERS.model_copy(update={"layers_ms": 0.0})
 TOLERANCE = 1e-5
 OPTIONS = (

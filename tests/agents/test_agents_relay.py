@@ -18,7 +18,7 @@ from tests.agents import relay_processes as relays
 from tests.agents.test_agents_cli import write_certificate
 
 RUN_TOLERANCE = 1e-5
-SLOW = MeasureSettings(time_cap_ms=200.0, confidence=1e-6)
+SLOW = MeasureSettings(time_cap_ms=200.0, confidence=1e-6, patience=0.0)
 ROUTES = [route.replace("{number}", "0") for route in service.ROUTES] + ["/v1/pull", "/v1/answers"]
 ABSENT = ["/", "/docs", "/v1", "/v1/pull/", "/v1/answers/0", "//v1/pull", "/v1/measure"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECTED")

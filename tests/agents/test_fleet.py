@@ -14,7 +14,7 @@ from tasks.measuring.fleet import Fleet
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 
-STEADY = MeasureSettings(time_cap_ms=60.0, confidence=1e-6, spread_limit=1e9)
+STEADY = MeasureSettings(time_cap_ms=60.0, confidence=1e-6, spread_limit=1e9, patience=0.0)
 NCNN = ("--backend", "ncnn")
 
 

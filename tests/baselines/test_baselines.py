@@ -34,7 +34,7 @@ from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
 from tasks.search.problem import uniform_codes
 
-MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5)
+MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5, patience=0.0)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
 SETTINGS = baselines.Settings(uniform=True, random=6, macs=True)
 SEARCH = search.Settings(generations=5)
@@ -59,7 +59,7 @@ class Case:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("baselines")
     torch.manual_seed(0)
-    network = timm.create_model("resnet10t", num_classes=10).eval()
+    network = timm.create_model("resnet10t", num_classes=10, channels=(32, 64, 128, 256)).eval()
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), SPACE).save(folder / "supernet")
     net = tailor_ir.load(folder / "supernet")
     full = net.macs(net.max_config)
@@ -210,7 +210,7 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
 def test_networks_that_are_no_subnets_run_by_kernels_of_their_own_choice_on_the_device(
     case: Case, chosen: tuple[Path, StageResult], tmp_path: Path
 ) -> None:
-    in_situ = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=10.0, layers_ms=10.0)
+    in_situ = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=10.0, layers_ms=10.0, patience=0.0)
     with local_agent(backend="ncnn") as client, client.lease():
         arguments = ("here", PREDICT, case.supernet, chosen[0], client, tmp_path, Silent())
         found = baselines.compare_on(*arguments, in_situ=in_situ)

@@ -384,7 +384,7 @@ def test_a_shard_that_is_corrupt_is_named_and_once_mended_the_training_goes_on(t
     folder.mkdir()
     breaker = Breaker(shards / "train-3.parquet")
     data = DataSettings(kind="parquet", path=shards, resolution=32)
-    options = settings(processes=2, batch_size=BATCH, micro_batch=16, epochs=EPOCHS, restarts=1)
+    options = settings(processes=2, batch_size=BATCH, micro_batch=16, epochs=EPOCHS)
     total = EPOCHS * SHARDS * ROWS // BATCH
     with pytest.raises(UserError, match=r"parquet '.*train-3\.parquet': cannot be read .*; replace or remove it$"):
         base.run(options, MODEL, data, folder, breaker)

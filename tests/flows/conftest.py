@@ -1,8 +1,9 @@
 """One cache folder (Prefect's home, locks) for all tests of this folder, and one finished run that many look at."""
 
 import json
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ def finished(command: Command) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def trained_stages(finished: dict[str, Any], command: Command) -> Callable[[Path, Sequence[str]], None]:
+    """Copies finished stages of the shared run (their names) to another output folder: what a test is not about."""
+
+    def copy(output: Path, names: Sequence[str]) -> None:
+        for name in names:
+            shutil.copytree(command.output / "stages" / name, output / "stages" / name)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
 def adapted(
     finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Path]:
@@ -68,6 +80,7 @@ def adapted(
     ]
     words += [f"supernet={supernet}", "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
     words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
+    words += ["engine.random_subnets=1", "engine.rounds=3", "engine.measure.time_cap_ms=3", "engine.measure.patience=0"]
     return Command(output, tuple(words))("adapt"), output
 
 

@@ -1,5 +1,6 @@
 """The engine of a device in a whole run: chosen before anything is profiled, used by every stage behind it, and reported."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from tests.flows.tiny import TINY
 
 pytestmark = pytest.mark.slow
 
+QUICK = "engine.measure.patience=0"
 FIXED = "device.onnxruntime.engine.graph=basic"
-TUNED = ("engine.tune=true", "engine.rounds=3", "engine.random_subnets=1", "engine.measure.time_cap_ms=3", FIXED)
+TUNED = ("engine.tune=true", "engine.rounds=3", "engine.random_subnets=1", "engine.measure.time_cap_ms=3", QUICK, FIXED)
 BASIC = {"graph": "basic"}
 
 
@@ -24,7 +26,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 @pytest.fixture(scope="module")
-def report(own: Command) -> dict[str, Any]:
+def report(own: Command, trained_stages: Callable[[Path, Sequence[str]], None]) -> dict[str, Any]:
+    """Trained before: an engine is chosen behind the training."""
+    trained_stages(own.output, ["base", "compile", "finetune", "enumerate"])
     return own("run", *TUNED)
 
 

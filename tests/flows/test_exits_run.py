@@ -1,6 +1,7 @@
 """The whole pipeline on a space with exits and alternatives to blocks: from the command line to files and the report."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,21 @@ ALTERNATIVES = {"merged_2", "merged_3", "pruned_0.5", "low_rank_0.5", "separable
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Commands in an output folder of their own: others count what is in the shared one."""
     return Command(tmp_path_factory.mktemp("exits") / "out", (*TINY, *WISH))
 
 
 @pytest.fixture(scope="module")
-def report(command: Command) -> dict[str, Any]:
-    return command("run")
+def report(own: Command, trained_stages: Callable[[Path, Sequence[str]], None]) -> dict[str, Any]:
+    """Of a base network that is trained already: it has neither exits nor other blocks."""
+    trained_stages(own.output, ["base"])
+    return own("run")
 
 
-def test_winners_have_exits_and_other_blocks(report: dict[str, Any], command: Command) -> None:
+def test_winners_have_exits_and_other_blocks(report: dict[str, Any], own: Command) -> None:
     (device,) = report["devices"]
-    cards = [json.loads(file.read_text()) for file in (command.output / "exports" / "onnxruntime").glob("*.json")]
+    cards = [json.loads(file.read_text()) for file in (own.output / "exports" / "onnxruntime").glob("*.json")]
     rows = [row for card in cards if "architecture" in card for row in card["architecture"]["variables"]]
     assert any(row["choice"] != "last" for row in rows if row["name"] == "exit"), rows
     chosen = {row["choice"] for row in rows}
@@ -51,26 +54,26 @@ def test_winners_have_exits_and_other_blocks(report: dict[str, Any], command: Co
     for winner in device["winners"]:
         assert winner["reason"] is None
         assert winner["max_difference"] <= 1e-4
-    assert list((command.output / "exports" / "onnxruntime").glob("*.onnx"))
+    assert list((own.output / "exports" / "onnxruntime").glob("*.onnx"))
     page = Path(report["report_html"]).read_text()
     assert "exit" in page
     assert "merged_2" in page or "low_rank" in page
 
 
-def policies_of(command: Command) -> tuple[Policies, Path]:
+def policies_of(own: Command) -> tuple[Policies, Path]:
     """The latest policies on the device, and their folder."""
-    files = command.output.glob("stages/policy/onnxruntime/*/policies.json")
+    files = own.output.glob("stages/policy/onnxruntime/*/policies.json")
     file = max(files, key=lambda one: one.stat().st_mtime)
     return Policies.read(file), file.parent
 
 
-def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, Any], command: Command) -> None:
-    found, _ = policies_of(command)
+def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, Any], own: Command) -> None:
+    found, _ = policies_of(own)
     assert 1 <= len(found.subnets) <= 2
     best = found.best
     assert best is not None, [row.reason for row in found.subnets]
     assert best.tested is not None
-    file = command.output / "exports" / "onnxruntime" / "policy" / f"{best.digest}.thresholds.json"
+    file = own.output / "exports" / "onnxruntime" / "policy" / f"{best.digest}.thresholds.json"
     thresholds = Thresholds.from_json(file.read_bytes())
     assert thresholds.promise is not None
     assert thresholds.promise.epsilon == 0.05
@@ -89,12 +92,12 @@ def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, 
         assert (one.latency_ms > one.alone_ms) == any(heads[:place]) or thresholds.measure in {"patience", "ensemble"}
 
 
-def test_the_chain_on_the_device_leaves_as_the_policy_says(report: dict[str, Any], command: Command) -> None:
-    found, _ = policies_of(command)
+def test_the_chain_on_the_device_leaves_as_the_policy_says(report: dict[str, Any], own: Command) -> None:
+    found, _ = policies_of(own)
     best = found.best
     assert best is not None
     assert best.tested is not None
-    (folder,) = (command.output / "exports" / "onnxruntime").glob(f"*-{best.digest[:8]}.onnx.segments")
+    (folder,) = (own.output / "exports" / "onnxruntime").glob(f"*-{best.digest[:8]}.onnx.segments")
     splits = load_splits(DataSettings(kind="digits"))
     images = EvaluationData(splits["test"], splits["train"])
     with ExitChain.open(folder) as chain:
@@ -111,8 +114,8 @@ def test_the_chain_on_the_device_leaves_as_the_policy_says(report: dict[str, Any
     assert (answered.answers == labels_N).mean() == pytest.approx(best.tested.accuracy, abs=0.005)
 
 
-def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: dict[str, Any], command: Command) -> None:
-    text = (command.output / "exports" / "onnxruntime" / "policy" / "exit_table.json").read_bytes()
+def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: dict[str, Any], own: Command) -> None:
+    text = (own.output / "exports" / "onnxruntime" / "policy" / "exit_table.json").read_bytes()
     table = ExitTable.from_json(text)
     assert {choice.exit for choice in table.choices} == {NO_EXIT, *range(len(table.exits) - 1)}
     policy = table.policy()
@@ -129,8 +132,8 @@ def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: di
             )
 
 
-def test_the_table_has_what_was_measured(report: dict[str, Any], command: Command) -> None:
-    found, folder = policies_of(command)
+def test_the_table_has_what_was_measured(report: dict[str, Any], own: Command) -> None:
+    found, folder = policies_of(own)
     table = ExitTable.from_json((folder / "exit_table.json").read_bytes())
     for row in found.subnets:
         subnet = table.subnets.index(row.digest)
@@ -140,7 +143,7 @@ def test_the_table_has_what_was_measured(report: dict[str, Any], command: Comman
             assert (choice.accuracy, choice.latency_ms) == (one.accuracy["validation"], one.alone_ms)
 
 
-def test_the_report_shows_who_leaves_early(report: dict[str, Any], command: Command) -> None:
+def test_the_report_shows_who_leaves_early(report: dict[str, Any], own: Command) -> None:
     found = report["devices"][0]["policies"]
     assert found["best"] in {row["digest"] for row in found["subnets"]}
     cards = [card for card in report["headline"] if card["label"] == "onnxruntime: leaving early"]
@@ -153,9 +156,9 @@ def test_the_report_shows_who_leaves_early(report: dict[str, Any], command: Comm
 
 
 def test_winners_by_expected_latency_are_at_least_as_accurate_by_prediction(
-    report: dict[str, Any], command: Command
+    report: dict[str, Any], own: Command
 ) -> None:
-    found, _ = policies_of(command)
+    found, _ = policies_of(own)
     plain = {row["budget_ms"]: row["predicted_accuracy"] for row in report["devices"][0]["winners"]}
     assert found.by_expected
     for row in found.by_expected:
@@ -164,11 +167,11 @@ def test_winners_by_expected_latency_are_at_least_as_accurate_by_prediction(
             assert row.predicted_accuracy >= plain[row.budget_ms] - 1e-9
 
 
-def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], command: Command) -> None:
-    told = command("run", "policy.epsilon=0.001")
+def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], own: Command) -> None:
+    told = own("run", "policy.epsilon=0.001")
     (device,) = told["devices"]
     assert device["winners"]
-    found, folder = policies_of(command)
+    found, folder = policies_of(own)
     assert {row.reason for row in found.subnets} == {
         f"exits: {found.images} held-out images are too few to promise at most 0.10% of accuracy lost, with 95.0% "
         f"confidence; allowed: {found.needed} or more; hold out more images, or take a larger epsilon or a smaller "
@@ -176,27 +179,27 @@ def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], com
     }
     assert all(row.exits for row in found.subnets)
     assert not list(folder.glob("*.thresholds.json"))
-    assert not list((command.output / "exports" / "onnxruntime" / "policy").glob("*.thresholds.json"))
+    assert not list((own.output / "exports" / "onnxruntime" / "policy").glob("*.thresholds.json"))
     (card,) = (card for card in told["headline"] if card["label"].endswith("leaving early"))
     assert "too few" in card["note"]
 
 
-def test_policies_are_not_made_again(report: dict[str, Any], command: Command) -> None:
-    again = command("run")
+def test_policies_are_not_made_again(report: dict[str, Any], own: Command) -> None:
+    again = own("run")
     (row,) = (row for row in again["stages"] if row["stage"] == "policy/onnxruntime")
     assert row["cached"]
 
 
 def test_one_subnet_is_shown_with_its_exit_and_its_blocks(
-    report: dict[str, Any], command: Command, capsys: pytest.CaptureFixture[str]
+    report: dict[str, Any], own: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget_ms = report["devices"][0]["winners"][0]["budget_ms"]
-    assert command("search", "--budget-ms", str(budget_ms))
+    assert own("search", "--budget-ms", str(budget_ms))
     shown = capsys.readouterr().out
     assert "exit" in shown
     assert "block " in shown
 
 
-def test_the_page_of_a_supernet_shows_its_exits(command: Command) -> None:
-    command("compile", "--view")
-    assert "exit/" in (command.output / "supernet.html").read_text()
+def test_the_page_of_a_supernet_shows_its_exits(own: Command) -> None:
+    own("compile", "--view")
+    assert "exit/" in (own.output / "supernet.html").read_text()

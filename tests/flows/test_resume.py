@@ -1,11 +1,10 @@
 """kill -9 anywhere: the same command goes on. Real runs in processes of their own."""
 
 import json
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ SETTINGS = (
     "finetune.checkpoint_every_s=0",
     "space.resolution=[16,24,32]",  # more SubNets than are measured at once
     "profile.subnet.confidence=0.0001",
-    "profile.subnet.time_cap_ms=100",
-    "profile.subnet.layers_ms=150",
+    "profile.subnet.time_cap_ms=60",
+    "profile.subnet.layers_ms=60",
 )
 
 
@@ -81,10 +80,10 @@ def _enumerated(output: Path) -> int:
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)
 def test_a_run_that_is_killed_twice_goes_on_each_time_and_repeats_nothing(
-    finished: dict[str, Any], command: Command, tmp_path: Path
+    trained_stages: Callable[[Path, Sequence[str]], None], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    shutil.copytree(command.output / "stages" / "base", output / "stages" / "base")
+    trained_stages(output, ["base"])
     base = _finished(output, "base")
     training = _start(output)
     _wait(training, lambda: len(_lines(output, "finetune", "history.jsonl")) >= 3)

@@ -22,7 +22,7 @@ from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, validatio
 from tasks.ncnn.conversion import ConversionLimits
 from tasks.progress import Bar, Silent
 
-SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4)
+SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4, patience=0.0)
 
 
 def line(p50_ms: float | None, reference_ms: float | None, key: str = "a") -> TimedLine:

@@ -27,7 +27,7 @@ from tasks.schemas.stored import StageResult
 
 SPACE: SpaceSpec = {"resolution": [24, 32], "stage.3.width_mult": [0.5, 1.0], "stage.4.width_mult": [0.5, 1.0],
                     "stage.*.block.*.expand_ratio": "auto"}  # fmt: skip
-QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0)
+QUICK = MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0, patience=0.0)
 SUBNET = QUICK.model_copy(update={"layers_ms": 10.0})
 PREDICT = PredictSettings(
     random_subnets=6,

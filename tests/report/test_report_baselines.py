@@ -30,7 +30,7 @@ PREDICT = PredictSettings(
     validation_images=50,
     recalibration_images=64,
     rounds=1,
-    measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5),
+    measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5, patience=0.0),
 )
 SETTINGS = baselines.Settings(uniform=True, random=3, macs=True)
 HOSTILE = "<img src=x>"

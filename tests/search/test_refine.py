@@ -37,7 +37,7 @@ from tasks.refine.known import Known, best, worth_evaluating
 from tasks.schemas.stored import StageResult
 from tasks.search.problem import Problem
 
-MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15)
+MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15, patience=0.0)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
 SETTINGS = refine.Settings(candidates=5)
 TENTH = 0.1

@@ -24,7 +24,7 @@ from tests.fronts import write_front
 
 Made = tuple[Path, dict[int, tuple[ProfilePlan, profile.ProfileResult, StageResult]]]
 BATCH = 8
-QUICK = MeasureSettings(time_cap_ms=15.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=15.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 LAYERS = QUICK.model_copy(update={"layers_ms": 20.0})
 
 

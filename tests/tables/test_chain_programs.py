@@ -39,7 +39,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray
     write_front(folder, net, [(net.max_config, 1e6)])
     splits = load_splits(DataSettings(kind="digits", resolution=16))
     images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
-    settings = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2))
+    settings = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0))
     (folder / "out").mkdir()
     with local_agent("onnxruntime") as client, client.lease():
         result = export.run(settings, folder / "supernet", folder, {"test": images}, client, folder / "out", Silent())

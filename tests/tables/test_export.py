@@ -27,7 +27,7 @@ from tasks.progress import Bar, Silent
 from tasks.schemas.candidates import Candidate, Candidates
 from tests.fronts import predicted, write_front
 
-QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2))
+QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0))
 HUGE_MS, TINY_MS = 1e6, 1e-6
 
 

@@ -21,7 +21,7 @@ from tasks.progress import Silent
 from tests.fronts import write_front
 from tests.ir.networks import small_net
 
-QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 TOLERANCE = 1e-5
 
 

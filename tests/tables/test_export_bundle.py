@@ -29,7 +29,7 @@ from tasks.schemas.exports import Exports
 from tests.fronts import write_front
 from tests.ir.networks import small_net
 
-QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 SPACE: SpaceSpec = {"*.width_mult": [0.5, 1], "resolution": [8, 16], "exits": ["stage.1.block.*"]}
 TOLERANCE = 1e-4
 

@@ -29,7 +29,7 @@ from tests.fronts import write_front
 from tests.tables import ncnn_library
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}
-QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 ENGINES: dict[str, dict[str, str]] = {
     "ncnn": {"lightmode": "off", "packing": "off"},
     "onnxruntime": {"graph": "extended", "memory_pattern": "off", "order": "priority"},

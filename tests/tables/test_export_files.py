@@ -37,7 +37,7 @@ SETTINGS = export.Settings(
     formats=FORMATS,
     dynamic_batch=True,
     bundle=True,
-    measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2),
+    measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0),
 )
 PROVENANCE = export.Provenance(
     network={"name": "resnet", "weights": "random", "licence": "none: made here"},

@@ -21,7 +21,7 @@ from tasks.lut import Entry, Lut, LutStore, parts
 from tasks.progress import Silent
 from tests.tables.lut_entries import DEVICE, LATE, entry, failed
 
-MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1)
+MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1, patience=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ SIZE = 24
 SETTINGS = export.Settings(
     formats=("onnx",),
     planned_memory=True,
-    measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2),
+    measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0),
 )
 
 

@@ -21,7 +21,7 @@ from tasks.lut import Lut, LutStore
 from tasks.progress import Silent
 
 QUICK = profile.Settings(
-    method="alone", measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1), flush_s=0.05
+    method="alone", measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1, patience=0.0), flush_s=0.05
 )
 
 

@@ -23,8 +23,8 @@ from tests.agents import agent_processes as processes
 
 ONNXRUNTIME = ("--backend", "onnxruntime", "--port", "0")
 QUICK = profile.Settings(
-    measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1),
-    subnet=MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0, layers_ms=20.0),
+    measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1, patience=0.0),
+    subnet=MeasureSettings(warmup_ms=1.0, min_blocks=2, time_cap_ms=20.0, layers_ms=20.0, patience=0.0),
     flush_s=0.05,
 )
 ALONE = QUICK.model_copy(update={"method": "alone"})

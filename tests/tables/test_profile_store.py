@@ -18,7 +18,7 @@ from tasks.predict.settings import Settings as PredictSettings
 from tasks.progress import Silent
 from tests.tables.lut_entries import rewrite
 
-MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1)
+MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1, patience=0.0)
 
 
 @pytest.fixture(scope="module")

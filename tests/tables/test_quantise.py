@@ -26,7 +26,7 @@ from tasks.quantise import Int8, Settings, quantise
 from tests.fronts import write_front
 
 SIZE = (32, 32)
-QUICK = MeasureSettings(time_cap_ms=20.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=20.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 
 
 @pytest.fixture(scope="module")

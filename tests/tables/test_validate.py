@@ -16,7 +16,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.settings import Settings
 from tasks.progress import Silent
 
-QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2)
+QUICK = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 
 
 @pytest.fixture(scope="module")
