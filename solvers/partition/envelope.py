@@ -18,7 +18,7 @@ from solvers.partition.planner import PartitionPlanner
 CLOSE = 1e-9  # of the latency: a plan that is better by less is no further plan
 MOST_PLANS = 500
 
-Points = NDArray[np.float64]
+PlaneArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class PlanEnvelope:
     """
 
     plans: tuple[PartitionPlan, ...]
-    planes: Points
+    planes: PlaneArray
     low: PlanPoint
     high: PlanPoint
 
@@ -49,7 +49,7 @@ class PlanEnvelope:
         """Of the fastest plan [ms]."""
         return float(self._latencies_ms(bandwidth_mbps, slow_down).min())
 
-    def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> Points:
+    def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> PlaneArray:
         return self.planes.dot(np.array((1.0, _ms_per_byte(bandwidth_mbps), slow_down)))
 
 
@@ -88,7 +88,7 @@ class _Growing:
     ) -> None:
         self.planner, self.conditions, self.changing, self.loaded = planner, conditions, changing, loaded
         self.plans: list[PartitionPlan] = []
-        self.planes: list[Points] = []
+        self.planes: list[PlaneArray] = []
         self.seen: set[tuple[float, float]] = set()
 
     def grow(self, u: tuple[float, float], s: tuple[float, float]) -> None:
@@ -123,7 +123,7 @@ class _Growing:
         self.planes.append(plane)
         return True
 
-    def _plane(self, plan: PartitionPlan) -> Points:
+    def _plane(self, plan: PartitionPlan) -> PlaneArray:
         sent = float(plan.bytes[self.changing].sum())
         row, weights_ms = plan.row, weights(self.conditions)
         devices = len(plan.compute_ms)
@@ -133,7 +133,7 @@ class _Growing:
         return np.asarray([row[kept] @ weights_ms[kept], sent, plan.compute_ms[self.loaded]])
 
 
-def _corners(planes: Points, u: tuple[float, float], s: tuple[float, float]) -> Points:
+def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
     """(C, 2) the corners of the lower envelope of planes over a box."""
     box = np.asarray([(x, y) for x in u for y in s])
     if len(planes) == 1 or u[0] == u[1] or s[0] == s[1]:
@@ -155,7 +155,7 @@ def _corners(planes: Points, u: tuple[float, float], s: tuple[float, float]) -> 
     return np.vstack([box, xy])
 
 
-def _edge_corners(planes: Points, u: tuple[float, float], s: tuple[float, float]) -> Points:
+def _edge_corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
     """The same over a line: where one of both does not change. All points at which two planes are equal, and both ends."""
     along, fixed = (1, 2) if s[0] == s[1] else (2, 1)
     value, (low, high) = (s[0], u) if along == 1 else (u[0], s)

@@ -1,7 +1,7 @@
 """The fastest plan within limits, exactly: labels with a time and what is used of each limit, which others do not beat in all.
 
-A label is dropped where its time with the least time to the end is not below that of a plan that is known, where what it
-uses with the least use to the end is above a limit, and where another label of its state is as good in everything.
+A label is dropped where its time with the least time to the end is above that of a plan that is known, where what it uses
+with the least use to the end is above a limit, and where another label of its state is as good in everything.
 """
 
 from itertools import pairwise
@@ -11,30 +11,32 @@ from numpy.typing import NDArray
 
 from solvers.errors import Infeasible
 from solvers.partition.conditions import PartitionConditions
+from solvers.partition.plan import plan_of, stays
 from solvers.partition.problem import PartitionProblem
-from solvers.partition.states import Layer, States
+from solvers.partition.states import PlanStates, StepTransitions
 
-SLACK = 1e-12  # of a limit, for rounding
+SLACK = 1e-9  # of a time, for rounding
 BLOCK = 256  # labels that are compared with all others at a time
 
-Numbers = NDArray[np.float64]
+UseArray = NDArray[np.float64]
 
 
 def cheapest_within(
-    problem: PartitionProblem, states: States, times_ms: Numbers, conditions: PartitionConditions
+    problem: PartitionProblem, states: PlanStates, times_ms: UseArray, conditions: PartitionConditions
 ) -> tuple[int, ...]:
     """The device of each step of the fastest plan within all limits. Infeasible: there is none."""
     used = _use(problem, states, conditions)
-    most = np.asarray([limit.most for limit in problem.limits])
-    most = most + SLACK * np.abs(most)
+    most = np.asarray([limit.bound for limit in problem.limits])
     left_ms = _to_the_end(states, times_ms)
+    known_ms = _single_cut_ms(problem, states, conditions) * (1 + SLACK) + SLACK
     left_use = [_to_the_end(states, each) for each in used.T]
     label = _Labels(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(most))), np.zeros(1, np.int64))
     history: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for number, layer in enumerate(states.layers):
         grown, transition, parent = label.grown(layer, times_ms, used)
         least_use = np.stack([each[number + 1][grown.state] for each in left_use], axis=1)
-        fits = (grown.used + least_use <= most).all(axis=1) & np.isfinite(left_ms[number + 1][grown.state] + grown.ms)
+        least_ms = grown.ms + left_ms[number + 1][grown.state]
+        fits = (grown.used + least_use <= most).all(axis=1) & np.isfinite(least_ms) & (least_ms <= known_ms)
         kept = np.flatnonzero(fits)
         if not len(kept):
             raise Infeasible("no plan keeps the limits")
@@ -49,17 +51,31 @@ def cheapest_within(
     return tuple(found[:0:-1])
 
 
+def _single_cut_ms(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> float:
+    """The least time of plans within all limits that leave home once and do not come back; inf where there is none."""
+    steps, home, found = problem.dataflow.steps, problem.home, np.inf
+    allowed, crossing = problem.allowed, problem.dataflow.crossing
+    for device in range(problem.devices):
+        for cut in range(steps + 1):
+            there = crossing[cut] <= states.widest or cut == steps
+            if there and allowed[:cut, home].all() and allowed[cut:, device].all():
+                plan = plan_of(problem, conditions, stays([home] * cut + [device] * (steps - cut)))
+                if plan.keeps(problem.limits):
+                    found = min(found, plan.latency_ms(conditions))
+    return float(found)
+
+
 class _Labels:
     """Labels (L,): state, time, use (L, R) of each limit, and the number of each label's own."""
 
-    def __init__(self, state: NDArray[np.int64], ms: Numbers, used: Numbers, number: NDArray[np.int64]) -> None:
+    def __init__(self, state: NDArray[np.int64], ms: UseArray, used: UseArray, number: NDArray[np.int64]) -> None:
         self.state, self.ms, self.used, self.number = state, ms, used, number
 
     def at(self, positions: NDArray[np.int64]) -> "_Labels":
         return _Labels(self.state[positions], self.ms[positions], self.used[positions], self.number[positions])
 
     def grown(
-        self, layer: Layer, times_ms: Numbers, used: Numbers
+        self, layer: StepTransitions, times_ms: UseArray, used: UseArray
     ) -> tuple["_Labels", NDArray[np.int64], NDArray[np.int64]]:
         """All labels one step on, with the transition and the label that each comes from."""
         there = layer.transition < len(times_ms)
@@ -80,7 +96,7 @@ class _Labels:
         return found, transition[taken], parent
 
 
-def _use(problem: PartitionProblem, states: States, conditions: PartitionConditions) -> Numbers:
+def _use(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> UseArray:
     """(T, R) what each transition uses of each limit."""
     devices = problem.devices
     sizes = np.asarray([value.bytes for value in problem.dataflow.values])
@@ -96,7 +112,7 @@ def _use(problem: PartitionProblem, states: States, conditions: PartitionConditi
     return found
 
 
-def _to_the_end(states: States, costs: Numbers) -> list[Numbers]:
+def _to_the_end(states: PlanStates, costs: UseArray) -> list[UseArray]:
     """For each layer the least sum of costs from each of its states to the end; the last entry is behind the last layer."""
     spread = np.append(costs, np.inf)
     found = [np.zeros(1)]

@@ -16,7 +16,7 @@ from solvers.partition.conditions import PartitionConditions
 from solvers.partition.plan import PlacedSteps
 from solvers.partition.problem import PartitionLimit, PartitionProblem
 
-Times = NDArray[np.float64]
+StageTimes = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Pipelines:
             sent_ms = conditions.ms_per_byte[:, :, None] * crossing
         self.sent_ms = np.where(crossing > 0, sent_ms, 0.0)  # (D, D, steps + 1)
         self.stage_ms = [self._stage_ms(device, conditions) for device in range(problem.devices)]
-        self.best: dict[tuple[int, int], Times] = {}
+        self.best: dict[tuple[int, int], StageTimes] = {}
 
     def fastest(self) -> PipelinePlan:
         devices = range(self.problem.devices)
@@ -66,7 +66,7 @@ class _Pipelines:
     def _home_ms(self, device: int) -> float:
         return float(self.sent_ms[device, self.problem.home, self.steps]) if self.problem.returns else 0.0
 
-    def _before(self, used: int, device: int) -> Times:
+    def _before(self, used: int, device: int) -> StageTimes:
         """Least period (steps + 1,) of all stages before one on `device`, with the transfer to it, by the steps before it."""
         rest, home = used & ~(1 << device), self.problem.home
         if not rest:
@@ -76,7 +76,7 @@ class _Pipelines:
         earlier = [one for one in range(self.problem.devices) if rest >> one & 1]
         return np.min([np.maximum(self.best[rest, one], self.sent_ms[one, device]) for one in earlier], axis=0)
 
-    def _behind(self, used: int, device: int) -> Times:
+    def _behind(self, used: int, device: int) -> StageTimes:
         return np.maximum(self._before(used, device)[:, None], self.stage_ms[device]).min(axis=0)
 
     def _stages(self, used: int, device: int) -> tuple[PlacedSteps, ...]:
@@ -107,7 +107,7 @@ class _Pipelines:
         times_ms[f"link {places[-1]} to {self.problem.home}"] = self._home_ms(places[-1])
         return max(times_ms, key=lambda name: float(times_ms[name]))
 
-    def _stage_ms(self, device: int, conditions: PartitionConditions) -> Times:
+    def _stage_ms(self, device: int, conditions: PartitionConditions) -> StageTimes:
         """(steps + 1, steps + 1) of steps from one cut to a later one on a device; inf where it may not run them."""
         times_ms = self.problem.compute_ms[:, device] * conditions.slow_down[device]
         allowed = self.problem.allowed[:, device]
@@ -115,12 +115,12 @@ class _Pipelines:
         forbidden = _between((~allowed).astype(float)) > 0
         for limit in self.problem.limits:
             if _device_of(limit) == device:
-                forbidden |= _between(limit.per_step[:, device]) > limit.most
+                forbidden |= _between(limit.per_step[:, device]) > limit.bound
         cuts = np.arange(self.steps + 1)
         return np.where(forbidden | (cuts[:, None] >= cuts), np.inf, found)
 
 
-def _between(amounts: Times) -> Times:
+def _between(amounts: StageTimes) -> StageTimes:
     """(n + 1, n + 1) sums of the amounts (n,) from one cut to another."""
     sums = np.concatenate([[0.0], np.cumsum(amounts)])
     return sums[None, :] - sums[:, None]

@@ -56,7 +56,7 @@ class PartitionPlan:
 
     def keeps(self, limits: Sequence[PartitionLimit]) -> bool:
         """Whether the plan is within all limits of its problem."""
-        return all(used <= limit.most for used, limit in zip(self.used, limits, strict=True))
+        return all(used <= limit.bound for used, limit in zip(self.used, limits, strict=True))
 
 
 def weights(conditions: PartitionConditions) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """The plan with the least latency for any number of devices, exactly: dynamic programming along the steps.
 
 Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts which up to `widest` values
-cross. States and transitions are found once; a plan under other conditions takes array operations alone.
+cross. PlanStates and transitions are found once; a plan under other conditions takes array operations alone.
 """
 
 from itertools import pairwise
@@ -19,7 +19,7 @@ from solvers.partition.states import find_states, holders_ms
 WIDEST = 4
 TIE = 1e-9  # of the latency: a plan that sends something is better by more than this
 
-Costs = NDArray[np.float64]
+TransitionTimes = NDArray[np.float64]
 
 
 class PartitionPlanner:
@@ -76,7 +76,7 @@ class PartitionPlanner:
     def _plan(self, conditions: PartitionConditions, placement: tuple[int, ...]) -> PartitionPlan:
         return plan_of(self.problem, conditions, stays(placement))
 
-    def _transition_ms(self, conditions: PartitionConditions) -> Costs:
+    def _transition_ms(self, conditions: PartitionConditions) -> TransitionTimes:
         """Time of each transition (T,)."""
         compute_ms = (self._compute_ms * conditions.slow_down).ravel()
         sends_ms = holders_ms(self.problem.dataflow, conditions.ms_per_byte)
@@ -85,7 +85,7 @@ class PartitionPlanner:
             found += sends_ms[sent]
         return found
 
-    def _layered_ms(self, times_ms: Costs) -> list[Costs]:
+    def _layered_ms(self, times_ms: TransitionTimes) -> list[TransitionTimes]:
         """The same as each layer has them; inf where there is no transition."""
         spread = np.append(times_ms, np.inf)[self._flat]
         return [

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from solvers.partition.dataflow import INPUT, Dataflow
 
+ROUNDING = 1e-9  # of a limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartitionLimit:
@@ -28,6 +30,11 @@ class PartitionLimit:
     per_step: NDArray[np.float64]
     per_byte: NDArray[np.float64]
     most: float
+
+    @property
+    def bound(self) -> float:
+        """The most, with what rounding may add."""
+        return self.most + ROUNDING * abs(self.most)
 
     @classmethod
     def of_memory(cls, device: int, devices: int, bytes_: Sequence[float], most: float) -> "PartitionLimit":

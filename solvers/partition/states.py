@@ -15,7 +15,7 @@ from solvers.partition.dataflow import INPUT, Dataflow
 from solvers.partition.problem import PartitionProblem
 
 MOST_TRANSITIONS = 100_000
-State = tuple[int, tuple[tuple[int, int], ...]]
+PlanState = tuple[int, tuple[tuple[int, int], ...]]
 """The device, and for each value that is still read the devices that hold it, as bits."""
 
 
@@ -24,10 +24,10 @@ class _TooMany(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Layer:
+class StepTransitions:
     """The transitions of one step, by the states that they lead to: (states, most that lead to one), filled up.
 
-    transition: positions in the arrays of `States`; the last position is no transition. source: states before the step.
+    transition: positions in the arrays of `PlanStates`; the last position is no transition. source: states before the step.
     """
 
     transition: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class States:
+class PlanStates:
     """All transitions (T,), step by step; the last step stands for the network's output.
 
     before, after: devices. sends: (T, R) positions of what is sent, in a table (values, sets of devices, devices) of the time
@@ -46,11 +46,11 @@ class States:
     before: NDArray[np.int64]
     after: NDArray[np.int64]
     sends: NDArray[np.int64]
-    layers: tuple[Layer, ...]
+    layers: tuple[StepTransitions, ...]
     widest: int
 
 
-def find_states(problem: PartitionProblem, widest: int) -> States:
+def find_states(problem: PartitionProblem, widest: int) -> PlanStates:
     """Devices change at cuts that up to `widest` values cross; at fewer cuts where there are too many transitions."""
     for most in range(widest, 1, -1):
         try:
@@ -68,12 +68,12 @@ class _Finder:
         self.rows: list[tuple[int, int, int]] = []
         self.sends: list[tuple[int, ...]] = []
 
-    def find(self) -> States:
+    def find(self) -> PlanStates:
         dataflow, home = self.dataflow, self.problem.home
-        states: dict[State, int] = {(home, tuple((at, 1 << home) for at in dataflow.writes[INPUT])): 0}
+        states: dict[PlanState, int] = {(home, tuple((at, 1 << home) for at in dataflow.writes[INPUT])): 0}
         layers: list[list[list[tuple[int, int]]]] = []
         for step in range(dataflow.steps + 1):
-            following: dict[State, int] = {}
+            following: dict[PlanState, int] = {}
             leading: list[list[tuple[int, int]]] = []
             for state, source in states.items():
                 for device in self._devices(state[0], step):
@@ -100,7 +100,7 @@ class _Finder:
             if self.allowed[step, device] and (changes or device == before):
                 yield device
 
-    def _after(self, state: State, step: int, device: int) -> tuple[State, tuple[int, ...]]:
+    def _after(self, state: PlanState, step: int, device: int) -> tuple[PlanState, tuple[int, ...]]:
         """The state behind a step on a device, and what is sent for it."""
         holders, sent = dict(state[1]), []
         if step < self.dataflow.steps or self.problem.returns:
@@ -113,14 +113,14 @@ class _Finder:
         left = tuple((at, mask) for at, mask in sorted(holders.items()) if self.last[at] > step)
         return (device, left) if step < self.dataflow.steps else (self.problem.home, ()), tuple(sent)
 
-    def _arrays(self, layers: list[list[list[tuple[int, int]]]]) -> States:
+    def _arrays(self, layers: list[list[list[tuple[int, int]]]]) -> PlanStates:
         count, nothing = len(self.rows), len(self.last) * (1 << self.problem.devices) * self.problem.devices
         most = max((len(sent) for sent in self.sends), default=0)
         sends = np.full((count, most), nothing, np.int64)
         for row, sent in zip(sends, self.sends, strict=True):
             row[: len(sent)] = sent
         step, before, after = np.asarray(self.rows, np.int64).reshape(-1, 3).T
-        return States(
+        return PlanStates(
             step=step,
             before=before,
             after=after,
@@ -130,17 +130,17 @@ class _Finder:
         )
 
 
-def _layer(leading: list[list[tuple[int, int]]], none: int) -> Layer:
+def _layer(leading: list[list[tuple[int, int]]], none: int) -> StepTransitions:
     width = max(map(len, leading), default=1)
     transition = np.full((len(leading), width), none, np.int64)
     source = np.zeros((len(leading), width), np.int64)
     for number, pairs in enumerate(leading):
         transition[number, : len(pairs)], source[number, : len(pairs)] = zip(*pairs, strict=True)
-    return Layer(transition=transition, source=source)
+    return StepTransitions(transition=transition, source=source)
 
 
 def holders_ms(dataflow: Dataflow, ms_per_byte: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The table of `States.sends`, and 0 behind it: a value goes from the holder from which it arrives first."""
+    """The table of `PlanStates.sends`, and 0 behind it: a value goes from the holder from which it arrives first."""
     devices = len(ms_per_byte)
     held = (np.arange(1 << devices)[:, None] >> np.arange(devices)) & 1 > 0  # (sets, holders)
     unit_ms = np.where(held[:, :, None], ms_per_byte, np.inf).min(axis=1)  # (sets, devices)
