@@ -24,7 +24,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reading:
+class ValueReading:
     """Where a value is read: by the operator at a position, in the SubNets that have the operator and choose the value.
 
     position: the number of operators stands for the network's output. present: has the operator. chosen: reads this producer.
@@ -49,7 +49,7 @@ class CarriedValue:
 
     name: str
     writer: int
-    readings: tuple[Reading, ...]
+    readings: tuple[ValueReading, ...]
     axes: tuple[Axis, ...]
     element_bytes: int
     variables: Variables
@@ -131,18 +131,18 @@ class PrePartition:
     def _roster(self) -> Roster:
         return Roster([one.present for one in self.operators])
 
-    def _readings(self, sources: Producers) -> dict[str, list[Reading]]:
+    def _readings(self, sources: Producers) -> dict[str, list[ValueReading]]:
         """Value -> where it is read."""
-        found: dict[str, list[Reading]] = {}
+        found: dict[str, list[ValueReading]] = {}
         asked = [(at, one.present, name) for at, one in enumerate(self.operators) for name in one.reads]
         asked += [(len(self.operators), ALWAYS, name) for name in self._structure.graph.outputs]
         for position, present, name in asked:
             for source, chosen in sources.all_of(name):
-                found.setdefault(source, []).append(Reading(position=position, present=present, chosen=chosen))
+                found.setdefault(source, []).append(ValueReading(position=position, present=present, chosen=chosen))
         return found
 
     def _value(
-        self, name: str, writer: int, readings: Sequence[Reading], grids: Grids, element_bytes: int
+        self, name: str, writer: int, readings: Sequence[ValueReading], grids: Grids, element_bytes: int
     ) -> CarriedValue:
         axes = self._structure.axis_map.axes[name]
         variables = grids.variables(axes)
