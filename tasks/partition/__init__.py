@@ -5,12 +5,12 @@ from tasks.partition.page import picture, render
 from tasks.partition.parts import write_parts
 from tasks.partition.planning import plan_partition
 from tasks.partition.settings import PartitionLink, Settings
-from tasks.partition.tables import DeviceTable, OperatorTimes, find_supernet, open_tables
+from tasks.partition.tables import DeviceTable, DeviceTimes, find_supernet, open_tables
 
 __all__ = [
     "CutRow",
     "DeviceTable",
-    "OperatorTimes",
+    "DeviceTimes",
     "PartitionAnswer",
     "PartitionLink",
     "PlanRow",

@@ -28,7 +28,7 @@ from tasks.errors import UserError
 from tasks.layers import title
 from tasks.partition.answer import CutRow, OperatorRow, PartitionAnswer, PlanRow, StayRow, TransferRow
 from tasks.partition.settings import Settings
-from tasks.partition.tables import OperatorTimes
+from tasks.partition.tables import DeviceTimes
 from tasks.places import places
 
 MIB = 2**20
@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def plan_partition(
-    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[OperatorTimes], settings: Settings
+    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PartitionAnswer:
     """A plan for each bandwidth of the settings. tables: of `settings.devices`, in order.
 
@@ -92,7 +92,7 @@ def solver_dataflow(dataflow: SubnetDataflow) -> Dataflow:
 
 
 def _problem(
-    dataflow: SubnetDataflow, compute_ms: NDArray[np.float64], tables: Sequence[OperatorTimes], settings: Settings
+    dataflow: SubnetDataflow, compute_ms: NDArray[np.float64], tables: Sequence[DeviceTimes], settings: Settings
 ) -> PartitionProblem:
     devices, limits = len(tables), []
     weights = [one.feature.parameters * FLOAT_BYTES for one in dataflow.operators]
@@ -112,8 +112,8 @@ def _problem(
     )
 
 
-def _conditions(tables: Sequence[OperatorTimes], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
-    """A message to a device brings a run there, whose own time (`OperatorTimes.offset_ms`) goes with the message's latency."""
+def _conditions(tables: Sequence[DeviceTimes], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
+    """A message to a device brings a run there, whose own time (`DeviceTimes.offset_ms`) goes with the message's latency."""
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))
     for source, a in enumerate(names):

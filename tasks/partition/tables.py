@@ -23,7 +23,7 @@ LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
 SUPERNET_FOLDER = "supernet"
 
 
-class OperatorTimes(Protocol):
+class DeviceTimes(Protocol):
     """Times of operators on one device. offset_ms: of a run besides its operators [ms]."""
 
     @property
