@@ -4,6 +4,7 @@ Exact under the model of `solvers.partition.problem`, among plans that change de
 cross. PlanStates and transitions are found once; a plan under other conditions takes array operations alone.
 """
 
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -54,14 +55,14 @@ class PartitionPlanner:
         plan = self._plan(conditions, self.placement(conditions))
         if not plan.keeps(self.problem.limits):
             plan = self._plan(conditions, self._within_limits(conditions))
-        return _at_home_if_as_good(self.problem, conditions, plan)
+        return self._at_home_if_as_good(conditions, plan)
 
     def placement(self, conditions: PartitionConditions) -> tuple[int, ...]:
         """The device of each step, limits aside. Infeasible: no link leads to a device that can run a step."""
         layers = self._layered_ms(self._transition_ms(conditions))
         reached = [np.zeros(1)]
         for layer, times_ms in zip(self._states.layers, layers, strict=True):
-            reached.append((reached[-1][layer.source] + times_ms).min(axis=1, initial=np.inf))
+            reached.append(np.minimum.reduce(reached[-1][layer.source] + times_ms, axis=1))
         state = 0
         if not len(reached[-1]) or not np.isfinite(reached[-1][0]):
             raise Infeasible("no link leads to a device that can run a step")
@@ -96,14 +97,20 @@ class PartitionPlanner:
     def _within_limits(self, conditions: PartitionConditions) -> tuple[int, ...]:
         return cheapest_within(self.problem, self._states, self._transition_ms(conditions), conditions)
 
+    def _at_home_if_as_good(self, conditions: PartitionConditions, plan: PartitionPlan) -> PartitionPlan:
+        """The plan that sends nothing, where it is allowed and as fast."""
+        home = self._home
+        if not plan.sends or home is None:
+            return plan
+        latency_ms = plan.latency_ms(conditions)
+        return home if home.latency_ms(conditions) <= latency_ms + TIE * abs(latency_ms) else plan
 
-def _at_home_if_as_good(
-    problem: PartitionProblem, conditions: PartitionConditions, plan: PartitionPlan
-) -> PartitionPlan:
-    """The plan that sends nothing, where it is allowed and as fast."""
-    if not plan.sends or not problem.allowed[:, problem.home].all():
-        return plan
-    home = plan_of(problem, conditions, stays([problem.home] * problem.dataflow.steps))
-    latency_ms = plan.latency_ms(conditions)
-    as_fast = home.latency_ms(conditions) <= latency_ms + TIE * abs(latency_ms)
-    return home if as_fast and home.keeps(problem.limits) else plan
+    @cached_property
+    def _home(self) -> PartitionPlan | None:
+        """The plan that sends nothing, which is the same under all conditions; None where it is not allowed."""
+        problem = self.problem
+        if not problem.allowed[:, problem.home].all():
+            return None
+        everywhere = PartitionConditions.of(problem.devices, np.inf, 0.0)
+        plan = plan_of(problem, everywhere, stays([problem.home] * problem.dataflow.steps))
+        return plan if plan.keeps(problem.limits) else None
