@@ -8,6 +8,7 @@ from tailor_ir.exits import PASSES as EXIT_PASSES
 from tailor_ir.exits import ExitParts, FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
+from tailor_ir.partition import HandedValue, OperatorFlow, PrePartition, SubnetDataflow, find_flows
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.selectors import asks_for_exits
 from tailor_ir.spaces.space import Space
@@ -35,17 +36,21 @@ __all__ = [
     "ExitParts",
     "FirstExit",
     "FirstWeights",
+    "HandedValue",
     "ImportFailed",
     "OperatorFeature",
+    "OperatorFlow",
     "OperatorTerm",
     "PlacedOperator",
     "PlacedOperators",
+    "PrePartition",
     "Regions",
     "RuleOutcome",
     "Segment",
     "Space",
     "SpaceError",
     "Statistics",
+    "SubnetDataflow",
     "SuperNet",
     "TailorError",
     "UndoneRule",
@@ -54,6 +59,7 @@ __all__ = [
     "choice_text",
     "compile",
     "convert",
+    "find_flows",
     "load",
     "load_spec",
     "operator_model",

@@ -22,6 +22,7 @@ from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
 from tailor_ir.operators.features import OperatorFeature
 from tailor_ir.operators.table import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.operators.templates import element_types
+from tailor_ir.partition import PrePartition, split_parts
 from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.folded_norms import folded_norms
 from tailor_ir.reading.importer import import_onnx
@@ -75,6 +76,7 @@ class SuperNet:
         self.refused: tuple[Refused, ...] = ()
         """Alternatives and exits that `compile` did not take, and why; not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
+        self._pre_partition: PrePartition | None = None
         structure = propose(graph, *_read(graph, tensors), spec)
         self._spec = spec
         self._memories: dict[Rules, ActivationMemory] = {}
@@ -389,10 +391,40 @@ class SuperNet:
     def activation_memory(self, rules: Rules = ONNXRUNTIME) -> ActivationMemory:
         """Memory of activations for whole populations of SubNets."""
         if rules not in self._memories:
-            types = element_types(self.structure.graph, self.constants())
-            sizes = {name: np.dtype(kind).itemsize for name, kind in types.items()}
-            self._memories[rules] = ActivationMemory.of(self.structure, sizes, rules)
+            self._memories[rules] = ActivationMemory.of(self.structure, self._element_bytes(), rules)
         return self._memories[rules]
+
+    def pre_partition(self) -> PrePartition:
+        """Operators, values and cuts of all SubNets, for splitting SubNets over devices; made once."""
+        if self._pre_partition is None:
+            table = self._operator_table(self.batch)
+            self._pre_partition = PrePartition(self.structure, table, self._element_bytes(), self.batch)
+        return self._pre_partition
+
+    def export_parts(
+        self,
+        config: Mapping[str, Choice],
+        groups: Sequence[Sequence[int]],
+        folder: str | Path,
+        *,
+        statistics: Statistics | None = None,
+        fold_batch_norm: bool = False,
+    ) -> None:
+        """Write the parts of a SubNet that is split as `0.onnx`, `1.onnx`, … into a folder.
+
+        groups: positions of operators in `PrePartition.under`, one group for each part, in the order in which parts run. A
+        value that a part hands to another has the same name in both. SpaceError: groups that cannot run in this order.
+        """
+        codes = self.space.row(config)
+        parts = split_parts(self.structure, codes, self.pre_partition().under(codes), groups, self.batch)
+        models = parts_onnx(self.elastic, parts, statistics=statistics, fold_batch_norm=fold_batch_norm, weights=True)
+        for number, model in enumerate(models):
+            write_onnx(model, Path(folder) / f"{number}.onnx")
+
+    def _element_bytes(self) -> dict[str, int]:
+        """Bytes of an element, by value, where they are not those of float32."""
+        types = element_types(self.structure.graph, self.constants())
+        return {name: np.dtype(kind).itemsize for name, kind in types.items()}
 
     def constants(self) -> Tensors:
         """The stored tensors that are neither trained nor statistics, by name, on the CPU."""

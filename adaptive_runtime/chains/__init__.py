@@ -13,9 +13,11 @@ from adaptive_runtime.chains.manifest import (
     ChainTensor,
     ImagePreparation,
 )
+from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
 from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, NcnnChain, OnnxChain, require_runtime, session_options
 
 __all__ = [
+    "PARTS_FILE",
     "SEGMENTS_FILE",
     "ChainAnswers",
     "ChainFormat",
@@ -29,6 +31,9 @@ __all__ = [
     "JoinedFiles",
     "NcnnChain",
     "OnnxChain",
+    "PartTensor",
+    "PartsManifest",
+    "SubnetPart",
     "all_leave_at",
     "require_runtime",
     "session_options",

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,6 +18,7 @@ AGAIN = "export the SubNet again"
 ChainFormat = Literal["onnx", "ncnn"]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """A name in the manifest's own folder."""
+Manifest = TypeVar("Manifest", bound=Message)
 
 
 class ChainTensor(Message):
@@ -120,26 +121,13 @@ class ChainManifest(Message):
     @classmethod
     def from_json(cls, text: str | bytes, where: str = SEGMENTS_FILE) -> Self:
         """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
-        content = _object(text, where)
-        version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            got = f"has version {version}, of a later autotailor"
-            raise AdaptiveError(where, got, allowed=str(VERSION), next_step="update autotailor here")
-        if version != VERSION:
-            got = f"has {'no version' if version is None else f'version {version}'}"
-            raise AdaptiveError(where, got, allowed=str(VERSION), next_step=AGAIN)
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+        return manifest_of(cls, VERSION, text, where)
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
-        found = cls.from_json(_bytes(file), str(file))
-        for name, digest in found.files.items():
-            if hashlib.sha256(_bytes(file.parent / name)).hexdigest() != digest:
-                raise AdaptiveError(str(file.parent / name), f"is not the file that {file.name} names", next_step=AGAIN)
+        found = cls.from_json(read_bytes(file), str(file))
+        check_files(file, found.files)
         return found
 
     def written(self) -> Iterator[str]:
@@ -147,6 +135,29 @@ class ChainManifest(Message):
         yield from self.files
         if self.thresholds is not None:
             yield self.thresholds
+
+
+def manifest_of(kind: type[Manifest], version: int, text: str | bytes, where: str) -> Manifest:
+    """A manifest of a kind and version from a file's text. AdaptiveError in one line: something else."""
+    found = _object(text, where).get("version")
+    if isinstance(found, int) and found > version:
+        got = f"has version {found}, of a later autotailor"
+        raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
+    if found != version:
+        got = f"has {'no version' if found is None else f'version {found}'}"
+        raise AdaptiveError(where, got, allowed=str(version), next_step=AGAIN)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+
+
+def check_files(manifest: Path, digests: Mapping[str, str]) -> None:
+    """AdaptiveError in one line: a file beside a manifest is not the file of its digest."""
+    for name, digest in digests.items():
+        if hashlib.sha256(read_bytes(manifest.parent / name)).hexdigest() != digest:
+            got = f"is not the file that {manifest.name} names"
+            raise AdaptiveError(str(manifest.parent / name), got, next_step=AGAIN)
 
 
 def _object(text: str | bytes, where: str) -> dict[str, Any]:
@@ -159,7 +170,8 @@ def _object(text: str | bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def _bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
+    """The content of a file. AdaptiveError in one line: it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:

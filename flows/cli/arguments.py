@@ -20,6 +20,7 @@ CONFIG = "job"
 EXPORTING = "export"
 CONVERTING = "convert"
 DEPLOYING = "deploy"
+PARTITIONING = "partition"
 MODEL_END = ".onnx"
 WITH_WORDS = ("lut", COMPARING, DEPLOYING)
 

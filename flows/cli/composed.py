@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, Arguments
+from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, Arguments
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups, nearest
 from flows.validate import validate
@@ -73,6 +73,10 @@ def shown(arguments: Arguments) -> str:
 
         convert.check(arguments)
         documents = [convert.config_of(arguments).model_dump(mode="json")]
+    elif arguments.command == PARTITIONING:
+        from flows.cli import partition
+
+        documents = [partition.config_of(arguments).model_dump(mode="json")]
     elif arguments.command == DEPLOYING:
         from flows.cli import deploy
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, Arguments, help_of, parse
+from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.signals import Terminated, interruptible
 from tasks.errors import UserError
@@ -59,7 +59,7 @@ def _execute(arguments: Arguments) -> int:
     if arguments.shows_config:
         print(shown(arguments), end="")
         return 0
-    if arguments.command in ("lut", CONVERTING):
+    if arguments.command in ("lut", CONVERTING, PARTITIONING):
         return _execute_alone(arguments)
 
     if arguments.command == DEPLOYING:
@@ -94,12 +94,12 @@ def _execute(arguments: Arguments) -> int:
 
 def _execute_alone(arguments: Arguments) -> int:
     """A command that works no stage."""
-    if arguments.command == CONVERTING:
-        from flows.cli import convert
+    if arguments.command in (CONVERTING, PARTITIONING):
+        from flows.cli import convert, partition
         from tailor_ir import TailorError
 
         try:
-            result: Any = convert.execute(arguments)
+            result: Any = (convert if arguments.command == CONVERTING else partition).execute(arguments)
         except TailorError as error:
             return _refuse(error)
     else:

@@ -211,6 +211,18 @@ COMMANDS = {
             "autotailor deploy board --config-dir devices deploy.wheels=wheels deploy.start=false",
         ),
     ),
+    "partition": Command(
+        summary="a SubNet over several devices: partition.devices=[HOME,DEVICE…]",
+        about="Reads the tables of a finished run, and finds where the operators of a SubNet run fastest for given "
+        "links: at home, on other devices, or split where that pays. Shows all cuts with the bytes that cross them and the "
+        "exact plan for each bandwidth beside the plans of other methods, and writes them as a page. With "
+        "partition.parts=FOLDER the parts of the first plan are written as ONNX files.",
+        flags=EVERYWHERE,
+        examples=(
+            "autotailor partition partition.devices=[ncnn,onnxruntime] partition.bandwidth_mbps=[1,10,100]",
+            "autotailor partition partition.devices=[phone,server] partition.private=3 --json plan.json",
+        ),
+    ),
     "lut": Command(
         summary="look-up tables: show, diff, export, merge, compact",
         about="Looks at the look-up tables of a store, compares two, and moves what was measured between stores. The "

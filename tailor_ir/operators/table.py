@@ -90,10 +90,24 @@ class PlacedOperators:
     outputs: tuple[str, ...]
 
 
-def _sorted(placed: Sequence[PlacedOperator]) -> tuple[PlacedOperator, ...]:
-    """The operators in an order in which they can run, as near to the given one as that allows."""
-    writer = {value: position for position, one in enumerate(placed) for value in one.outputs}
-    sorter = TopologicalSorter({i: [writer[v] for v in one.inputs if v in writer] for i, one in enumerate(placed)})
+@dataclass(frozen=True, slots=True)
+class OperatorPlace:
+    """An operator where it stands in the whole network, for all SubNets that have it.
+
+    `reads`: values as the network itself names them; a SubNet may read another producer of such a value. `names`: as of
+    `PlacedOperator`.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    names: frozenset[str]
+    present: Presence
+
+
+def running_order(reads: Sequence[Sequence[str]], writes: Sequence[Sequence[str]]) -> list[int]:
+    """Positions of operators in an order in which they can run, as near to the given one as their values allow."""
+    writer = {value: position for position, values in enumerate(writes) for value in values}
+    sorter = TopologicalSorter({i: [writer[v] for v in values if v in writer] for i, values in enumerate(reads)})
     sorter.prepare()
     order: list[int] = []
     ready = list(sorter.get_ready())
@@ -103,7 +117,7 @@ def _sorted(placed: Sequence[PlacedOperator]) -> tuple[PlacedOperator, ...]:
         sorter.done(order[-1])
         for position in sorter.get_ready():
             heappush(ready, position)
-    return tuple(placed[position] for position in order)
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +201,22 @@ class OperatorTable:
                 feature,
                 tuple(source.get(name, name) for name in own.operands),
                 own.results,
-                frozenset(name for node in own.cluster for name in (node.name, *node.outputs)),
+                own.names,
             )
             for feature, own in zip(self.operators(codes), present, strict=True)
         )
         outputs = tuple(source.get(name, name) for name in self._graph.outputs)
-        return PlacedOperators(_sorted(placed), self._graph.inputs, outputs)
+        order = running_order([one.inputs for one in placed], [one.outputs for one in placed])
+        return PlacedOperators(tuple(placed[position] for position in order), self._graph.inputs, outputs)
 
     # -- all SubNets -------------------------------------------------------------------------------------------------
+
+    def places(self) -> tuple[OperatorPlace, ...]:
+        """Every operator of the largest network with what it reads and writes, in the order of `numbered` and `terms`."""
+        return tuple(
+            OperatorPlace(own.operands, own.results, own.names, where)
+            for own, where in zip(self._own, self._presence, strict=True)
+        )
 
     def terms(self) -> Iterator[OperatorTerm]:
         """One term for each operator of the largest network."""

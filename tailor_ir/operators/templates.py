@@ -62,8 +62,8 @@ class Template:
     """One cluster of nodes without its sizes.
 
     `axes` are the different axes of its operands and results; a *row* has the size of each. `operands`: what it reads of
-    other clusters and the network's input; `results`: what others read of it. `key` is equal for clusters
-    that are the same operator wherever their rows are equal.
+    other clusters and the network's input; `results`: what others read of it. `names`: of its nodes and their results.
+    `key` is equal for clusters that are the same operator wherever their rows are equal.
     """
 
     def __init__(self, context: TemplateInputs, cluster: Cluster) -> None:
@@ -86,6 +86,7 @@ class Template:
         )
         read = dict.fromkeys(n for node in cluster for n in node.inputs if n in context.data and n not in inside)
         self.operands = tuple(read)
+        self.names = frozenset((*own, *inside))
         self.key = self._key(names)
         self._known: dict[SizeRow, OperatorFeature] = {}
 

@@ -12,6 +12,7 @@ import torch
 import flows.cli.convert
 import flows.cli.deploy
 import flows.cli.lut
+import flows.cli.partition
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
@@ -58,6 +59,8 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
         assert flows.cli.convert.config_of(arguments)
     elif command.words[0] == "deploy":
         assert flows.cli.deploy.config_of(parse(command.words))
+    elif command.words[0] == "partition":
+        assert flows.cli.partition.config_of(parse(command.words))
     elif command.words[0] == "lut":
         arguments = parse(command.words)
         flows.cli.lut.check(arguments)

@@ -1,0 +1,94 @@
+"""`parts.json`: a SubNet that is split, as ONNX files that run one after the other, each on one device.
+
+A part reads values of the network's input and of earlier parts, not of its neighbour alone; a value with several readers
+has one name everywhere, so that it is sent once.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from adaptive_runtime.chains.manifest import FileName, check_files, manifest_of, read_bytes
+from profiling_agents.messages import Digest, Message
+
+PARTS_FILE = "parts.json"
+VERSION = 1
+
+ElementType = Literal["float32", "float64", "int32", "int64", "bool"]
+
+
+class PartTensor(Message):
+    """A value that a part reads or gives, by its name in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    element_type: ElementType = "float32"
+
+
+class SubnetPart(Message):
+    """Operators between two cuts. device: that the plan has for them. operators: how many. macs: multiply-accumulates."""
+
+    file: FileName
+    device: str
+    inputs: tuple[PartTensor, ...]
+    outputs: Annotated[tuple[PartTensor, ...], Field(min_length=1)]
+    operators: int
+    macs: int
+
+
+class PartsManifest(Message):
+    """A SubNet in parts, in the folder of this file. digest: of the SubNet. files: sha256 by name. home: has input and output.
+
+    parts: in the order in which they run. difference: of the parts' answer from that of the whole SubNet, over the largest
+    value.
+    """
+
+    version: int = VERSION
+    digest: str
+    files: dict[FileName, Digest]
+    home: str
+    input: PartTensor
+    outputs: Annotated[tuple[PartTensor, ...], Field(min_length=1)]
+    parts: Annotated[tuple[SubnetPart, ...], Field(min_length=1)]
+    difference: float
+
+    @model_validator(mode="after")
+    def _runs_in_order(self) -> Self:
+        known = {self.input.name: self.input}
+        for number, part in enumerate(self.parts):
+            if part.file not in self.files:
+                raise ValueError(f"part {number} is in '{part.file}', which is not among the files")
+            for tensor in part.inputs:
+                if known.get(tensor.name) != tensor:
+                    raise ValueError(f"part {number} reads '{tensor.name}', which no part before it gives so")
+            known |= {tensor.name: tensor for tensor in part.outputs}
+        for tensor in self.outputs:
+            if known.get(tensor.name) != tensor:
+                raise ValueError(f"the answer '{tensor.name}' is not what a part gives")
+        return self
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = PARTS_FILE) -> Self:
+        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
+        return manifest_of(cls, VERSION, text, where)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
+        found = cls.from_json(read_bytes(file), str(file))
+        check_files(file, found.files)
+        return found
+
+    def needed_after(self, part: int) -> Iterator[PartTensor]:
+        """The values that later parts and the answer need of the first `part` parts and the input, each once."""
+        later = {tensor.name for one in self.parts[part:] for tensor in one.inputs} | {one.name for one in self.outputs}
+        known = {tensor.name: tensor for one in self.parts[:part] for tensor in one.outputs}
+        for name, tensor in ({self.input.name: self.input} | known).items():
+            if name in later:
+                yield tensor

@@ -1,0 +1,117 @@
+"""`autotailor partition`: a SubNet over several devices."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.arguments import PARTITIONING, Arguments
+from flows.cli.terminal import Terminal
+from flows.compose import compose_config
+from flows.validate import validate
+from tasks.choose.pick import FILE_END
+from tasks.errors import UserError
+from tasks.partition.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.partition import PartitionAnswer, PlanRow
+
+PAGE_FILE = "partition.html"
+KIB = 1024
+ENDS = ("largest", "smallest")
+
+PartitionJson = Mapping[str, Any]
+"""What `--json` writes: `tasks.partition.PartitionAnswer`."""
+
+
+class PartitionConfig(BaseModel):
+    """The run that has measured the devices, the SubNet, and how it may be split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output_dir: Path = Path("outputs")
+    supernet: Path | None = None
+    subnet: str = "largest"
+    partition: Settings
+
+
+def config_of(arguments: Arguments) -> PartitionConfig:
+    """The options of the command. UserError: an option that cannot be."""
+    config = validate(PartitionConfig, compose_config(PARTITIONING, arguments.overrides, arguments.config_folder))
+    if config.subnet not in ENDS and not config.subnet.endswith(FILE_END):
+        allowed = f"{', '.join(ENDS)}, or a file of search: FILE{FILE_END}"
+        raise UserError("subnet", f"got '{config.subnet}'", allowed=allowed)
+    return config
+
+
+def execute(arguments: Arguments) -> PartitionJson:
+    """Plan, show cuts and plans, write page and parts, and return all as JSON. UserError, TailorError for bad input."""
+    config = config_of(arguments)
+
+    import tailor_ir
+    from tasks.artifacts import write_bytes
+    from tasks.partition import find_supernet, open_tables, plan_partition, render, write_parts
+    from tasks.schemas.chosen import ChosenSubNet
+
+    settings, terminal = config.partition, Terminal()
+    tables = open_tables(config.output_dir, settings.devices)
+    net = tailor_ir.load(config.supernet or find_supernet(config.output_dir))
+    if config.subnet.endswith(FILE_END):
+        subnet: Mapping[str, Any] = ChosenSubNet.read(Path(config.subnet)).subnet.config
+    else:
+        subnet = net.max_config if config.subnet == ENDS[0] else net.min_config
+    answer = plan_partition(net, subnet, tables, settings)
+    _show(answer, terminal)
+    page = settings.page or config.output_dir / PAGE_FILE
+    try:
+        write_bytes(page, render(answer).encode())
+    except OSError as error:
+        raise UserError("partition.page", f"'{page}' cannot be written ({error.strerror})") from error
+    terminal.say(f"page: {page}")
+    if settings.parts is not None:
+        found = write_parts(net, answer.config, answer.plans[0].stays, settings.devices[0], settings.parts)
+        terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
+    return answer.to_json()
+
+
+def _show(answer: "PartitionAnswer", terminal: Terminal) -> None:
+    cuts = Table(title=f"cuts of SubNet {answer.network}", title_justify="left")
+    cuts.add_column("cut", justify="right")
+    cuts.add_column("KiB", justify="right")
+    cuts.add_column("values", justify="right")
+    cuts.add_column("operator behind it")
+    for name in answer.devices:
+        cuts.add_column(f"{escape(name)} ms", justify="right")
+    for cut in answer.cuts:
+        last = cut.cut == len(answer.operators)
+        own = None if last else answer.operators[cut.cut]
+        times = ["" if own is None else f"{own.compute_ms[name]:.4g}" for name in answer.devices]
+        what = "the answer" if own is None else f"{own.title} ({own.place})"
+        cuts.add_row(str(cut.cut), f"{cut.bytes / KIB:.4g}", str(len(cut.values)), escape(what), *times)
+    plans = Table(title="plans", title_justify="left")
+    for column in ("Mbit/s", "ms", "KiB sent"):
+        plans.add_column(column, justify="right")
+    plans.add_column("operators on devices")
+    if answer.objective == "throughput":
+        plans.add_column("ms between answers")
+    for name in answer.plans[0].others_ms:
+        plans.add_column(f"{name}, ms", justify="right")
+    for plan in answer.plans:
+        period = [] if plan.period_ms is None else [f"{plan.period_ms:.4g} ({plan.bottleneck})"]
+        others = [_number(plan.others_ms.get(name)) for name in answer.plans[0].others_ms]
+        sent = sum(transfer.bytes for transfer in plan.transfers)
+        first = (f"{plan.bandwidth_mbps:g}", f"{plan.latency_ms:.4g}", f"{sent / KIB:.4g}", escape(_stays(plan)))
+        plans.add_row(*first, *period, *others)
+    terminal.show(cuts, plans)
+
+
+def _stays(plan: "PlanRow") -> str:
+    """`phone 0–7, server 8–20`."""
+    return ", ".join(f"{stay.device} {min(stay.operators)}–{max(stay.operators)}" for stay in plan.stays)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

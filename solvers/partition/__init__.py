@@ -1,0 +1,42 @@
+"""A network's steps placed on several devices: exact plans by latency or throughput, within limits, and plans of other methods.
+
+A plan costs the compute times of steps, and what it sends: latency of a link + bytes / bandwidth.
+`solvers.partition.problem` has the model, `solvers.partition.planner` the exact plan for any number of devices,
+`solvers.partition.minimum_cut` that for two devices, `solvers.partition.pipeline` the most throughput,
+`solvers.partition.envelope` plans made ahead that are looked up.
+"""
+
+from solvers.partition.baselines import all_at_home, all_remote, dads, neighbour_search, neurosurgeon
+from solvers.partition.conditions import PartitionConditions
+from solvers.partition.dataflow import INPUT, Dataflow, SentValue
+from solvers.partition.envelope import PlanEnvelope, PlanPoint, envelope_of
+from solvers.partition.minimum_cut import minimum_cut
+from solvers.partition.pipeline import PipelinePlan, fastest_pipeline
+from solvers.partition.plan import PartitionPlan, PlacedSteps, plan_of, stays
+from solvers.partition.planner import PartitionPlanner
+from solvers.partition.problem import PartitionLimit, PartitionProblem
+
+__all__ = [
+    "INPUT",
+    "Dataflow",
+    "PartitionConditions",
+    "PartitionLimit",
+    "PartitionPlan",
+    "PartitionPlanner",
+    "PartitionProblem",
+    "PipelinePlan",
+    "PlacedSteps",
+    "PlanEnvelope",
+    "PlanPoint",
+    "SentValue",
+    "all_at_home",
+    "all_remote",
+    "dads",
+    "envelope_of",
+    "fastest_pipeline",
+    "minimum_cut",
+    "neighbour_search",
+    "neurosurgeon",
+    "plan_of",
+    "stays",
+]

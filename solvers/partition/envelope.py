@@ -1,0 +1,169 @@
+"""Plans made ahead for all bandwidths and loads within a range, so that a plan is found by a look-up.
+
+The latency of a plan is linear in the time of a byte and in the slow-down of a device. Over both the least latency is
+concave, and consists of planes: the lower envelope. Exact planning at the corners of the planes found so far either finds a
+plan that is better there, whose plane is added, or shows that the envelope is complete. Source: Eisner and Severance (JACM
+1976), in two parameters.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.partition.conditions import BITS, MEGA, MS, PartitionConditions
+from solvers.partition.plan import PartitionPlan, weights
+from solvers.partition.planner import PartitionPlanner
+
+CLOSE = 1e-9  # of the latency: a plan that is better by less is no further plan
+MOST_PLANS = 500
+
+PlaneArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
+    """Bandwidth of the links that change [Mbit/s], and how many times as long as usual steps take on the loaded device."""
+
+    bandwidth_mbps: float
+    slow_down: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanEnvelope:
+    """All plans that are fastest somewhere between `low` and `high`.
+
+    planes: (P, 3), the latency of each plan as factors of 1, the milliseconds of a byte, and the slow-down.
+    """
+
+    plans: tuple[PartitionPlan, ...]
+    planes: PlaneArray
+    low: PlanPoint
+    high: PlanPoint
+
+    def at(self, bandwidth_mbps: float, slow_down: float) -> int:
+        """Position of the fastest plan."""
+        return int(self._latencies_ms(bandwidth_mbps, slow_down).argmin())
+
+    def latency_ms(self, bandwidth_mbps: float, slow_down: float) -> float:
+        """Of the fastest plan [ms]."""
+        return float(self._latencies_ms(bandwidth_mbps, slow_down).min())
+
+    def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> PlaneArray:
+        return self.planes.dot(np.array((1.0, _ms_per_byte(bandwidth_mbps), slow_down)))
+
+
+def envelope_of(
+    planner: PartitionPlanner,
+    conditions: PartitionConditions,
+    low: PlanPoint,
+    high: PlanPoint,
+    *,
+    links: NDArray[np.bool_] | None = None,
+    loaded: int | None = None,
+) -> PlanEnvelope:
+    """The envelope of exact plans. conditions: what does not change.
+
+    links: (D, D) those whose bandwidth changes, all of them by default. loaded: the device whose slow-down changes; None: home.
+    """
+    devices = planner.problem.devices
+    changing = ~np.eye(devices, dtype=bool) if links is None else links
+    device = planner.problem.home if loaded is None else loaded
+    found = _Growing(planner, conditions, changing, device)
+    found.grow((_ms_per_byte(high.bandwidth_mbps), _ms_per_byte(low.bandwidth_mbps)), (low.slow_down, high.slow_down))
+    return PlanEnvelope(plans=tuple(found.plans), planes=np.asarray(found.planes), low=low, high=high)
+
+
+def _ms_per_byte(bandwidth_mbps: float) -> float:
+    return BITS / (bandwidth_mbps * MEGA * MS)
+
+
+class _Growing:
+    def __init__(
+        self,
+        planner: PartitionPlanner,
+        conditions: PartitionConditions,
+        changing: NDArray[np.bool_],
+        loaded: int,
+    ) -> None:
+        self.planner, self.conditions, self.changing, self.loaded = planner, conditions, changing, loaded
+        self.plans: list[PartitionPlan] = []
+        self.planes: list[PlaneArray] = []
+        self.seen: set[tuple[float, float]] = set()
+
+    def grow(self, u: tuple[float, float], s: tuple[float, float]) -> None:
+        """Until no corner of the envelope over the box has a better plan."""
+        points = np.asarray([(x, y) for x in u for y in s])
+        while len(self.plans) < MOST_PLANS:
+            new = [(float(x), float(y)) for x, y in points if self._unseen(x, y, u, s)]
+            if not sum([self._plan_at(x, y) for x, y in new]):
+                return
+            points = _corners(np.asarray(self.planes), u, s)
+
+    def _unseen(self, x: float, y: float, u: tuple[float, float], s: tuple[float, float]) -> bool:
+        key = tuple(round((value - low) / (high - low or 1.0), 9) for value, (low, high) in ((x, u), (y, s)))
+        if key in self.seen:
+            return False
+        self.seen.add((key[0], key[1]))
+        return True
+
+    def _plan_at(self, x: float, y: float) -> bool:
+        """Whether the plan at a point is better there than those that are known, and so is added."""
+        slow_down = self.conditions.slow_down.copy()
+        slow_down[self.loaded] = y
+        bandwidth_mbps = np.where(self.changing, BITS / (x * MEGA * MS), self.conditions.bandwidth_mbps)
+        now = replace(self.conditions, slow_down=slow_down, bandwidth_mbps=bandwidth_mbps)
+        plan = self.planner.fastest(now)
+        plane = self._plane(plan)
+        latency_ms = float(plane @ (1.0, x, y))
+        known_ms = min((float(other @ (1.0, x, y)) for other in self.planes), default=np.inf)
+        if latency_ms >= known_ms - CLOSE * abs(known_ms) and self.planes:
+            return False
+        self.plans.append(plan)
+        self.planes.append(plane)
+        return True
+
+    def _plane(self, plan: PartitionPlan) -> PlaneArray:
+        sent = float(plan.bytes[self.changing].sum())
+        row, weights_ms = plan.row, weights(self.conditions)
+        devices = len(plan.compute_ms)
+        kept = row > 0
+        kept[self.loaded] = False
+        kept[devices : devices + devices**2] &= ~self.changing.ravel()
+        return np.asarray([row[kept] @ weights_ms[kept], sent, plan.compute_ms[self.loaded]])
+
+
+def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
+    """(C, 2) the corners of the lower envelope of planes over a box."""
+    box = np.asarray([(x, y) for x in u for y in s])
+    if len(planes) == 1 or u[0] == u[1] or s[0] == s[1]:
+        return box if len(planes) == 1 else _edge_corners(planes, u, s)
+    from scipy.spatial import HalfspaceIntersection
+
+    scaled = np.column_stack([planes @ (1.0, u[0], s[0]), planes[:, 1] * (u[1] - u[0]), planes[:, 2] * (s[1] - s[0])])
+    least = np.min([scaled @ (1.0, x, y) for x in (0, 1) for y in (0, 1)])
+    scaled[:, 0] -= least
+    size = float(scaled.sum(axis=1).max()) or 1.0
+    scaled /= size  # t between 0 and 1 above the box of the unit square
+    # below all planes, above t = -1, within the unit square
+    half = [(-b, -c, 1.0, -a) for a, b, c in scaled]
+    half += [(-1, 0, 0, 0), (1, 0, 0, -1), (0, -1, 0, 0), (0, 1, 0, -1), (0, 0, -1, -1)]
+    inside = np.asarray([0.5, 0.5, -0.5])
+    found = HalfspaceIntersection(np.asarray(half, float), inside).intersections
+    upper = found[(found[:, 2] > -0.5) & np.isfinite(found).all(axis=1)]
+    xy = np.clip(upper[:, :2], 0.0, 1.0) * (u[1] - u[0], s[1] - s[0]) + (u[0], s[0])
+    return np.vstack([box, xy])
+
+
+def _edge_corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
+    """The same over a line: where one of both does not change. All points at which two planes are equal, and both ends."""
+    along, fixed = (1, 2) if s[0] == s[1] else (2, 1)
+    value, (low, high) = (s[0], u) if along == 1 else (u[0], s)
+    lines = np.column_stack([planes[:, 0] + planes[:, fixed] * value, planes[:, along]])
+    rise = lines[:, None, 1] - lines[None, :, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = (lines[None, :, 0] - lines[:, None, 0]) / rise
+    inside = at[np.isfinite(at) & (at > low) & (at < high)]
+    positions = np.unique(np.concatenate([[low, high], inside]))
+    other = np.full(len(positions), value)
+    return np.column_stack([positions, other] if along == 1 else [other, positions])

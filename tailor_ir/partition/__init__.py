@@ -1,0 +1,12 @@
+"""Pre-partition: what there is to know of a network before it is split over devices.
+
+Made once for each SuperNet, and independent of devices: operators in the order in which they run, the values that cross
+each cut between two operators, and the operators that can run side by side.
+"""
+
+from tailor_ir.partition.dataflow import HandedValue, SubnetDataflow
+from tailor_ir.partition.flows import OperatorFlow, find_flows
+from tailor_ir.partition.parts import split_parts
+from tailor_ir.partition.pre_partition import PrePartition
+
+__all__ = ["HandedValue", "OperatorFlow", "PrePartition", "SubnetDataflow", "find_flows", "split_parts"]

@@ -1,0 +1,171 @@
+"""All SubNets of a network as operators in one running order, with the values that cross each cut; nothing is run.
+
+The order holds for every SubNet: an operator comes after all producers that it may read. A cut of the whole network is so a
+cut of each SubNet. Which values cross the cut, and how large they are, follows from axes and presence, for whole
+populations at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.tables import Codes
+from tailor_ir.axes import Axis
+from tailor_ir.operators.table import OperatorPlace, OperatorTable, running_order
+from tailor_ir.partition.dataflow import INPUT, HandedValue, SubnetDataflow
+from tailor_ir.spaces.grids import Grids
+from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Roster, Variables
+from tailor_ir.spaces.structure import Structure
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValueReading:
+    """Where a value is read: by the operator at a position, in the SubNets that have the operator and choose the value.
+
+    position: the number of operators stands for the network's output. present: has the operator. chosen: reads this producer.
+    """
+
+    position: int
+    present: Presence
+    chosen: Presence
+
+    def among(self, codes: Codes) -> NDArray[np.bool_]:
+        """Whether each SubNet of extended codes (n, V + D) reads the value here: (n,), or () where all or none do."""
+        return self.present.among(codes) & self.chosen.among(codes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CarriedValue:
+    """A value of all SubNets that have it.
+
+    writer: position of an operator, or `INPUT`. readings: by position, ascending. bytes_: over the choices of `variables`
+    (columns of codes), one axis for each variable.
+    """
+
+    name: str
+    writer: int
+    readings: tuple[ValueReading, ...]
+    axes: tuple[Axis, ...]
+    element_bytes: int
+    variables: Variables
+    bytes_: NDArray[np.int64]
+
+    def last(self, codes: Codes) -> NDArray[np.int64]:
+        """Position of the last reader (n,) in each SubNet of extended codes (n, V + D); `INPUT` where none reads it."""
+        found = np.full(len(codes), INPUT, np.int64)
+        for reading in self.readings:
+            found = np.where(reading.among(codes), reading.position, found)
+        return found
+
+
+class PrePartition:
+    """The operators of all SubNets in running order, and the values between them, for one batch size.
+
+    Of n operators there are n + 1 cuts: cut k has the first k operators on its left side. Where a SubNet lacks an operator, the
+    cuts on both sides of the operator are the same.
+    """
+
+    def __init__(
+        self, structure: Structure, table: OperatorTable, element_bytes: Mapping[str, int], batch: int
+    ) -> None:
+        """table: of the same structure and batch. element_bytes: of values that are not float32."""
+        self.space, self._structure, self._table, self._batch = structure.space, structure, table, batch
+        places = table.places()
+        sources = structure.space.sources
+        reads = [[source for name in one.reads for source, _ in sources.all_of(name)] for one in places]
+        self._order = running_order(reads, [one.writes for one in places])
+        self.operators: tuple[OperatorPlace, ...] = tuple(places[at] for at in self._order)
+        readings = self._readings(sources)
+        writers = dict.fromkeys(structure.graph.inputs, INPUT)
+        writers.update((name, at) for at, one in enumerate(self.operators) for name in one.writes)
+        grids = Grids(structure.space, batch)
+        self.values = tuple(
+            self._value(name, writers[name], found, grids, element_bytes.get(name, FLOAT_BYTES))
+            for name, found in sorted(readings.items(), key=lambda each: writers[each[0]])
+        )
+
+    @property
+    def cuts(self) -> int:
+        """Number of cuts, the ones before the first and behind the last operator included."""
+        return len(self.operators) + 1
+
+    def crossing_bytes(self, codes: Codes) -> NDArray[np.int64]:
+        """Bytes (n, cuts) that cross each cut in each SubNet of codes (n, V)."""
+        return self._crossing(codes, count=False)
+
+    def crossing_values(self, codes: Codes) -> NDArray[np.int64]:
+        """Numbers (n, cuts) of values that cross each cut in each SubNet of codes (n, V)."""
+        return self._crossing(codes, count=True)
+
+    def under(self, code: NDArray[np.int64]) -> SubnetDataflow:
+        """One SubNet (V,): its operators, and the values between them with their shapes."""
+        extended = self.space.extended(code[None])
+        there = self._roster.at(extended[0])
+        positions = tuple(at for at, present in enumerate(there) if present)
+        place = {at: number for number, at in enumerate(positions)} | {INPUT: INPUT, len(there): len(positions)}
+        sizes = self.space.sizes(code, self._batch)
+        found = []
+        for value in self.values:
+            readers = [place[one.position] for one in value.readings if one.among(extended).all()]
+            if readers:
+                shape = sizes.shape(value.axes)
+                found.append(
+                    HandedValue(
+                        name=value.name,
+                        shape=shape,
+                        bytes=int(np.prod(shape, dtype=np.int64)) * value.element_bytes,
+                        writer=place[value.writer],
+                        readers=tuple(dict.fromkeys(readers)),
+                    )
+                )
+        placed = {one.names: one for one in self._table.placed(code).operators}
+        operators = tuple(placed[self.operators[at].names] for at in positions)
+        return SubnetDataflow(operators=operators, positions=positions, values=tuple(found))
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster([one.present for one in self.operators])
+
+    def _readings(self, sources: Producers) -> dict[str, list[ValueReading]]:
+        """Value -> where it is read."""
+        found: dict[str, list[ValueReading]] = {}
+        asked = [(at, one.present, name) for at, one in enumerate(self.operators) for name in one.reads]
+        asked += [(len(self.operators), ALWAYS, name) for name in self._structure.graph.outputs]
+        for position, present, name in asked:
+            for source, chosen in sources.all_of(name):
+                found.setdefault(source, []).append(ValueReading(position=position, present=present, chosen=chosen))
+        return found
+
+    def _value(
+        self, name: str, writer: int, readings: Sequence[ValueReading], grids: Grids, element_bytes: int
+    ) -> CarriedValue:
+        axes = self._structure.axis_map.axes[name]
+        variables = grids.variables(axes)
+        elements = grids.rows(axes, variables).prod(axis=1, dtype=np.int64)
+        return CarriedValue(
+            name=name,
+            writer=writer,
+            readings=tuple(readings),
+            axes=tuple(axes),
+            element_bytes=element_bytes,
+            variables=variables,
+            bytes_=(elements * element_bytes).reshape(grids.shape(variables)),
+        )
+
+    def _crossing(self, codes: Codes, *, count: bool) -> NDArray[np.int64]:
+        """A value begins to cross behind its writer, and ends behind its last reader: differences, summed up along the cuts."""
+        codes = np.asarray(codes)
+        extended, rows = self.space.extended(codes), np.arange(len(codes))
+        changes = np.zeros((len(codes), self.cuts + 1), np.int64)
+        for value in self.values:
+            last = value.last(extended)
+            size = np.ones((), np.int64) if count else value.bytes_[tuple(codes[:, v] for v in value.variables)]
+            amount = np.where(last > value.writer, size, 0)
+            changes[:, value.writer + 1] += amount
+            changes[rows, last + 1] -= amount
+        return changes.cumsum(axis=1)[:, : self.cuts]

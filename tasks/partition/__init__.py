@@ -1,0 +1,25 @@
+"""A SubNet split over several devices: plans from tables of devices and links, a page, and the parts as files."""
+
+from tasks.partition.answer import CutRow, PartitionAnswer, PlanRow, StayRow
+from tasks.partition.page import picture, render
+from tasks.partition.parts import write_parts
+from tasks.partition.planning import plan_partition
+from tasks.partition.settings import PartitionLink, Settings
+from tasks.partition.tables import DeviceTable, DeviceTimes, find_supernet, open_tables
+
+__all__ = [
+    "CutRow",
+    "DeviceTable",
+    "DeviceTimes",
+    "PartitionAnswer",
+    "PartitionLink",
+    "PlanRow",
+    "Settings",
+    "StayRow",
+    "find_supernet",
+    "open_tables",
+    "picture",
+    "plan_partition",
+    "render",
+    "write_parts",
+]

@@ -1,0 +1,75 @@
+"""What a partition comes to, as JSON: cuts, and a plan with other methods' plans for each bandwidth."""
+
+from typing import ClassVar
+
+from tasks.schemas.stored import Config, Record, Stored
+
+
+class OperatorRow(Record):
+    """An operator in running order. compute_ms: by device. flow: its number. beside: whether flows are beside it."""
+
+    title: str
+    place: str
+    macs: int
+    parameters: int
+    compute_ms: dict[str, float]
+    flow: int
+    beside: bool
+
+
+class CutRow(Record):
+    """A cut. cut: number of operators before it. values: names of the values that cross it. bytes: of all of them together."""
+
+    cut: int
+    values: tuple[str, ...]
+    bytes: int
+
+
+class StayRow(Record):
+    """Operators that one device runs without a change of device. time_ms: of their computation."""
+
+    device: str
+    operators: tuple[int, ...]
+    time_ms: float
+
+
+class TransferRow(Record):
+    """What goes from one device to another for one request. time_ms: of its bytes, without latencies of messages."""
+
+    source: str
+    target: str
+    bytes: float
+    messages: int
+    time_ms: float
+
+
+class PlanRow(Record):
+    """A plan. bandwidth_mbps: of links that are not named. period_ms: between two answers, with objective=throughput.
+
+    others_ms: latency of other methods' plans by name.
+    """
+
+    bandwidth_mbps: float
+    latency_ms: float
+    period_ms: float | None = None
+    bottleneck: str | None = None
+    stays: tuple[StayRow, ...]
+    transfers: tuple[TransferRow, ...]
+    others_ms: dict[str, float]
+
+
+class PartitionAnswer(Stored):
+    """What `autotailor partition --json FILE` writes. network: digest of the SubNet. returns: the answer goes home."""
+
+    STAGE: ClassVar[str] = "partition"
+    KIND: ClassVar[str] = "partition"
+
+    network: str
+    config: Config
+    devices: tuple[str, ...]
+    objective: str
+    returns: bool
+    private: int
+    operators: tuple[OperatorRow, ...]
+    cuts: tuple[CutRow, ...]
+    plans: tuple[PlanRow, ...]

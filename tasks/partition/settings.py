@@ -1,0 +1,66 @@
+"""Settings of `autotailor partition`."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_DEVICES = 6
+LINK = "-"
+
+
+class PartitionLink(BaseModel):
+    """A link in both directions: bandwidth [Mbit/s], 0 where there is no link, and latency of a message [ms]."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bandwidth_mbps: NotNegative
+    latency_ms: NotNegative
+
+
+class Settings(BaseModel):
+    """Devices, links and limits of a partition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    devices: tuple[str, ...] = ()
+    bandwidth_mbps: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 10.0, 100.0)
+    latency_ms: NotNegative = 5.0
+    links: dict[str, PartitionLink] = Field(default_factory=dict)
+    slow_down: dict[str, Positive] = Field(default_factory=dict)
+    private: int = Field(default=0, ge=0)
+    memory_mib: dict[str, Positive] = Field(default_factory=dict)
+    energy_mj: Positive | None = None
+    returns: bool = True
+    objective: Literal["latency", "throughput"] = "latency"
+    page: Path | None = None
+    parts: Path | None = None
+
+    @model_validator(mode="after")
+    def _names_devices(self) -> Self:
+        if not 2 <= len(self.devices) <= MOST_DEVICES or len(set(self.devices)) < len(self.devices):
+            got = f"[{','.join(self.devices)}]"
+            raise ValueError(f"devices: got {got}; allowed: two to {MOST_DEVICES} different names, home first")
+        for field in ("slow_down", "memory_mib"):
+            for name in getattr(self, field):
+                if name not in self.devices:
+                    raise ValueError(f"{field}.{name}: there is no such device; allowed: {', '.join(self.devices)}")
+        for link in self.links:
+            if sorted(self.pair(link)) not in [sorted((a, b)) for a in self.devices for b in self.devices if a != b]:
+                raise ValueError(f"links.{link}: it joins no two devices; allowed: A-B of {', '.join(self.devices)}")
+        if self.energy_mj is not None and self.objective == "throughput":
+            raise ValueError("energy_mj: it is a limit of one request; allowed with objective=latency")
+        return self
+
+    def pair(self, link: str) -> tuple[str, str]:
+        """The devices that a link joins; names of devices may have a hyphen, too."""
+        parts = link.split(LINK)
+        ways = [(LINK.join(parts[:at]), LINK.join(parts[at:])) for at in range(1, len(parts))]
+        return next((way for way in ways if set(way) <= set(self.devices)), (link, ""))
+
+    def link(self, a: str, b: str, bandwidth_mbps: float) -> PartitionLink:
+        """The link between two devices; one that is not named has this bandwidth."""
+        own = (one for name, one in self.links.items() if set(self.pair(name)) == {a, b})
+        return next(own, PartitionLink(bandwidth_mbps=bandwidth_mbps, latency_ms=self.latency_ms))

@@ -1,0 +1,109 @@
+"""The tables of devices that a finished run has left in its output folder, as the search reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailor_ir import SubnetDataflow
+from tasks.artifacts import RESULT_FILE
+from tasks.errors import UserError
+from tasks.layers import title
+from tasks.lut import Lut
+from tasks.predict.correction import Correction
+from tasks.predict.latency import NEXT_STEP, LatencyPredictor, operator_ms
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
+
+STAGES = "stages"
+LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
+SUPERNET_FOLDER = "supernet"
+
+
+class DeviceTimes(Protocol):
+    """Times of operators on one device. offset_ms: of a run besides its operators [ms]."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def offset_ms(self) -> float: ...
+
+    def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]: ...
+
+    def energy_mj(self, dataflow: SubnetDataflow) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTable:
+    """Latencies and energies of operators on one device."""
+
+    name: str
+    lut: Lut
+    correction: Correction
+
+    @property
+    def offset_ms(self) -> float:
+        """Of a run besides its operators [ms]."""
+        return self.correction.offset_ms
+
+    def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]:
+        """(n,) of each operator [ms]. UserError: an operator has no latency on the device."""
+        found = np.asarray([operator_ms(self.lut, one.feature, self.correction) for one in dataflow.operators])
+        unknown = np.flatnonzero(np.isnan(found))
+        if len(unknown):
+            feature = dataflow.operators[int(unknown[0])].feature
+            got = f"{len(unknown)} operators have no latency, the first is {title(feature)} {feature.digest}"
+            raise UserError(f"device '{self.name}'", got, next_step=NEXT_STEP)
+        return found
+
+    def energy_mj(self, dataflow: SubnetDataflow) -> NDArray[np.float64]:
+        """(n,) of each operator [mJ]. UserError: the energy of an operator is not known."""
+        known = self.lut.energies_mj()
+        found = [known.get(one.feature.digest) for one in dataflow.operators]
+        missing = found.count(None)
+        if missing:
+            got = f"the energy of {missing} operators is not known"
+            raise UserError("partition.energy_mj", f"{got} on '{self.name}'", next_step="leave it out")
+        return np.asarray(found, float)
+
+
+def open_tables(output_dir: Path, devices: Sequence[str]) -> tuple[DeviceTable, ...]:
+    """The tables of devices by their names in the run. UserError: a device has none."""
+    return tuple(_table(output_dir, name) for name in devices)
+
+
+def find_supernet(output_dir: Path) -> Path:
+    """The folder of the SuperNet that was made last, trained if one is. UserError: there is none."""
+    for stage in ("finetune", "compile"):
+        newest = _newest(output_dir / STAGES / stage)
+        if newest is not None:
+            return newest / SUPERNET_FOLDER
+    next_step = "name one, supernet=FOLDER, or the folder of a run, output_dir=FOLDER"
+    raise UserError(f"output folder '{output_dir}'", "has no SuperNet", next_step=next_step)
+
+
+def _table(output_dir: Path, name: str) -> DeviceTable:
+    stages = output_dir / STAGES
+    known = _names(stages / PROFILE_STAGE)
+    profiled = _newest(stages / PROFILE_STAGE / name) if name in known else None
+    if profiled is None:
+        allowed = ", ".join(known) or "none, since nothing was measured"
+        next_step = f"measure it: autotailor predict output_dir={output_dir} device=[{name}]"
+        raise UserError(f"device '{name}'", f"has no table in '{output_dir}'", allowed=allowed, next_step=next_step)
+    predicted = _newest(stages / LATENCY_STAGE / name)
+    correction = Correction() if predicted is None else LatencyPredictor.load(predicted / LATENCY_FILE).correction
+    return DeviceTable(name, Lut.open(profiled / LUT_FOLDER), correction)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _newest(folder: Path) -> Path | None:
+    """Of the complete stages in a folder the one that was completed last."""
+    made: Mapping[Path, float] = {path.parent: path.stat().st_mtime for path in folder.glob(f"*/{RESULT_FILE}")}
+    return max(made, key=lambda path: (made[path], path.name), default=None)
