@@ -103,8 +103,8 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
 
 
 def _clear(job: Job) -> None:
-    """Remove the files of ranks that failed or were killed."""
-    for pattern in ("error-rank*.json", ".*.tmp"):
+    """Remove the files of ranks that failed or were killed, also those that safetensors had begun (`.tmp…`)."""
+    for pattern in ("error-rank*.json", ".*.tmp", ".tmp*"):
         for file in job.folder.glob(pattern):
             file.unlink()
     for folder in job.folder.glob("rendezvous-*"):
