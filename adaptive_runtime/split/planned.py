@@ -23,7 +23,10 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 class LinkUse(Message):
-    """What a request sends between home and one device. messages: legs on the device, of one round trip each."""
+    """What a request sends between home and one device. messages: legs on the device, of one round trip each.
+
+    up_bytes, down_bytes: of tensors in fp32.
+    """
 
     messages: Annotated[int, Field(ge=1)]
     up_bytes: Annotated[int, Field(ge=0)]

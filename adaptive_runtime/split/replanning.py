@@ -18,7 +18,7 @@ from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.planned import PlacementPlans
 from adaptive_runtime.split.plans import PlacedSegments
-from profiling_agents.messages import Message
+from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
 
 MINUTE_S = 60.0
 MOST_CHANGES = 1000
@@ -64,19 +64,24 @@ class _Candidates(NamedTuple):
 
 
 class EnvelopePlacements:
-    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread."""
+    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread.
+
+    coding: in which tensors cross, as in `SplitOptions`; plans count bytes of fp32.
+    """
 
     def __init__(
         self,
         plans: PlacementPlans,
         rules: ReplanRules | None = None,
         clock: Callable[[], float] = time.monotonic,
+        coding: ActivationCoding = "fp32",
     ) -> None:
         self.plans, self.rules = plans, rules or ReplanRules()
         self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
         """The latest last."""
         self._clock = clock
-        self._planes = np.asarray([_plane(plans, number) for number in range(len(plans.plans))])
+        share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
+        self._planes = np.asarray([_plane(plans, number, share) for number in range(len(plans.plans))])
         self._candidates: dict[frozenset[str], _Candidates] = {}
         self._took, self._predicted = WeightedMean(), WeightedMean()
         self._now = 0
@@ -183,13 +188,16 @@ def _ms_per_byte(mbps: float | None) -> float:
     return 8e-3 / mbps if mbps else UNKNOWN_MS
 
 
-def _plane(plans: PlacementPlans, number: int) -> PlaneArray:
-    """(2 + 3 · devices,) a plan as factors of 1, home's slow-down, and each link's round trip and bytes up and down."""
+def _plane(plans: PlacementPlans, number: int, share: float) -> PlaneArray:
+    """(2 + 3 · devices,) a plan as factors of 1, home's slow-down, and each link's round trip and bytes up and down.
+
+    share: of the plan's bytes that cross.
+    """
     plan = plans.plans[number]
     found = np.zeros(FIXED + OF_LINK * len(plans.peers))
     found[:FIXED] = plan.others_ms, plan.home_ms
     for at, name in enumerate(plans.peers):
         if name in plan.links:
             start, use = FIXED + OF_LINK * at, plan.links[name]
-            found[start : start + OF_LINK] = use.messages, use.up_bytes, use.down_bytes
+            found[start : start + OF_LINK] = use.messages, share * use.up_bytes, share * use.down_bytes
     return found

@@ -171,6 +171,14 @@ def test_a_plan_that_is_hardly_faster_is_not_taken(split: SplitSubNet) -> None:
     assert choice.choose({"a": link(100.0, 20.0), "b": link(1000.0, 0.0)}).peers == {"b"}
 
 
+def test_tensors_in_fewer_bits_take_less_time(split: SplitSubNet) -> None:
+    plans, links = plans_of(split, "a"), {"a": link(0.1, 0.0)}
+    whole, half = (EnvelopePlacements(plans, coding=coding).latencies_ms(links)[1] for coding in ("fp32", "fp16"))
+    use, computed_ms = plans.plans[1].links["a"], HOME_MS + SEGMENTS - 1
+    assert whole == pytest.approx(computed_ms + (use.up_bytes + use.down_bytes) * 8e-3 / 0.1)
+    assert half - computed_ms == pytest.approx((whole - computed_ms) / 2)
+
+
 def test_nothing_is_sent_over_a_link_of_which_nothing_is_known(split: SplitSubNet) -> None:
     choice = EnvelopePlacements(plans_of(split, "a"), ReplanRules(dwell_s=0.0), Clock())
     for unknown in (MeasuredLink(), MeasuredLink(round_trip_ms=1.0), MeasuredLink(up_mbps=9.0, down_mbps=9.0)):
