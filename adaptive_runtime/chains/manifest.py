@@ -32,7 +32,8 @@ class ChainSegment(Message):
     """What is computed between an exit and the one before it.
 
     file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
-    network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments.
+    network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. Where a
+    SubNet is cut to be split over devices, `exit` names the value that crosses the cut, which is the first output.
     macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
     """
 
@@ -93,7 +94,7 @@ class ChainManifest(Message):
                 raise ValueError(f"segment {number} has {'no' if segment.file is None else 'a'} file in {self.format}")
             if segment.file is not None and segment.file not in self.files:
                 raise ValueError(f"segment {number} is in '{segment.file}', which is not among the files")
-            known |= {one.name for one in segment.outputs[1:]}
+            known |= {one.name for one in segment.outputs}
         if self.format == "ncnn" and sorted(name.rpartition(".")[2] for name in self.files) != ["bin", "param"]:
             raise ValueError(f"files {', '.join(self.files)}; ncnn has one .param and one .bin")
         return self

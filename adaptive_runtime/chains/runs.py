@@ -116,9 +116,9 @@ class _OnnxRun:
         session = self._chain.session_of(self._at)
         self._at += 1
         values = self._values
-        answer, *handed = session.run_with_ort_values(outputs, {name: values[name] for name in inputs})
-        values.update(zip(outputs[1:], handed, strict=True))
-        found: Array = answer.numpy()
+        given = session.run_with_ort_values(outputs, {name: values[name] for name in inputs})
+        values.update(zip(outputs, given, strict=True))
+        found: Array = given[0].numpy()
         return found
 
     def keep(self, mask_N: NDArray[np.bool_]) -> None:

@@ -103,7 +103,8 @@ class Peer:
                 self._connection.end("home has ended")
 
     async def _connect(self) -> PeerConnection:
-        """Connected, with the SubNet loaded and the link measured a first time."""
+        """Connected, with the SubNet loaded and the link measured a first time: a new connection may take another way."""
+        self._measures = LinkMeasures()
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 connection, _ = await PeerConnection.open(self.address, self._measures)

@@ -6,14 +6,23 @@
 from adaptive_runtime.split.answers import SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.network import SplitNetwork
 from adaptive_runtime.split.options import SplitOptions
+from adaptive_runtime.split.planned import PLANS_FILE, LinkUse, PlacementPlans, PlannedPlacement
 from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.split.replanning import EnvelopePlacements, PlanChange, ReplanRules
 from adaptive_runtime.split.segments import SplitSubNet
 
 __all__ = [
     "HOME",
+    "PLANS_FILE",
+    "EnvelopePlacements",
+    "LinkUse",
     "PlacedSegments",
     "PlacementChoice",
+    "PlacementPlans",
+    "PlanChange",
+    "PlannedPlacement",
     "PreferredPlacements",
+    "ReplanRules",
     "SplitAnswer",
     "SplitCounts",
     "SplitEvent",

@@ -91,6 +91,11 @@ class HomeSegments:
         for mean, one in zip(self._times[first:], took_ms, strict=False):
             mean.add(one)
 
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Of each segment the mean."""
+        return tuple(one.mean for one in self._times)
+
     def predicted_ms(self, first: int, last: int, deviations: float) -> float:
         """Of segments first … last: the mean and so many standard deviations; 0 for none."""
         times = self._times[first : last + 1]

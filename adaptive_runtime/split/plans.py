@@ -55,6 +55,10 @@ class PlacementChoice(Protocol):
         """The plan for now. links: of the devices that are in; a plan with another device is run at home."""
         ...
 
+    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+        """Home has run segments from the first on, which took so long each. Called after each run at home."""
+        ...
+
 
 class PreferredPlacements:
     """The first plan of a list all of whose devices are in; the last resort is home."""
@@ -69,3 +73,6 @@ class PreferredPlacements:
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The first plan that can be followed."""
         return next(plan for plan in self._plans if plan.peers <= links.keys())
+
+    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+        """The order of the list is independent of times."""

@@ -54,6 +54,7 @@ class SplitRunner:
         self._checks: deque[SpotCheck] = deque()
         self._rng = np.random.default_rng(options.seed)
         self._thread = ThreadPoolExecutor(1, "home")
+        choice.ran_at_home(0, home.times_ms)
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._usual_ms: dict[Leg, WeightedMean] = {}
@@ -241,10 +242,15 @@ class SplitRunner:
             self._dispatch()
             return
         run = work.result()
-        self._home.learn(leg.first, run.took_ms)
+        self._learn(leg.first, run)
         self._thread_late.add(time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3)
         flight.passed(LegTimes(HOME, leg.first, leg.last, sum(run.took_ms)), self._kept(run.values, leg))
         self._advance(flight)
+
+    def _learn(self, first: int, run: HomeRun) -> None:
+        """Checks count, too: home's load is known while other devices run all requests."""
+        self._home.learn(first, run.took_ms)
+        self._choice.ran_at_home(first, run.took_ms)
 
     def _kept(self, values: dict[str, Array], leg: Leg) -> dict[str, Array]:
         return {name: values[name] for name in self._leaving(leg.first, leg.last)}
@@ -270,6 +276,7 @@ class SplitRunner:
             return
         if work.exception() is None:
             self.counts.checked += 1
+            self._learn(check.first, work.result())
             apart = largest_difference(check, work.result().values)
             if apart > self._options.tolerance:
                 self.counts.wrong += 1

@@ -53,7 +53,7 @@ def execute(arguments: Arguments) -> PartitionJson:
 
     import tailor_ir
     from tasks.artifacts import write_bytes
-    from tasks.partition import find_supernet, open_tables, plan_partition, render, write_parts
+    from tasks.partition import find_supernet, open_tables, plan_partition, render, write_parts, write_plans
     from tasks.schemas.chosen import ChosenSubNet
 
     settings, terminal = config.partition, Terminal()
@@ -74,6 +74,10 @@ def execute(arguments: Arguments) -> PartitionJson:
     if settings.parts is not None:
         found = write_parts(net, answer.config, answer.plans[0].stays, settings.devices[0], settings.parts)
         terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
+    if settings.plans is not None:
+        threads = tables[0].lut.device.threads
+        plans = write_plans(net, answer.config, tables, settings, settings.plans, threads=threads)
+        terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
     return answer.to_json()
 
 

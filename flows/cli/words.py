@@ -216,7 +216,8 @@ COMMANDS = {
         about="Reads the tables of a finished run, and finds where the operators of a SubNet run fastest for given "
         "links: at home, on other devices, or split where that pays. Shows all cuts with the bytes that cross them and the "
         "exact plan for each bandwidth beside the plans of other methods, and writes them as a page. With "
-        "partition.parts=FOLDER the parts of the first plan are written as ONNX files.",
+        "partition.parts=FOLDER the parts of the first plan are written as ONNX files; with partition.plans=FOLDER all "
+        "segments, and the plans among which home changes at run time.",
         flags=EVERYWHERE,
         examples=(
             "autotailor partition partition.devices=[ncnn,onnxruntime] partition.bandwidth_mbps=[1,10,100]",

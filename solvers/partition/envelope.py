@@ -59,15 +59,16 @@ def envelope_of(
     low: PlanPoint,
     high: PlanPoint,
     *,
-    links: NDArray[np.bool_] | None = None,
+    links: NDArray[np.float64] | NDArray[np.bool_] | None = None,
     loaded: int | None = None,
 ) -> PlanEnvelope:
     """The envelope of exact plans. conditions: what does not change.
 
-    links: (D, D) those whose bandwidth changes, all of them by default. loaded: the device whose slow-down changes; None: home.
+    links: (D, D) how often a byte from a device to another crosses the links whose bandwidth changes, 0 for a way that does not
+    change; once everywhere by default. loaded: the device whose slow-down changes; None: home.
     """
     devices = planner.problem.devices
-    changing = ~np.eye(devices, dtype=bool) if links is None else links
+    changing = np.asarray(1.0 - np.eye(devices) if links is None else links, float)
     device = planner.problem.home if loaded is None else loaded
     found = _Growing(planner, conditions, changing, device)
     found.grow((_ms_per_byte(high.bandwidth_mbps), _ms_per_byte(low.bandwidth_mbps)), (low.slow_down, high.slow_down))
@@ -83,7 +84,7 @@ class _Growing:
         self,
         planner: PartitionPlanner,
         conditions: PartitionConditions,
-        changing: NDArray[np.bool_],
+        changing: NDArray[np.float64],
         loaded: int,
     ) -> None:
         self.planner, self.conditions, self.changing, self.loaded = planner, conditions, changing, loaded
@@ -111,7 +112,9 @@ class _Growing:
         """Whether the plan at a point is better there than those that are known, and so is added."""
         slow_down = self.conditions.slow_down.copy()
         slow_down[self.loaded] = y
-        bandwidth_mbps = np.where(self.changing, BITS / (x * MEGA * MS), self.conditions.bandwidth_mbps)
+        crossings = np.where(self.changing > 0, self.changing, 1.0)
+        shared_mbps = BITS / (x * crossings * MEGA * MS)
+        bandwidth_mbps = np.where(self.changing > 0, shared_mbps, self.conditions.bandwidth_mbps)
         now = replace(self.conditions, slow_down=slow_down, bandwidth_mbps=bandwidth_mbps)
         plan = self.planner.fastest(now)
         plane = self._plane(plan)
@@ -124,12 +127,12 @@ class _Growing:
         return True
 
     def _plane(self, plan: PartitionPlan) -> PlaneArray:
-        sent = float(plan.bytes[self.changing].sum())
+        sent = float((plan.bytes * self.changing).sum())
         row, weights_ms = plan.row, weights(self.conditions)
         devices = len(plan.compute_ms)
         kept = row > 0
         kept[self.loaded] = False
-        kept[devices : devices + devices**2] &= ~self.changing.ravel()
+        kept[devices : devices + devices**2] &= self.changing.ravel() == 0
         return np.asarray([row[kept] @ weights_ms[kept], sent, plan.compute_ms[self.loaded]])
 
 

@@ -4,6 +4,7 @@ from tasks.partition.answer import CutRow, PartitionAnswer, PlanRow, StayRow
 from tasks.partition.page import picture, render
 from tasks.partition.parts import write_parts
 from tasks.partition.planning import plan_partition
+from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_plans
 from tasks.partition.settings import PartitionLink, Settings
 from tasks.partition.tables import DeviceTable, DeviceTimes, find_supernet, open_tables
 
@@ -14,12 +15,16 @@ __all__ = [
     "PartitionAnswer",
     "PartitionLink",
     "PlanRow",
+    "PlansAhead",
     "Settings",
     "StayRow",
     "find_supernet",
     "open_tables",
     "picture",
+    "placement_plans",
+    "plan_ahead",
     "plan_partition",
     "render",
     "write_parts",
+    "write_plans",
 ]

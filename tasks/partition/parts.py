@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,52 @@ ELEMENT_TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExportedParts:
+    """Parts that are written and checked. input, outputs: names of the network's own. macs: of each part, for one sample.
+
+    difference: of their answer from that of the whole SubNet, over the largest value.
+    """
+
+    files: tuple[str, ...]
+    sessions: tuple[onnxruntime.InferenceSession, ...]
+    input: str
+    outputs: tuple[str, ...]
+    macs: tuple[int, ...]
+    difference: float
+
+
+def export_checked(
+    net: SuperNet,
+    config: Mapping[str, Choice],
+    groups: Sequence[Sequence[int]],
+    folder: Path,
+    statistics: Statistics | None = None,
+) -> ExportedParts:
+    """Write groups of operators as `0.onnx`, … into a folder, and compare them with the whole SubNet.
+
+    UserError: they do not give its answer, up to 1e-5.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    net.export_parts(config, groups, folder, statistics=statistics, fold_batch_norm=True)
+    files = tuple(f"{number}.onnx" for number in range(len(groups)))
+    sessions = tuple(_session(folder / name) for name in files)
+    x = np.random.default_rng(0).standard_normal(net.input_shape(config)).astype(np.float32)
+    placed = net.placed_operators(config)
+    difference = _difference(net, config, statistics, sessions, x, placed.outputs)
+    if not difference <= TOLERANCE:
+        got = f"the parts' answer differs from the whole SubNet's by {difference:.3g}"
+        raise UserError(f"parts in '{folder}'", got, allowed=f"{TOLERANCE:g}", next_step="please report this network")
+    return ExportedParts(
+        files=files,
+        sessions=sessions,
+        input=placed.inputs[0],
+        outputs=tuple(placed.outputs),
+        macs=tuple(_macs(net, config, groups)),
+        difference=difference,
+    )
+
+
 def write_parts(
     net: SuperNet,
     config: Mapping[str, Choice],
@@ -38,38 +85,28 @@ def write_parts(
 
     home: the device that has the input. UserError: the parts do not give the answer of the whole SubNet, up to 1e-5.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    groups = [stay.operators for stay in stays]
-    net.export_parts(config, groups, folder, statistics=statistics, fold_batch_norm=True)
-    files = [f"{number}.onnx" for number in range(len(stays))]
-    sessions = [_session(folder / name) for name in files]
-    x = np.random.default_rng(0).standard_normal(net.input_shape(config)).astype(np.float32)
-    placed = net.placed_operators(config)
-    difference = _difference(net, config, statistics, sessions, x, placed.outputs)
-    if not difference <= TOLERANCE:
-        got = f"the parts' answer differs from the whole SubNet's by {difference:.3g}"
-        raise UserError(f"parts in '{folder}'", got, allowed=f"{TOLERANCE:g}", next_step="please report this network")
-    macs = _macs(net, config, groups)
+    exported = export_checked(net, config, [stay.operators for stay in stays], folder, statistics)
+    files = exported.files
     parts = tuple(
         SubnetPart(
             file=name,
             device=stay.device,
-            inputs=tuple(_tensor(one) for one in session.get_inputs()),
-            outputs=tuple(_tensor(one) for one in session.get_outputs()),
+            inputs=tuple(tensor_of(one) for one in session.get_inputs()),
+            outputs=tuple(tensor_of(one) for one in session.get_outputs()),
             operators=len(stay.operators),
             macs=own,
         )
-        for name, stay, session, own in zip(files, stays, sessions, macs, strict=True)
+        for name, stay, session, own in zip(files, stays, exported.sessions, exported.macs, strict=True)
     )
     given = {tensor.name: tensor for part in parts for tensor in part.outputs}
     manifest = PartsManifest(
         digest=net.space.digest(config),
         files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
         home=home,
-        input=PartTensor(name=placed.inputs[0], shape=x.shape),
-        outputs=tuple(given[name] for name in dict.fromkeys(placed.outputs)),
+        input=PartTensor(name=exported.input, shape=net.input_shape(config)),
+        outputs=tuple(given[name] for name in dict.fromkeys(exported.outputs)),
         parts=parts,
-        difference=difference,
+        difference=exported.difference,
     )
     write_bytes(folder / PARTS_FILE, manifest.to_json().encode())
     return manifest
@@ -108,5 +145,6 @@ def _session(file: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
-def _tensor(value: onnxruntime.NodeArg) -> PartTensor:
+def tensor_of(value: onnxruntime.NodeArg) -> PartTensor:
+    """An input or output of a session."""
     return PartTensor(name=value.name, shape=tuple(value.shape), element_type=ELEMENT_TYPES[value.type])

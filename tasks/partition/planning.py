@@ -51,15 +51,11 @@ def plan_partition(
     """
     config = net.space.canonical(config)
     dataflow = net.pre_partition().under(net.space.row(config))
-    compute_ms = np.stack([table.compute_ms(dataflow) for table in tables], axis=1)
-    if settings.private > len(dataflow.operators):
-        allowed = f"0 to {len(dataflow.operators)}, the number of operators"
-        raise UserError("partition.private", f"got {settings.private}", allowed=allowed)
-    problem = _problem(dataflow, compute_ms, tables, settings)
+    problem = problem_of(dataflow, tables, settings)
     planner = PartitionPlanner(problem)
     rows = []
     for bandwidth_mbps in settings.bandwidth_mbps:
-        conditions = _conditions(tables, settings, bandwidth_mbps)
+        conditions = conditions_of(tables, settings, bandwidth_mbps)
         try:
             rows.append(_plan_row(planner, conditions, settings, bandwidth_mbps, tables[0].offset_ms))
         except Infeasible as error:
@@ -72,7 +68,7 @@ def plan_partition(
         objective=settings.objective,
         returns=settings.returns,
         private=settings.private,
-        operators=_operators(net, dataflow, compute_ms, settings.devices),
+        operators=_operators(net, dataflow, problem.compute_ms, settings.devices),
         cuts=tuple(
             CutRow(
                 cut=cut,
@@ -91,9 +87,12 @@ def solver_dataflow(dataflow: SubnetDataflow) -> Dataflow:
     return Dataflow(steps=len(dataflow.operators), values=tuple(values))
 
 
-def _problem(
-    dataflow: SubnetDataflow, compute_ms: NDArray[np.float64], tables: Sequence[DeviceTimes], settings: Settings
-) -> PartitionProblem:
+def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings: Settings) -> PartitionProblem:
+    """What is placed where. UserError: an operator has no latency on a device, or more operators are private than there are."""
+    compute_ms = np.stack([table.compute_ms(dataflow) for table in tables], axis=1)
+    if settings.private > len(dataflow.operators):
+        allowed = f"0 to {len(dataflow.operators)}, the number of operators"
+        raise UserError("partition.private", f"got {settings.private}", allowed=allowed)
     devices, limits = len(tables), []
     weights = [one.feature.parameters * FLOAT_BYTES for one in dataflow.operators]
     for name, most in settings.memory_mib.items():
@@ -112,7 +111,7 @@ def _problem(
     )
 
 
-def _conditions(tables: Sequence[DeviceTimes], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
+def conditions_of(tables: Sequence[DeviceTimes], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
     """A message to a device brings a run there, whose own time (`DeviceTimes.offset_ms`) goes with the message's latency."""
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))

@@ -37,6 +37,9 @@ class Settings(BaseModel):
     objective: Literal["latency", "throughput"] = "latency"
     page: Path | None = None
     parts: Path | None = None
+    plans: Path | None = None
+    plans_bandwidth_mbps: tuple[Positive, Positive] = (0.1, 1000.0)
+    plans_slow_down: tuple[Positive, Positive] = (1.0, 4.0)
 
     @model_validator(mode="after")
     def _names_devices(self) -> Self:
@@ -52,7 +55,19 @@ class Settings(BaseModel):
                 raise ValueError(f"links.{link}: it joins no two devices; allowed: A-B of {', '.join(self.devices)}")
         if self.energy_mj is not None and self.objective == "throughput":
             raise ValueError("energy_mj: it is a limit of one request; allowed with objective=latency")
+        if self.plans is not None:
+            self._plans_can_be()
         return self
+
+    def _plans_can_be(self) -> None:
+        for field in ("plans_bandwidth_mbps", "plans_slow_down"):
+            low, high = getattr(self, field)
+            if low > high:
+                raise ValueError(f"{field}: got [{low:g},{high:g}]; allowed: the lower end first")
+        if self.objective == "throughput" or not self.returns:
+            raise ValueError(
+                "plans: they are of requests that home answers; allowed with objective=latency, returns=true"
+            )
 
     def pair(self, link: str) -> tuple[str, str]:
         """The devices that a link joins; names of devices may have a hyphen, too."""

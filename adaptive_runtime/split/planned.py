@@ -1,0 +1,103 @@
+"""`plans.json`: the plans of a SubNet that are fastest somewhere in a range of bandwidths and loads, and what each consists of.
+
+The latency of a plan is linear in what changes: home's slow-down, and for each link its round trip and the time of a byte, up
+and down. So a plan is a plane over these, and the plans together are the lower envelope of latencies.
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from adaptive_runtime.chains.manifest import manifest_of, read_bytes
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments
+from adaptive_runtime.split.segments import SplitSubNet
+from profiling_agents.messages import Digest, Message
+
+PLANS_FILE = "plans.json"
+VERSION = 1
+
+NotNegativeMs = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class LinkUse(Message):
+    """What a request sends between home and one device. messages: legs on the device, of one round trip each.
+
+    up_bytes, down_bytes: of tensors in fp32.
+    """
+
+    messages: Annotated[int, Field(ge=1)]
+    up_bytes: Annotated[int, Field(ge=0)]
+    down_bytes: Annotated[int, Field(ge=0)]
+
+
+class PlannedPlacement(PlacedSegments):
+    """A plan with its plane. home_ms: of home's segments, to be multiplied by home's slow-down. others_ms: of all others.
+
+    links: by device; each device of the plan but home has one.
+    """
+
+    home_ms: NotNegativeMs
+    others_ms: NotNegativeMs
+    links: dict[DeviceName, LinkUse] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _sends_over_links(self) -> Self:
+        if self.peers != self.links.keys():
+            raise ValueError(f"a plan for {', '.join(self.devices)} has links to {', '.join(self.links) or 'none'}")
+        return self
+
+
+class PlacementPlans(Message):
+    """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides home.
+
+    home_ms: of each segment at home without load, as predicted. bandwidth_mbps, slow_down: the ranges (low, high) for which the
+    plans were made. plans: the first one sends nothing. Of a set of devices, those plans count that need no other device.
+    """
+
+    version: int = VERSION
+    digest: Digest
+    peers: Annotated[tuple[DeviceName, ...], Field(min_length=1)]
+    home_ms: Annotated[tuple[NotNegativeMs, ...], Field(min_length=1)]
+    bandwidth_mbps: tuple[Positive, Positive]
+    slow_down: tuple[Positive, Positive]
+    plans: Annotated[tuple[PlannedPlacement, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.plans[0].peers:
+            raise ValueError("the first plan sends something")
+        if not sum(self.home_ms):
+            raise ValueError("home's segments take no time")
+        for field in ("bandwidth_mbps", "slow_down"):
+            low, high = getattr(self, field)
+            if low > high:
+                raise ValueError(f"{field} from {low:g} to {high:g}")
+        known = {HOME, *self.peers}
+        for number, plan in enumerate(self.plans):
+            if len(plan.devices) != len(self.home_ms):
+                raise ValueError(f"plan {number} is for {len(plan.devices)} segments, not {len(self.home_ms)}")
+            if not known.issuperset(plan.devices):
+                raise ValueError(f"plan {number} names devices besides {', '.join(sorted(known))}")
+        return self
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = PLANS_FILE) -> Self:
+        """From a file's text. AdaptiveError in one line: no plans, or of another version."""
+        return manifest_of(cls, VERSION, text, where)
+
+    @classmethod
+    def read(cls, file: str | Path, split: SplitSubNet) -> Self:
+        """The plans of a SubNet. AdaptiveError in one line: the file cannot be read, or has the plans of another SubNet."""
+        found = cls.from_json(read_bytes(Path(file)), str(file))
+        if found.digest != split.subnet.digest:
+            got = f"has plans for segments {found.digest[:12]}"
+            allowed = f"plans for {split.subnet.digest[:12]}, which is open"
+            raise AdaptiveError(str(file), got, allowed=allowed, next_step="use the plans of the segments' own folder")
+        return found

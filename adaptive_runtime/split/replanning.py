@@ -1,0 +1,203 @@
+"""The plan of each request by a look-up among plans made ahead, as links and home's load are measured now.
+
+Hysteresis keeps the plan from swinging. From a plan that became slower than home alone, or lost a device, the change is at
+once. To a faster plan the change comes after some plan has been faster by a margin for a dwell time without interruption, and
+only so often in a minute.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.links.measures import WeightedMean
+from adaptive_runtime.split.planned import PlacementPlans
+from adaptive_runtime.split.plans import PlacedSegments
+from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
+
+MINUTE_S = 60.0
+MOST_CHANGES = 1000
+UNKNOWN_MS = 1e9
+"""Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
+FIXED = 2
+"""Factors of a plane besides those of links: 1 and home's slow-down."""
+OF_LINK = 3
+"""Factors of each link: round trip, and milliseconds of a byte up and down."""
+
+PlaneArray = NDArray[np.float64]
+
+
+class ReplanRules(Message):
+    """margin: share of its latency by which another plan has to be faster. dwell_s: for so long, without interruption.
+
+    most_per_minute: of changes to a plan that sends. After each, one change to home alone may follow at any time.
+    """
+
+    margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    dwell_s: Annotated[float, Field(ge=0.0)] = 1.0
+    most_per_minute: Annotated[int, Field(ge=1)] = 30
+
+
+class PlanChange(NamedTuple):
+    """A change of plan. left_ms: predicted for the plan that was left; None: a device of it is out. time_s: of the clock."""
+
+    time_s: float
+    left: PlacedSegments
+    taken: PlacedSegments
+    left_ms: float | None
+    taken_ms: float
+    slow_down: float
+    reason: str
+
+
+class _Candidates(NamedTuple):
+    """Plans for a set of devices: positions in the file, ascending; the row of each; and their planes (P, factors)."""
+
+    positions: tuple[int, ...]
+    rows: dict[int, int]
+    planes: PlaneArray
+
+
+class EnvelopePlacements:
+    """A `PlacementChoice` that starts with home alone. clock: in seconds, does not go back. Of one thread.
+
+    coding: in which tensors cross, as in `SplitOptions`; plans count bytes of fp32.
+    """
+
+    def __init__(
+        self,
+        plans: PlacementPlans,
+        rules: ReplanRules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        coding: ActivationCoding = "fp32",
+    ) -> None:
+        self.plans, self.rules = plans, rules or ReplanRules()
+        self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
+        """The latest last."""
+        self._clock = clock
+        share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
+        self._planes = np.asarray([_plane(plans, number, share) for number in range(len(plans.plans))])
+        self._candidates: dict[frozenset[str], _Candidates] = {}
+        self._took, self._predicted = WeightedMean(), WeightedMean()
+        self._now = 0
+        self._better_since_s: float | None = None
+        self._sent_at_s: deque[float] = deque()
+
+    @property
+    def slow_down(self) -> float:
+        """Home's measured times over the predicted ones, within the range of the plans; its lower end before home has run."""
+        low, high = self.plans.slow_down
+        if not self._predicted.count:
+            return low
+        return min(max(self._took.mean / self._predicted.mean, low), high)
+
+    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+        """Home has run segments from the first on. The times of a run are added up, so that short segments count for little."""
+        predicted_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
+        if predicted_ms > 0:
+            self._took.add(sum(took_ms))
+            self._predicted.add(predicted_ms)
+
+    def latencies_ms(self, links: Mapping[str, MeasuredLink]) -> dict[int, float]:
+        """Predicted for now of each plan all of whose devices are in, by its position in the file."""
+        found = self._among(links)
+        return dict(zip(found.positions, (found.planes @ self._factors(links)).tolist(), strict=True))
+
+    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
+        """The plan for now."""
+        found = self._among(links)
+        latencies_ms = found.planes.dot(self._factors(links))
+        at = int(latencies_ms.argmin())  # of equal ones the first: nothing is sent where that does not pay
+        best, best_ms, home_ms = found.positions[at], float(latencies_ms[at]), float(latencies_ms[0])
+        if self._now != best:
+            row = found.rows.get(self._now)
+            if row is None:
+                missing = ", ".join(sorted(self.plans.plans[self._now].peers - links.keys()))
+                self._away(best, best_ms, home_ms, None, f"{missing} is out")
+            else:
+                now_ms = float(latencies_ms[row])
+                if now_ms > home_ms:
+                    self._away(best, best_ms, home_ms, now_ms, f"{now_ms:.4g} ms, and home alone {home_ms:.4g} ms")
+                else:
+                    self._towards(best, best_ms, now_ms)
+        else:
+            self._better_since_s = None
+        return self.plans.plans[self._now]
+
+    def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:
+        """At once; to home alone where there were too many changes."""
+        time_s = self._clock()
+        if best and not self._may_send(time_s):
+            best, best_ms, why = 0, home_ms, f"{why}; {len(self._sent_at_s)} changes were in the last minute"
+        self._change(best, now_ms, best_ms, time_s, why)
+
+    def _towards(self, best: int, best_ms: float, now_ms: float) -> None:
+        """To a faster plan, if one has been faster by the margin for long enough."""
+        if best_ms >= (1 - self.rules.margin) * now_ms:
+            self._better_since_s = None
+            return
+        time_s = self._clock()
+        if self._better_since_s is None:
+            self._better_since_s = time_s
+        waited_s = time_s - self._better_since_s
+        if waited_s >= self.rules.dwell_s and (best == 0 or self._may_send(time_s)):
+            why = f"{best_ms:.4g} ms instead of {now_ms:.4g} ms, and a faster plan was there for {waited_s:.3g} s"
+            self._change(best, now_ms, best_ms, time_s, why)
+
+    def _may_send(self, time_s: float) -> bool:
+        while self._sent_at_s and self._sent_at_s[0] <= time_s - MINUTE_S:
+            self._sent_at_s.popleft()
+        return len(self._sent_at_s) < self.rules.most_per_minute
+
+    def _change(self, to: int, now_ms: float | None, to_ms: float, time_s: float, why: str) -> None:
+        plans = self.plans.plans
+        self.changes.append(PlanChange(time_s, plans[self._now], plans[to], now_ms, to_ms, self.slow_down, why))
+        self._now, self._better_since_s = to, None
+        if to:
+            self._sent_at_s.append(time_s)
+
+    def _among(self, links: Mapping[str, MeasuredLink]) -> _Candidates:
+        """The plans for the devices that are in, found once for each set of devices."""
+        names = frozenset(links)
+        found = self._candidates.get(names)
+        if found is None:
+            positions = tuple(at for at, plan in enumerate(self.plans.plans) if plan.peers <= names)
+            rows = {at: row for row, at in enumerate(positions)}
+            found = self._candidates[names] = _Candidates(positions, rows, self._planes[list(positions)])
+        return found
+
+    def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
+        """(2 + 3 · devices,) what a plane is multiplied by."""
+        values = [1.0, self.slow_down]
+        for name in self.plans.peers:
+            link = links.get(name)
+            if link is None:
+                values += (0.0, 0.0, 0.0)  # no plan of the set has it
+            else:
+                round_trip_ms = UNKNOWN_MS if link.round_trip_ms is None else link.round_trip_ms
+                values += (round_trip_ms, _ms_per_byte(link.up_mbps), _ms_per_byte(link.down_mbps))
+        return np.array(values)
+
+
+def _ms_per_byte(mbps: float | None) -> float:
+    return 8e-3 / mbps if mbps else UNKNOWN_MS
+
+
+def _plane(plans: PlacementPlans, number: int, share: float) -> PlaneArray:
+    """(2 + 3 · devices,) a plan as factors of 1, home's slow-down, and each link's round trip and bytes up and down.
+
+    share: of the plan's bytes that cross.
+    """
+    plan = plans.plans[number]
+    found = np.zeros(FIXED + OF_LINK * len(plans.peers))
+    found[:FIXED] = plan.others_ms, plan.home_ms
+    for at, name in enumerate(plans.peers):
+        if name in plan.links:
+            start, use = FIXED + OF_LINK * at, plan.links[name]
+            found[start : start + OF_LINK] = use.messages, share * use.up_bytes, share * use.down_bytes
+    return found

@@ -1,0 +1,211 @@
+"""Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
+
+At run time tensors between two other devices go through home. So for these plans a byte between them crosses both links, and a
+message takes the latencies of both. Devices change where a single value crosses.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, permutations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor
+from adaptive_runtime.split import (
+    HOME,
+    PLANS_FILE,
+    LinkUse,
+    PlacementPlans,
+    PlannedPlacement,
+    SplitSubNet,
+)
+from profiling_agents.messages.streams import MOST_SEGMENTS
+from solvers.errors import Infeasible
+from solvers.partition import (
+    PartitionConditions,
+    PartitionPlan,
+    PartitionPlanner,
+    PartitionProblem,
+    PlanPoint,
+    envelope_of,
+)
+from tailor_ir import Choice, Statistics, SuperNet
+from tasks.artifacts import write_bytes
+from tasks.errors import UserError
+from tasks.partition.parts import export_checked, tensor_of
+from tasks.partition.planning import conditions_of, problem_of
+from tasks.partition.settings import Settings
+from tasks.partition.tables import DeviceTimes
+
+Groups = tuple[tuple[int, ...], ...]
+FLOAT = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlansAhead:
+    """Plans that are fastest somewhere, the one that sends nothing first, and the groups of operators between their cuts."""
+
+    planner: PartitionPlanner
+    conditions: PartitionConditions
+    low: PlanPoint
+    high: PlanPoint
+    plans: tuple[PartitionPlan, ...]
+    groups: Groups
+
+
+def plan_ahead(
+    problem: PartitionProblem, conditions: PartitionConditions, low: PlanPoint, high: PlanPoint
+) -> PlansAhead:
+    """The lower envelope of each set of devices, between `low` and `high` of bandwidth and home's slow-down.
+
+    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. Infeasible:
+    home alone does not keep the limits.
+    """
+    planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)
+    found = {plan.placement: plan for plan in [planner.fastest(_through_home(conditions, ()).conditions)]}
+    linked = [at for at in devices if min(conditions.bandwidth_mbps[0, at], conditions.bandwidth_mbps[at, 0]) > 0]
+    for count in range(1, len(linked) + 1):
+        for peers in combinations(linked, count):
+            through = _through_home(conditions, peers)
+            envelope = envelope_of(planner, through.conditions, low, high, links=through.crossings)
+            found |= {plan.placement: plan for plan in envelope.plans if plan.placement not in found}
+    cuts = sorted({0, problem.dataflow.steps}.union(*map(_changes, found)))
+    groups = tuple(tuple(range(start, end)) for start, end in pairwise(cuts))
+    plans = tuple(found.values())
+    return PlansAhead(planner=planner, conditions=conditions, low=low, high=high, plans=plans, groups=groups)
+
+
+def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[float], digest: str) -> PlacementPlans:
+    """The same as the run time reads it. names: of all devices, home first.
+
+    run_ms: of a run on each device besides its operators. digest: of the segments.
+    """
+    problem = ahead.planner.problem
+    home_ms = tuple(float(problem.compute_ms[list(group), 0].sum()) for group in ahead.groups)
+    return PlacementPlans(
+        digest=digest,
+        peers=tuple(names[1:]),
+        home_ms=home_ms,
+        bandwidth_mbps=(ahead.low.bandwidth_mbps, ahead.high.bandwidth_mbps),
+        slow_down=(ahead.low.slow_down, ahead.high.slow_down),
+        plans=tuple(_planned(ahead, plan, names, run_ms) for plan in ahead.plans),
+    )
+
+
+def write_plans(
+    net: SuperNet,
+    config: Mapping[str, Choice],
+    tables: Sequence[DeviceTimes],
+    settings: Settings,
+    folder: Path,
+    *,
+    threads: int = 1,
+    statistics: Statistics | None = None,
+) -> PlacementPlans:
+    """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder. threads: of the runtime at home.
+
+    UserError: home alone does not keep the limits, the network hands over other values than float32, or the segments do not
+    give the answer of the whole SubNet, up to 1e-5.
+    """
+    if HOME in settings.devices[1:]:
+        raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
+    config = net.space.canonical(config)
+    dataflow = net.pre_partition().under(net.space.row(config))
+    problem = problem_of(dataflow, tables, settings)
+    low, high = (
+        PlanPoint(bandwidth_mbps=mbps, slow_down=slow_down)
+        for mbps, slow_down in zip(settings.plans_bandwidth_mbps, settings.plans_slow_down, strict=True)
+    )
+    try:
+        ahead = plan_ahead(problem, conditions_of(tables, settings, high.bandwidth_mbps), low, high)
+    except Infeasible as error:
+        next_step = "raise partition.memory_mib or partition.energy_mj"
+        raise UserError("partition.plans: all operators at home", str(error), next_step=next_step) from error
+    if len(ahead.groups) > MOST_SEGMENTS:
+        got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
+        raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
+    _write_chain(net, config, ahead.groups, folder, threads, statistics)
+    run_ms = [max(table.offset_ms, 0.0) for table in tables]
+    plans = placement_plans(ahead, settings.devices, run_ms, SplitSubNet.open(folder).subnet.digest)
+    write_bytes(folder / PLANS_FILE, plans.to_json().encode())
+    return plans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ThroughHome:
+    """Some devices whose tensors go through home. crossings: (D, D) of links by a byte from a device to another."""
+
+    conditions: PartitionConditions
+    crossings: NDArray[np.float64]
+
+
+def _through_home(conditions: PartitionConditions, peers: tuple[int, ...]) -> _ThroughHome:
+    devices = len(conditions.slow_down)
+    crossings, latency_ms, speed = np.zeros((3, devices, devices))
+    for a, b in permutations((0, *peers), 2):
+        ways = [(x, y) for x, y in ((a, 0), (0, b)) if x != y]
+        crossings[a, b] = len(ways)
+        latency_ms[a, b] = sum(conditions.latency_ms[way] for way in ways)
+        speed[a, b] = min(conditions.bandwidth_mbps[way] for way in ways) / len(ways)
+    return _ThroughHome(replace(conditions, latency_ms=latency_ms, bandwidth_mbps=speed), crossings)
+
+
+def _changes(placement: Sequence[int]) -> Iterator[int]:
+    """The cuts at which devices change."""
+    return (cut for cut, (a, b) in enumerate(pairwise(placement), 1) if a != b)
+
+
+def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_ms: Sequence[float]) -> PlannedPlacement:
+    """A plan as home runs it: each stay elsewhere is a leg, whose tensors go up before it and come down behind it."""
+    bytes_at, placement = ahead.planner.problem.dataflow.crossing_bytes, plan.placement
+    others_ms, links = float(plan.compute_ms[1:] @ ahead.conditions.slow_down[1:]), dict[str, LinkUse]()
+    for stay in (one for one in plan.stays if one.device):
+        name = names[stay.device]
+        known = links.get(name)
+        others_ms += run_ms[stay.device]
+        links[name] = LinkUse(
+            messages=1 + (known.messages if known else 0),
+            up_bytes=int(bytes_at[stay.steps[0]]) + (known.up_bytes if known else 0),
+            down_bytes=int(bytes_at[stay.steps[-1] + 1]) + (known.down_bytes if known else 0),
+        )
+    by_number = (HOME, *names[1:])
+    devices = tuple(by_number[placement[group[0]]] for group in ahead.groups)
+    return PlannedPlacement(devices=devices, home_ms=float(plan.compute_ms[0]), others_ms=others_ms, links=links)
+
+
+def _write_chain(
+    net: SuperNet,
+    config: Mapping[str, Choice],
+    groups: Groups,
+    folder: Path,
+    threads: int,
+    statistics: Statistics | None,
+) -> None:
+    """Segments as files, checked, and their manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    exported = export_checked(net, config, groups, folder, statistics)
+    if len(set(exported.outputs)) != 1:
+        got = f"the network has {len(set(exported.outputs))} outputs"
+        raise UserError("partition.plans", got, allowed="one", next_step="use partition.parts")
+    segments = []
+    for name, session, macs in zip(exported.files, exported.sessions, exported.macs, strict=True):
+        read, given = (tuple(map(tensor_of, each)) for each in (session.get_inputs(), session.get_outputs()))
+        other = next((one for one in (*read, *given) if one.element_type != FLOAT), None)
+        if other is not None:
+            got = f"'{other.name}' is {other.element_type}"
+            raise UserError("partition.plans", got, allowed=FLOAT, next_step="use partition.parts")
+        inputs, outputs = (tuple(ChainTensor(name=one.name, shape=one.shape) for one in each) for each in (read, given))
+        segments.append(ChainSegment(exit=given[0].name, file=name, inputs=inputs, outputs=outputs, macs=macs))
+    manifest = ChainManifest(
+        format="onnx",
+        digest=net.space.digest(config),
+        files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in exported.files},
+        input=segments[0].inputs[0],
+        segments=tuple(segments),
+        runtime="onnxruntime",
+        settings={"intra_op_num_threads": threads, "session.intra_op.allow_spinning": "0"},
+    )
+    write_bytes(folder / SEGMENTS_FILE, manifest.to_json().encode())
