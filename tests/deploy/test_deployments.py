@@ -22,6 +22,7 @@ from tasks.deploy import run
 from tasks.deploy.channel import BOOTSTRAP, SENT
 from tasks.deploy.deployment import _refuse_without_room
 from tasks.deploy.device_side.answering import line_of
+from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.steps import DeploymentSteps
 from tasks.errors import UserError
 from tests.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
@@ -230,6 +231,19 @@ def metadata(folder: Path, address: str) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=10) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+def test_a_process_that_becomes_another_program_is_no_ended_service(tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.write_text(f"exec /bin/sh {again}")
+    with subprocess.Popen(["/bin/sh", again]) as process:
+        service = Service(str(tmp_path))
+        (tmp_path / "service.pid").write_text(str(process.pid))
+        found = [service.is_running() for _ in range(5_000)]
+        process.kill()
+        process.wait()
+        assert all(found)
+        assert not service.is_running()
 
 
 def test_a_second_deployment_into_one_folder_waits_and_is_refused(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from tasks.deploy.device_side.programs import StepRefused, program, write
 
 POLL_S = 0.1
+EXEC_LOOKS = 20
 STOP_S = 35.0
 """The service answers what it has accepted, for 30 s at most."""
 KILL_S = 5.0
@@ -82,8 +83,7 @@ class Service:
             with open(self._pid_file, encoding="utf-8") as stream:
                 pid = int(stream.read())
             _reap(pid)
-            with open(f"/proc/{pid}/cmdline", "rb") as stream:
-                return pid if os.fsencode(self.root) in stream.read() else None
+            return pid if os.fsencode(self.root) in _command_line(pid) else None
         except (OSError, ValueError):
             return None
 
@@ -147,6 +147,18 @@ class Service:
             words = json.load(stream)["serve"]
         with open(words[words.index("--token-file") + 1], encoding="utf-8") as stream:
             return stream.read().strip()
+
+
+def _command_line(pid: int) -> bytes:
+    """Of a process; OSError: it has ended. While it becomes another program (`exec`), the system shows none for a moment."""
+    found = b""
+    for _ in range(EXEC_LOOKS):
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            found = stream.read()
+        if found:
+            break
+        time.sleep(POLL_S / EXEC_LOOKS)
+    return found
 
 
 def _succeeds(*words: str) -> bool:
