@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SLOW_TESTS := tests/finetune tests/flows tests/search tests/baselines tests/predict
+SLOW_TESTS := tests/finetune tests/flows tests/search tests/baselines tests/predict tests/links tests/deploy
 
 .PHONY: help setup demo test lint types imports unit unit-slow unit-rest device-wheel lock clean
 
