@@ -301,7 +301,7 @@ def main() -> None:
     folders = {} if options.stages == ["cost"] else bundles(options.work, options.runtimes, options.overrides)
     result: dict[str, Any] = {}
     if "steps" in options.stages:
-        given = (options.steps, options.step_s, stress, options.quantile, options.slack, options.images)
+        given = (options.steps, options.step_s, stress, options.quantile, options.slack)
         result["steps"] = [{"runtime": name, **stepped(folder, name, *given)} for name, folder in folders.items()]
         show_steps(result["steps"], markdown=options.markdown)
     if "load" in options.stages:

@@ -108,20 +108,16 @@ def stepped(
     stress: StressKind,
     quantile: float,
     slack: float,
-    size: int,
 ) -> dict[str, float]:
-    """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest.
-
-    size: images of a request.
-    """
+    """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest."""
     with adaptive_runtime.load(folder, format=form_of(runtime)) as model:
-        budget_ms = slack * quiet_ms(model, Requests(images_of(model), size))
+        budget_ms = slack * quiet_ms(model, Requests(images_of(model), 1))
     options, found = AdaptingOptions(quantile=quantile), list[float]()
     with (
         adaptive_runtime.load(folder, budget_ms, format=form_of(runtime), adapts=options) as model,
         stress.processes() as processes,
     ):
-        requests, latencies_ms, sent = Requests(images_of(model), size), list[float](), 0
+        requests, latencies_ms, sent = Requests(images_of(model), 1), list[float](), 0
         for step in range(steps):
             processes.set()
             sent += len(_sent(model, requests, step_s))
