@@ -1,17 +1,16 @@
 """`bundle.json`: what a device needs to choose among the SubNets of a bundle, to run them, and to check their answers."""
 
-import json
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.subnets import BundledSubNet
 from adaptive_runtime.chains import ChainFormat
-from adaptive_runtime.chains.manifest import FileName
-from adaptive_runtime.errors import AdaptiveError
-from profiling_agents.messages import Digest, Message, one_line
+from adaptive_runtime.chains import manifest as chains
+from adaptive_runtime.chains.manifest import FileName, manifest_of
+from profiling_agents.messages import Digest, Message
 
 BUNDLE_FILE = "bundle.json"
 SIGNATURE_FILE = "bundle.sig"
@@ -111,32 +110,9 @@ class BundleManifest(Message):
     @classmethod
     def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:
         """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
-        version = _object(text, where).get("version")
-        if isinstance(version, int) and version > VERSION:
-            got = f"has version {version}, of a later autotailor"
-            raise AdaptiveError(where, got, allowed=str(VERSION), next_step="update autotailor here")
-        if version != VERSION:
-            got = f"has {'no version' if version is None else f'version {version}'}"
-            raise AdaptiveError(where, got, allowed=str(VERSION), next_step=AGAIN)
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
-
-
-def _object(text: str | bytes, where: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:  # also of decoding
-        raise AdaptiveError(where, f"is no JSON ({error})", next_step=AGAIN) from error
-    if not isinstance(content, dict):
-        raise AdaptiveError(where, "is no manifest of a bundle", next_step=AGAIN)
-    return content
+        return manifest_of(cls, VERSION, text, where, "a bundle", AGAIN)
 
 
 def read_bytes(file: Path) -> bytes:
     """The content of a file of a bundle. AdaptiveError in one line."""
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+    return chains.read_bytes(file, AGAIN)

@@ -138,19 +138,24 @@ class ChainManifest(Message):
             yield self.thresholds
 
 
-def manifest_of(kind: type[Manifest], version: int, text: str | bytes, where: str) -> Manifest:
-    """A manifest of a kind and version from a file's text. AdaptiveError in one line: something else."""
-    found = _object(text, where).get("version")
+def manifest_of(
+    kind: type[Manifest], version: int, text: str | bytes, where: str, what: str = "segments", again: str = AGAIN
+) -> Manifest:
+    """A manifest of a kind and version from a file's text. AdaptiveError in one line: something else.
+
+    what, again: of what it is a manifest, and what to do next.
+    """
+    found = _object(text, where, what, again).get("version")
     if isinstance(found, int) and found > version:
         got = f"has version {found}, of a later autotailor"
         raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
     if found != version:
         got = f"has {'no version' if found is None else f'version {found}'}"
-        raise AdaptiveError(where, got, allowed=str(version), next_step=AGAIN)
+        raise AdaptiveError(where, got, allowed=str(version), next_step=again)
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+        raise AdaptiveError(where, one_line(error), next_step=again) from error
 
 
 def check_files(manifest: Path, digests: Mapping[str, str]) -> None:
@@ -161,19 +166,19 @@ def check_files(manifest: Path, digests: Mapping[str, str]) -> None:
             raise AdaptiveError(str(manifest.parent / name), got, next_step=AGAIN)
 
 
-def _object(text: str | bytes, where: str) -> dict[str, Any]:
+def _object(text: str | bytes, where: str, what: str, again: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:  # also of decoding
-        raise AdaptiveError(where, f"is no JSON ({error})", next_step=AGAIN) from error
+        raise AdaptiveError(where, f"is no JSON ({error})", next_step=again) from error
     if not isinstance(content, dict):
-        raise AdaptiveError(where, "is no manifest of segments", next_step=AGAIN)
+        raise AdaptiveError(where, f"is no manifest of {what}", next_step=again)
     return content
 
 
-def read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path, again: str = AGAIN) -> bytes:
     """The content of a file. AdaptiveError in one line: it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
-        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=again) from error

@@ -6,22 +6,20 @@ Legend: T times.
 import bisect
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links.measures import MeasuredLink
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.traces.recorded import RecordedTrace
 
 Bandwidth = Annotated[float, Field(gt=0)]
 RoundTrip = Annotated[float, Field(ge=0)]
-AGAIN = "record or draw the trace again"
 
 
-class BandwidthTrace(Message):
+class BandwidthTrace(RecordedTrace):
     """What holds from one time to the next: bandwidths up and down, and round trip (T,) each.
 
     times_s: from 0, rising. duration_s: when it begins again.
@@ -54,22 +52,6 @@ class BandwidthTrace(Message):
             down_mbps=self.down_mbps[number],
             round_trip_ms=self.round_trip_ms[number],
         )
-
-    def write(self, file: Path) -> None:
-        """Write the file, whole or not at all."""
-        beside = file.with_name(file.name + ".part")
-        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
-        beside.replace(file)
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read the file. AdaptiveError in one line: damage, or no such trace."""
-        try:
-            return cls.model_validate_json(file.read_bytes())
-        except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
-        except ValidationError as error:
-            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error
 
 
 class LinkRecorder:

@@ -3,22 +3,19 @@
 Legend: T times, C load classes, R requests.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from adaptive_runtime.errors import AdaptiveError
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.traces.recorded import RecordedTrace
 
 Time = Annotated[float, Field(ge=0)]
 LoadPressure = Annotated[float, Field(ge=0, le=1)]
-AGAIN = "record or draw the trace again"
 
 
-class LoadTrace(Message):
+class LoadTrace(RecordedTrace):
     """What holds from one time to the next: pressure on CPU and memory bandwidth as shares (T,), slow-down by class (C, T).
 
     times_s: from 0, rising. slow_down: latency over latency without load. arrivals_s: of requests, rising, before the end.
@@ -59,19 +56,3 @@ class LoadTrace(Message):
     def at(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
         """Index of the time that holds at each of some times."""
         return np.searchsorted(self.times_s, times_s, side="right") - 1
-
-    def write(self, file: Path) -> None:
-        """Write the file, whole or not at all."""
-        beside = file.with_name(file.name + ".part")
-        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
-        beside.replace(file)
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read the file. AdaptiveError in one line: damage, or no such trace."""
-        try:
-            return cls.model_validate_json(file.read_bytes())
-        except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
-        except ValidationError as error:
-            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error

@@ -1,0 +1,31 @@
+"""Traces as files."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Message, one_line
+
+AGAIN = "record or draw the trace again"
+
+
+class RecordedTrace(Message):
+    """What a trace of any kind does with its file."""
+
+    def write(self, file: Path) -> None:
+        """Write the file, whole or not at all."""
+        beside = file.with_name(file.name + ".part")
+        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        beside.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file. AdaptiveError in one line: damage, or no such trace."""
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+        except ValidationError as error:
+            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error
