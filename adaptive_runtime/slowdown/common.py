@@ -1,10 +1,10 @@
 """The slow-down factor that all variants share: a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020).
 
 The factor drifts as a random walk, whose variance follows the corrections lately made; the variance of single requests comes
-from differences of requests in a row. What disturbs requests comes now and then and averages out in long ones: the variance of
-a request is taken as inverse to its length, which is its predicted latency, within `MOST_SCALED`. An outlier alone moves the
-factor by no more than any usual value could; a second one to the same side is a step, and the factor goes to the nearer of the
-two.
+from differences of requests in a row. What disturbs a request, waiting for a core say, takes a time that hardly depends on its
+length, which is its predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
+An outlier alone moves the factor by no more than any usual value could; a second one to the same side is a step, and the factor
+goes to the nearer of the two.
 """
 
 import math
@@ -23,7 +23,7 @@ LEAST_NOISE = 1e-4
 FIRST_NOISE = 2.5e-3
 FIRST_VARIANCE = 0.25
 MOST_SCALED = 4.0
-"""How many times smaller or larger the variance of other variants may be than that of what was served last."""
+"""How many times smaller or larger the deviation of other variants may be than that of what was served last."""
 NOISE_VALUES = 32
 FEWEST_VALUES = 8
 SIGMA_OF_MEDIAN = 1.4826
@@ -43,7 +43,7 @@ class CommonFactor:
     def __init__(self) -> None:
         self.log_mean = 0.0
         self.variance = FIRST_VARIANCE
-        self._noise_ms: float | None = None  # variance of a request, times its predicted latency
+        self._noise_ms: float | None = None  # deviation of a request, times its predicted latency
         self._served_ms = 1.0
         self._drift = LEAST_DRIFT
         self._outlier: float | None = None
@@ -67,14 +67,14 @@ class CommonFactor:
         if self._noise_ms is None:
             return FIRST_NOISE
         scaled_ms = min(MOST_SCALED * self._served_ms, max(self._served_ms / MOST_SCALED, length_ms))
-        return max(LEAST_NOISE, self._noise_ms / scaled_ms)
+        return max(LEAST_NOISE, (self._noise_ms / scaled_ms) ** 2)
 
     def noise_V(self, length_ms_V: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same of all variants (V,)."""
         if self._noise_ms is None:
             return np.full(len(length_ms_V), FIRST_NOISE)
         scaled_ms_V = np.clip(length_ms_V, self._served_ms / MOST_SCALED, MOST_SCALED * self._served_ms)
-        return np.maximum(LEAST_NOISE, self._noise_ms / scaled_ms_V)
+        return np.maximum(LEAST_NOISE, (self._noise_ms / scaled_ms_V) ** 2)
 
     def observe(self, value: float, at_s: float, length_ms: float) -> None:
         """The logarithm of measured / predicted of one request."""
@@ -104,7 +104,7 @@ class CommonFactor:
         if len(self._values) < FEWEST_VALUES:
             return
         differences = [
-            abs(after - before) / math.sqrt(1 / before_ms + 1 / after_ms)
+            abs(after - before) / math.hypot(1 / before_ms, 1 / after_ms)
             for (before, before_ms), (after, after_ms) in pairwise(self._values)
         ]
-        self._noise_ms = (SIGMA_OF_MEDIAN * median(differences)) ** 2
+        self._noise_ms = SIGMA_OF_MEDIAN * median(differences)

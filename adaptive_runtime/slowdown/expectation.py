@@ -1,5 +1,6 @@
 """What the next request of each variant will take. Legend: V variants."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ Values = NDArray[np.float64]
 class LatencyExpectation:
     """Latency of one request by variant: predicted_ms_V times a factor, whose logarithm has a mean and a deviation.
 
+    predicted_ms_V: what the request takes on the quiet device, with what it takes there beside the run.
     log_deviation_V has the uncertainty of the factor and the noise of a single request in it. own_V: whether the
     variant's own factor is used. score: deviations above the mean within which a share of requests stays.
     """
@@ -39,5 +41,20 @@ class LatencyExpectation:
         """Latency that a share `q` of requests does not exceed, by variant [ms] (V,)."""
         if not 0.0 < q < 1.0:
             raise AdaptiveError("quantile", f"{q:g}", allowed="above 0 and below 1")
-        quantile_ms_V: Values = self.predicted_ms_V * np.exp(self.log_mean_V + self.score(q) * self.log_deviation_V)
+        quantile_ms_V: Values = self.predicted_ms_V * self.quantile_factors_V(q)
         return quantile_ms_V
+
+    def quantile_factors_V(self, q: float) -> Values:
+        """The factor that a share `q` of requests does not exceed, by variant (V,)."""
+        found_V: Values = np.exp(self.log_mean_V) * stretched(self.score(q) * self.log_deviation_V)
+        return found_V
+
+
+def stretched(deviations: Values) -> Values:
+    """The factor of a request so far from the mean: what disturbs it adds to its latency, so upwards it is linear."""
+    return np.where(deviations > 0, 1 + deviations, np.exp(np.minimum(deviations, 0.0)))
+
+
+def deviation_of(factor: float) -> float:
+    """The inverse of `stretched`."""
+    return factor - 1 if factor > 1 else math.log(factor)

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.slowdown.common import CommonFactor, octaves_V
-from adaptive_runtime.slowdown.expectation import LatencyExpectation
+from adaptive_runtime.slowdown.expectation import LatencyExpectation, deviation_of
 from adaptive_runtime.slowdown.own import OwnFactors
 from adaptive_runtime.slowdown.response import LoadResponse
 from adaptive_runtime.slowdown.scores import RequestScores
 
+NOTICEABLE = 0.01
+"""Change of the time beside the runs, relative to the fastest request, below which it stays as it is."""
 Values = NDArray[np.float64]
 
 
@@ -35,10 +37,9 @@ class SlowDown:
             )
         if not (np.isfinite(self._predicted_ms_V).all() and (self._predicted_ms_V > 0).all()):
             raise AdaptiveError("slow-down", "a predicted latency that is not above 0", next_step="measure it again")
-        self._length_ms_V: Values = np.exp2(octaves_V(self._predicted_ms_V).astype(np.float64))
-        """Predicted latency, rounded to powers of two: variants of like length scatter alike."""
         self._common = CommonFactor()
-        self._own = OwnFactors(len(self._predicted_ms_V))
+        self._own = OwnFactors(self._predicted_ms_V)
+        self._beside_at(0.0)
         self._response = LoadResponse()
         self._scores = RequestScores()
         self._moved = 0.0  # by the last request, squared
@@ -47,25 +48,35 @@ class SlowDown:
     def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
         """A served request. load: the device's when it was served, for instance the load index."""
         self._check(variant, measured_ms, at_s)
-        predicted_ms = float(self._predicted_ms_V[variant])
         length_ms = float(self._length_ms_V[variant])
-        value, noise = math.log(measured_ms / predicted_ms), self._common.noise(length_ms)
+        noise, before = self._common.noise(length_ms), self._log(variant)
         if self._served:
             variance = self._common.variance_at(at_s) + noise + float(self._own.variance_V[variant])
-            error = value - self._common.log_mean - float(self._own.log_V[variant])
-            self._scores.observe(error / math.sqrt(variance))
+            factor = measured_ms / math.exp(before + self._common.log_mean)
+            self._scores.observe(deviation_of(factor) / math.sqrt(variance))
         self._served = True
         drift = self._common.variance_at(at_s) - self._common.variance + self._moved
-        before = float(self._own.log_V[variant])
-        self._own.observe(variant, value, at_s=at_s, drift=drift, noise=noise)
-        own = float(self._own.log_V[variant])
-        if own != before:
-            self._common.move(before - own)
+        self._own.observe(variant, measured_ms, at_s=at_s, drift=drift, noise=noise)
+        if abs(self._own.beside_ms - self._beside_ms) > NOTICEABLE * (self._shortest_ms + self._beside_ms):
+            self._beside_at(self._own.beside_ms)
+        after = self._log(variant)
+        if after != before:
+            self._common.move(before - after)
+        value = math.log(measured_ms) - after
         level = self._common.log_mean
-        self._common.observe(value - own, at_s, length_ms)
+        self._common.observe(value, at_s, length_ms)
         self._moved = (self._common.log_mean - level) ** 2
         if load is not None:
-            self._response.observe(value - own, load)
+            self._response.observe(value, load)
+
+    def observe_runs(self, variants: Sequence[int], measured_ms: float, at_s: float, load: float | None = None) -> None:
+        """A request of several runs, which took so long together, as one of their first variant.
+
+        What disturbs runs comes now and then: single ones tell less of it than their sum.
+        """
+        whole_ms = sum(float(self._whole_ms_V[variant]) for variant in variants)
+        first = variants[0]
+        self.observe(first, measured_ms * float(self._whole_ms_V[first]) / whole_ms, at_s, load)
 
     def expect(self, load: float | None = None, at_s: float | None = None) -> LatencyExpectation:
         """What the next request of each variant takes.
@@ -76,12 +87,22 @@ class SlowDown:
         variance += self._common.variance_at(at_s)
         noise_V = self._common.noise_V(self._length_ms_V)
         return LatencyExpectation(
-            predicted_ms_V=self._predicted_ms_V,
+            predicted_ms_V=self._whole_ms_V,
             log_mean_V=self._common.log_mean + shift + self._own.log_V,
             log_deviation_V=np.sqrt(variance + noise_V + self._own.variance_V),
             own_V=self._own.used_V.copy(),
             score=self._scores.quantile,
         )
+
+    def _beside_at(self, beside_ms: float) -> None:
+        """Another time beside the runs. Lengths are rounded to powers of two: variants of like length scatter alike."""
+        self._beside_ms, self._shortest_ms = beside_ms, float(self._predicted_ms_V.min())
+        self._whole_ms_V: Values = self._predicted_ms_V + beside_ms
+        self._length_ms_V: Values = np.exp2(octaves_V(self._whole_ms_V).astype(np.float64))
+
+    def _log(self, variant: int) -> float:
+        """Logarithm of a variant's whole latency without load [ms], with its own factor."""
+        return math.log(self._whole_ms_V[variant]) + float(self._own.log_V[variant])
 
     def _check(self, variant: int, measured_ms: float, at_s: float) -> None:
         if not 0 <= variant < len(self._predicted_ms_V):

@@ -1,8 +1,12 @@
-"""How single variants react differently from the others: their own factors, which multiply the common one.
+"""How single variants react differently from the others: a time that each request takes beside its run, and own factors.
 
-One linear filter has the common logarithm and the own ones of the variants that were served last; their covariance tells what
-of an error belongs to which. Which of two variants that differ is the normal one, no data tell: so an own factor is measured
-against the mean of all served variants. It is used where it is further from 1 than `SIGNIFICANT` deviations.
+The time beside the run, of scaling and of starting it, is the same for all variants; so it weighs most for the fastest, and
+load multiplies it as it does their runs. Own factors multiply the common one.
+
+One extended Kalman filter has the common logarithm, the time beside, and the own logarithms of the variants that were served
+last; their covariance tells what of an error belongs to which. Which of two variants that differ is the normal one, no data
+tell: so an own factor is measured against the mean of all served variants. It is used where it is further from 1 than
+`SIGNIFICANT` deviations.
 
 Legend: V variants, S variants with a place in the filter.
 """
@@ -12,6 +16,11 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 PLACES = 32
+COMMON, BESIDE = 0, 1
+"""Rows of the filter; those of variants follow."""
+VARIANTS = 2
+BESIDE_DEVIATION = 0.5
+"""Of the time beside the run, before data, as a share of the latency of the fastest variant."""
 DEVIATION = 0.1
 """Of own logarithms, before data: variants differ by some 10 %."""
 MEMORY_S = 600.0
@@ -23,58 +32,71 @@ GATE = 3.0
 
 
 class OwnFactors:
-    """log_V: logarithm of the own factor where it is used, else 0. variance_V: of it. used_V: where it is used."""
+    """log_V: logarithm of the own factor where it is used, else 0. variance_V: of it. used_V: where it is used.
 
-    def __init__(self, variants: int) -> None:
+    beside_ms: what every request takes beside its run on the quiet device. predicted_ms_V: the runs' latencies there.
+    """
+
+    def __init__(self, predicted_ms_V: Values) -> None:
+        variants = len(predicted_ms_V)
         self.log_V: Values = np.zeros(variants)
         self.variance_V: Values = np.full(variants, DEVIATION**2)
         self.used_V = np.zeros(variants, bool)
+        self.beside_ms = 0.0
+        self._predicted_ms_V = predicted_ms_V
         self._variants: list[int] = []
-        self._mean = np.zeros(1)
-        self._covariance = np.full((1, 1), COMMON_FIRST)
+        self._mean = np.zeros(VARIANTS)
+        self._covariance = np.diag([COMMON_FIRST, (BESIDE_DEVIATION * float(predicted_ms_V.min())) ** 2])
         self._at_s: float | None = None
 
-    def observe(self, variant: int, value: float, *, at_s: float, drift: float, noise: float) -> None:
-        """The logarithm of measured / predicted of one request.
+    def observe(self, variant: int, measured_ms: float, *, at_s: float, drift: float, noise: float) -> None:
+        """One request. drift: variance by which the common logarithm may have moved since the request before.
 
-        drift: variance by which the common logarithm may have moved since the request before. noise: variance of one request.
+        noise: variance of the logarithm of one request.
         """
         place = self._place(variant)
         self._age(at_s)
-        self._covariance[0, 0] += drift
-        error = value - self._mean[0] - self._mean[place]
-        spread = self._covariance[:, 0] + self._covariance[:, place]
-        whole = spread[0] + spread[place] + noise
-        if error * error > GATE * GATE * whole:  # a step of the load is likelier than a new own factor
-            self._covariance[0, 0] += error * error
-            spread = self._covariance[:, 0] + self._covariance[:, place]
-            whole = spread[0] + spread[place] + noise
+        self._covariance[COMMON, COMMON] += drift
+        length_ms = float(self._predicted_ms_V[variant]) + self.beside_ms
+        error = np.log(measured_ms / length_ms) - self._mean[COMMON] - self._mean[place]
+        seen = np.zeros(len(self._mean))
+        seen[[COMMON, BESIDE, place]] = 1.0, 1.0 / length_ms, 1.0
+        spread = self._covariance @ seen
+        whole = seen @ spread + noise
+        if error * error > GATE * GATE * whole:  # a step of the load is likelier than anything of the variants
+            self._covariance[COMMON, COMMON] += error * error
+            spread = self._covariance @ seen
+            whole = seen @ spread + noise
         self._mean += spread * (error / whole)
+        self._mean[BESIDE] = max(0.0, self._mean[BESIDE])
         self._covariance -= np.outer(spread, spread) / whole
+        self.beside_ms = float(self._mean[BESIDE])
         self._tell()
 
     def _place(self, variant: int) -> int:
         """Where the variant is in the filter; the variant that was not served for longest makes room."""
+        last = VARIANTS - 1
         if self._variants and self._variants[-1] == variant:
-            return len(self._variants)
+            return last + len(self._variants)
         if variant in self._variants:
             at = self._variants.index(variant)
-            order = [0, *(1 + other for other in range(len(self._variants)) if other != at), 1 + at]
+            others = (VARIANTS + other for other in range(len(self._variants)) if other != at)
+            order = [*range(VARIANTS), *others, VARIANTS + at]
             self._variants.append(self._variants.pop(at))
             self._mean, self._covariance = self._mean[order], self._covariance[np.ix_(order, order)]
-            return len(self._variants)
+            return last + len(self._variants)
         if len(self._variants) == PLACES:
             gone = self._variants.pop(0)
             self.log_V[gone], self.variance_V[gone], self.used_V[gone] = 0.0, DEVIATION**2, False
-            self._mean = np.delete(self._mean, 1)
-            self._covariance = np.delete(np.delete(self._covariance, 1, 0), 1, 1)
+            self._mean = np.delete(self._mean, VARIANTS)
+            self._covariance = np.delete(np.delete(self._covariance, VARIANTS, 0), VARIANTS, 1)
         self._variants.append(variant)
         self._mean = np.append(self._mean, 0.0)
         grown = np.zeros((len(self._mean), len(self._mean)))
         grown[:-1, :-1] = self._covariance
         grown[-1, -1] = DEVIATION**2
         self._covariance = grown
-        return len(self._variants)
+        return last + len(self._variants)
 
     def _age(self, at_s: float) -> None:
         """Own factors fall back towards 1, and become as uncertain as they were at first; about once a second."""
@@ -83,7 +105,7 @@ class OwnFactors:
             return
         self._at_s, passed_s = at_s, max(0.0, passed_s)
         keeps = np.full(len(self._mean), np.exp(-passed_s / MEMORY_S))
-        keeps[0] = 1.0
+        keeps[:VARIANTS] = 1.0
         self._mean = keeps * self._mean
         self._covariance = keeps[:, None] * self._covariance * keeps
         self._covariance += np.diag((1 - keeps**2) * DEVIATION**2)
@@ -91,7 +113,7 @@ class OwnFactors:
     def _tell(self) -> None:
         """Own factors against the mean of all that have a place."""
         count = len(self._variants)
-        own_S, covariance_SS = self._mean[1:], self._covariance[1:, 1:]
+        own_S, covariance_SS = self._mean[VARIANTS:], self._covariance[VARIANTS:, VARIANTS:]
         from_mean_S = own_S - own_S.mean()
         rows_S = covariance_SS.mean(1)
         variance_S = np.maximum(np.diag(covariance_SS) - 2 * rows_S + covariance_SS.mean(), 0.0)
