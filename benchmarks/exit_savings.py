@@ -1,12 +1,17 @@
 """What leaving early saves on devices, and how often its promise is broken: the product's own exits, on glyphs.
 
-    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--until STEP] [--markdown] [--json FILE] [OVERRIDE …]
+    python -m benchmarks.exit_savings [--work DIR] [--splits 200] [--images 2000] [--until STEP] [--markdown] [--json FILE]
+        [OVERRIDE …]
 
 A slim ResNet-26 (that of `benchmarks.int8`) learns ten characters of glyphs as `autotailor finetune space.exits=auto` does
 it; OVERRIDEs go there. `autotailor export` then makes thresholds for the whole network (epsilon 1 point, confidence 95 %) on
 onnxruntime and ncnn, one thread, batch 1: *expected* and *p99* latency are those of the test images at the measured latencies
 of exits, heads on the way counted; *saved* is against the same network without exits. --until stops earlier: before a device
 is asked, or before splits are drawn.
+
+*Chains*: the bundle of each runtime is loaded as on a device (`adaptive_runtime`). --images test images go one by one through
+its chain, which leaves early, and through the network without exits: in onnxruntime a session of one file with the same
+settings, in ncnn the bundle's own. Both take turns; latencies are those of each call from Python.
 
 The promise, as `benchmarks.exit_promise` counts it: from each of many random splits of the held-out and the test images
 together, thresholds are made on as many images as were held out, and applied to the rest, or (*in truth*) to the population
@@ -21,15 +26,23 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+import adaptive_runtime
 import tailor_ir
+from adaptive_runtime.chains import ChainFormat, session_options
+from adaptive_runtime.pool import Variant
 from benchmarks.bars import Terminal
 from benchmarks.exit_promise import judged
 from benchmarks.int8 import NETWORKS
@@ -56,9 +69,18 @@ TRAINED = (
     *NETWORKS["resnet26"],
     "space.exits=auto",
 )
-DEPLOYED = ("search=exact", "refine.candidates=1", "policy.subnets=1", "export.formats=[onnx]")
+DEPLOYED = (
+    "search=exact",
+    "refine.candidates=1",
+    "policy.subnets=1",
+    "export.formats=[onnx,ncnn]",
+    "export.bundle=true",
+)
+FORMS: dict[str, ChainFormat] = {"onnxruntime": "onnx", "ncnn": "ncnn"}
+WARM_UP = 50
 SAVED, BROKEN = 0.4, 0.05
 """The bars."""
+Run = Callable[[NDArray[np.float32]], object]
 Cells = tuple[str, ...]
 Rows = list[Cells]
 
@@ -90,6 +112,57 @@ def saved_row(name: str, policy: SubnetPolicy) -> dict[str, Any]:
         "saved": tested.saved,
         "exits": [one.to_json() for one in policy.exits],
     }
+
+
+def chained_row(name: str, bundle: Path, trained: Trained, policy: SubnetPolicy, images: int) -> dict[str, Any]:
+    """Test images one by one through the chain of a bundle and through the network without exits, in turn."""
+    net, test = tailor_ir.load(trained.supernet), load_splits(trained.data)["test"]
+    digest = net.space.digest(policy.config)
+    taken = list(
+        islice(chain.from_iterable(zip(x.numpy(), y.tolist(), strict=True) for x, y in test.batches(64)), images)
+    )
+    early_ms, whole_ms, right, left = list[float](), list[float](), 0, Counter[str]()
+    with adaptive_runtime.load(bundle, format=FORMS[name], prepares=False) as model:
+        answerer = model.pool.answerer(Variant(digest, early=True))
+        model.pool.warm_ahead(answerer)
+        whole = whole_of(name, model, net, policy)
+        for number, (x_CHW, label) in enumerate(taken[:WARM_UP] + taken):
+            calls: list[Callable[[NDArray[np.float32]], Any]] = [answerer.answer, whole]
+            found = {}
+            for place in (0, 1) if number % 2 else (1, 0):
+                start_ns = time.perf_counter_ns()
+                found[place] = calls[place](x_CHW[None])
+                (early_ms if place == 0 else whole_ms).append((time.perf_counter_ns() - start_ns) / 1e6)
+            if number >= WARM_UP:
+                right += int(found[0].answers[0]) == label
+                left[answerer.chain.manifest.exits[int(found[0].exits[0])]] += 1
+    early, alone = (np.array(times_ms[WARM_UP:]) for times_ms in (early_ms, whole_ms))
+    return {
+        "runtime": name,
+        "images": len(taken),
+        "accuracy": right / len(taken),
+        "whole_ms": float(alone.mean()),
+        "early_ms": float(early.mean()),
+        "early_p99_ms": float(np.quantile(early, 0.99)),
+        "whole_p99_ms": float(np.quantile(alone, 0.99)),
+        "saved": 1 - float(early.mean() / alone.mean()),
+        "left": {exit: count / len(taken) for exit, count in left.items()},
+    }
+
+
+def whole_of(name: str, model: adaptive_runtime.DeployedModel, net: tailor_ir.SuperNet, policy: SubnetPolicy) -> Run:
+    """The network without exits."""
+    if name == "ncnn":
+        answerer = model.pool.answerer(Variant(net.space.digest(policy.config)))
+        model.pool.warm_ahead(answerer)
+        return answerer.answer
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "whole.onnx"
+        net.export(policy.config, file, fold_batch_norm=True)
+        options = session_options(model.pool.bundle.manifest.runs["onnx"].settings)
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    given = session.get_inputs()[0].name
+    return lambda x_1CHW: session.run(None, {given: x_1CHW})
 
 
 def pooled(trained: Trained, policy: SubnetPolicy) -> tuple[HeldOut, int]:
@@ -150,6 +223,25 @@ def saved_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
     ]
 
 
+def chained_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
+    """What chains take that leave early."""
+    head = ("runtime", "images", "test accuracy", "without exits, ms", "p99", "leaving early, ms", "p99, ms", "saved")
+    return (*head, f"holds (>= {SAVED:.0%})"), [
+        (
+            row["runtime"],
+            f"{row['images']:,}",
+            f"{row['accuracy']:.2%}",
+            f"{row['whole_ms']:.3f}",
+            f"{row['whole_p99_ms']:.3f}",
+            f"{row['early_ms']:.3f}",
+            f"{row['early_p99_ms']:.3f}",
+            f"{row['saved']:.1%}",
+            "yes" if row["saved"] >= SAVED else "NO",
+        )
+        for row in result["chains"]
+    ]
+
+
 def promise_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
     """How often the promise is broken."""
     head = ("runtime", "thresholds", "splits", "broken in truth", "on the rest", "points lost", "saved")
@@ -170,7 +262,7 @@ def promise_table(result: dict[str, Any]) -> tuple[Cells, Rows]:
 
 def show(result: dict[str, Any], *, markdown: bool) -> None:
     """All tables, for the terminal or for a page."""
-    for head, rows in (exits_table(result), saved_table(result), promise_table(result)):
+    for head, rows in (exits_table(result), saved_table(result), chained_table(result), promise_table(result)):
         if markdown:
             lines = ["| " + " | ".join(cells) + " |" for cells in (head, tuple("---" for _ in head), *rows)]
             print("\n".join(lines) + "\n")
@@ -185,6 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, metavar="DIR")
     parser.add_argument("--splits", type=int, default=200)
+    parser.add_argument("--images", type=int, default=2000, help="of the test images, through chains")
     parser.add_argument("--until", choices=("trained", "deployed", "promise"), default="promise")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -199,7 +292,11 @@ def main() -> None:
         found = deployed(words, work)
         rows = [saved_row(name, policies.subnets[0]) for name, policies in found.items()]
         promise = promise_rows(trained, found, options.splits) if options.until == "promise" else []
-        result = {"saved": rows, "promise": promise}
+        chains = [
+            chained_row(name, work / "exports" / name / "bundle", trained, policies.subnets[0], options.images)
+            for name, policies in found.items()
+        ]
+        result = {"saved": rows, "chains": chains, "promise": promise}
     show(result, markdown=options.markdown)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
