@@ -1,7 +1,7 @@
 """A bundle that adapts under real load: after steps, on traces beside other policies, and what deciding takes.
 
     python -m benchmarks.adapting --work DIR [--stages bundles steps load cost] [--runtimes onnxruntime ncnn] [--steps 50]
-        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--near 3] [--quantile 0.99] [--images 8]
+        [--minutes 10] [--patterns steps random user] [--budget-share 0.5] [--near 27] [--quantile 0.99] [--images 8]
         [--markdown] [--json FILE] [OVERRIDE …]
 
 The bundles are those of DIR/exports/RUNTIME/bundle. Where these are not there, a SuperNet of ResNet-26 learns ten characters
@@ -12,15 +12,16 @@ stream through memory (`adaptive_runtime.traces.Stress`; --cpu-processes, --band
 of the largest SubNet. Every --step-s seconds the load steps up (CPU, memory bandwidth or both) or down. *Back*: from the step
 until the last late request before five in time was answered. Bars: p95 at most 1 s, no request lost.
 
-*load*: traces of each pattern. Every request, of --images images, is served by all policies and by every variant alone, one
-after another in turn with 20 ms between, so that all have the same load. AdaScale's bands are measured before, on another
-trace of the pattern, which also sets the budget: --budget-share of the mean latency of the largest there. *Accuracy*: late
-answers wrong; *served*: of the answers in time. *Best static*: the most accurate variant alone that is in time as often as
-ours. *Clairvoyant of the load*: of each request the most accurate variant that is in time for it and for the --near requests
-before and after it; it knows the load, and nothing that single requests meet. *Clairvoyant*: the most accurate variant that is
-in time for this request alone, by luck, too. Bars: mean latency 60 % below the largest at most 5.2 points below its accuracy;
-99 % in time where the largest has at most 60 %; served accuracy within 1 point of the clairvoyant of the load, accuracy above
-the best static.
+*load*: traces of each pattern. Every request, of --images images, is served by all policies and by one variant alone, another
+one for each request; they take turns with 20 ms between, so that all have the same load. Images run one by one: ours looks at
+the time left before each, the others decide once for a request. AdaScale's bands are measured before, on another trace of the
+pattern, which also sets the budget: --budget-share of the mean latency of the largest there. *Accuracy*: late answers wrong;
+*served*: of the answers in time. *Best static*: the most accurate variant alone that is in time as often as ours. *Clairvoyant
+of the load*: for each request the most accurate variant that is in time whenever it serves one of the --near requests before
+and after, but the next one, which tells how it did: it knows the load, and nothing that single requests meet. *Clairvoyant*:
+the most accurate variant that is in time where it serves next to the request, by luck, too. Bars: mean latency 60 % below the
+largest at most 5.2 points below its accuracy; 99 % in time where the largest has at most 60 %; served accuracy within a point
+of the clairvoyant of the load, accuracy above the best static.
 
 *cost*: CPU time of a process that senses, hears of ten requests a second and decides before each; a decision after the pause
 between two requests, and one of many in a row (medians). Bars: 2 % of a core; 100 µs a decision in a row.
@@ -38,10 +39,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.adapting import Adaptation, BundleVariants
+from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
 from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import ChoiceLimits, VariantTable
 from adaptive_runtime.pool import Variant
@@ -52,6 +54,7 @@ from benchmarks.adapting_runs import (
     Served,
     StressKind,
     drawn,
+    fixed,
     form_of,
     policies_of,
     statics_of,
@@ -107,29 +110,29 @@ def loaded(folder: Path, runtime: str, pattern: Any, options: argparse.Namespace
     with adaptive_runtime.load(folder, format=form_of(runtime)) as model:
         first = Compared(model, runtime, ChoiceLimits(budget_ms=1e6, quantile=options.quantile), options.images)
         earlier = drawn(pattern, 100, max(LEAST_EARLIER_S, EARLIER_SHARE * seconds), options.requests_per_s)
-        alone = {LARGEST: policies_of(first, [0.0], [1.0])[LARGEST]}
-        before, loads = first.run(earlier, stress, alone)
+        before, loads = first.run(earlier, stress, {}, {LARGEST: first.adaptation(fixed(first.largest))})
         budget_ms = options.budget_share * float(np.mean(before[LARGEST].latency_ms))
         predicted_ms = first.variants.table.latency_ms[first.largest]
-        ratios = [run_ms / predicted_ms for run_ms in before[LARGEST].run_ms]
+        run_ms_RI = np.array(before[LARGEST].run_ms).reshape(len(loads), -1)
+        ratios = (run_ms_RI.mean(1) / predicted_ms).tolist()
         compared = Compared(
             model, runtime, ChoiceLimits(budget_ms=budget_ms, quantile=options.quantile), options.images
         )
         trace = drawn(pattern, 0, seconds, options.requests_per_s)
-        policies, statics = policies_of(compared, loads, ratios), statics_of(compared)
-        found, _ = compared.run(trace, stress, policies | statics)
+        policies = policies_of(compared, loads, ratios)
+        found, _ = compared.run(trace, stress, policies, statics_of(compared))
     table = compared.variants.table
-    latency_ms_RV = np.array([found[name].latency_ms for name in table.names]).T
-    best = bounds(found[OURS], latency_ms_RV, table, budget_ms, options.near)
-    served = {name: found[name] for name in policies} | best
+    alone = [found[name] for name in table.names]
+    best = bounds(found[OURS], alone, table, budget_ms, options.near)
+    served = {name: found[name] for name in policies} | {LARGEST: alone[compared.largest]} | best
     rows = [row_of(name, one, table, budget_ms, seconds) for name, one in served.items()]
     return [{"runtime": runtime, "pattern": pattern, "budget_ms": budget_ms, **row} for row in rows]
 
 
 def row_of(name: str, served: Served, table: VariantTable, budget_ms: float, seconds: float) -> dict[str, Any]:
     """What the table shows of one policy."""
-    rows, latency_ms_R = np.array(served.rows), np.array(served.latency_ms)
-    accuracy_R, in_time_R = table.accuracy_V[rows], latency_ms_R <= budget_ms
+    latency_ms_R, rows_RI = np.array(served.latency_ms), np.array(served.rows).reshape(len(served.latency_ms), -1)
+    accuracy_R, in_time_R = table.accuracy_V[rows_RI].mean(1), latency_ms_R <= budget_ms
     return {
         "policy": name,
         "attainment": float(in_time_R.mean()),
@@ -138,33 +141,40 @@ def row_of(name: str, served: Served, table: VariantTable, budget_ms: float, sec
         "mean_accuracy": float(accuracy_R.mean()),
         "mean_ms": float(latency_ms_R.mean()),
         "p95_ms": float(np.quantile(latency_ms_R, 0.95)),
-        "switches_per_minute": float((np.diff(rows) != 0).sum() * 60 / seconds),
+        "switches_per_minute": float((np.diff(served.rows) != 0).sum() * 60 / seconds),
         "decision_us": float(np.median(served.decision_us)) if served.decision_us else None,
     }
 
 
 def bounds(
-    ours: Served, latency_ms_RV: np.ndarray, table: VariantTable, budget_ms: float, near: int
+    ours: Served, alone: Sequence[Served], table: VariantTable, budget_ms: float, near: int
 ) -> dict[str, Served]:
-    """The best static variant and both clairvoyants, by latencies of every variant for every request (R, V)."""
-    in_time_RV = latency_ms_RV <= budget_ms
-    attained_V, ours_attained = in_time_RV.mean(0), float((np.array(ours.latency_ms) <= budget_ms).mean())
+    """The best static variant and both clairvoyants, by what every variant `alone` has served."""
+    attained_V = np.array([np.mean(np.array(one.latency_ms) <= budget_ms) for one in alone])
+    ours_attained = float((np.array(ours.latency_ms) <= budget_ms).mean())
     enough = np.flatnonzero(attained_V >= ours_attained).tolist() or [int(attained_V.argmax())]
     static = max(enough, key=lambda row: table.accuracy_V[row] * attained_V[row])
-    every_R = np.arange(len(latency_ms_RV))
-    calm_RV = np.array([in_time_RV[max(0, at - near) : at + near + 1].all(0) for at in every_R])
+    numbers_R = np.array(ours.numbers)
+    next_ms_RV = np.empty((len(numbers_R), len(alone)))
+    calm_RV = np.empty(next_ms_RV.shape, dtype=bool)
+    for row, one in enumerate(alone):
+        latency_ms_A = np.array(one.latency_ms)
+        apart_RA = abs(numbers_R[:, None] - np.array(one.numbers))
+        nearest_R = apart_RA.argmin(1)
+        next_ms_RV[:, row] = latency_ms_A[nearest_R]
+        apart_RA[np.arange(len(nearest_R)), nearest_R] = near + 1
+        calm_RV[:, row] = ((latency_ms_A <= budget_ms) | (apart_RA > near)).all(1)
 
-    def served(rows_R: np.ndarray) -> Served:
-        return Served(rows_R.tolist(), [], latency_ms_RV[every_R, rows_R].tolist())
-
-    def most_accurate(within_RV: np.ndarray) -> Served:
+    def most_accurate(within_RV: NDArray[np.bool_]) -> Served:
         best_R = np.where(within_RV, table.accuracy_V, -1.0).argmax(1)
-        return served(np.where(within_RV.any(1), best_R, int(table.latency_ms_V.argmin())))
+        rows_R = np.where(within_RV.any(1), best_R, int(table.latency_ms_V.argmin()))
+        latency_ms_R = next_ms_RV[np.arange(len(rows_R)), rows_R]
+        return Served(ours.numbers, latency_ms_R.tolist(), rows_R.tolist())
 
     return {
-        f"best static ({table.names[static]})": served(np.full(len(every_R), static)),
+        f"best static ({table.names[static]})": alone[static],
         OF_LOAD: most_accurate(calm_RV),
-        "clairvoyant": most_accurate(in_time_RV),
+        "clairvoyant": most_accurate(next_ms_RV <= budget_ms),
     }
 
 
@@ -187,7 +197,8 @@ def spent(answer: Connection, seconds: float) -> None:
         row = adaptation.choose().variant
         decision_us.append((time.perf_counter_ns() - start_ns) / 1e3)
         load = 1.5 + np.sin(time.monotonic() / 5)
-        adaptation.served(variants.variants[row], ("last",), latency_ms[row] * load * np.exp(0.05 * rng.normal()))
+        run_ms = latency_ms[row] * load * float(np.exp(0.05 * rng.normal()))
+        adaptation.served([ServedRun(variants.variants[row], ("last",), run_ms)])
     percent = 100 * (time.process_time() - start_cpu_s) / (time.monotonic() - start_s)
     adaptation.stop()
     in_a_row_us = []
@@ -282,8 +293,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget-share", type=float, default=0.5)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--patterns", nargs="+", default=["steps", "random", "user"])
-    parser.add_argument("--requests-per-s", type=float, default=2.0)
-    parser.add_argument("--near", type=int, default=3)
+    parser.add_argument("--requests-per-s", type=float, default=3.0)
+    parser.add_argument("--near", type=int, default=27)
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--cpu-processes", type=int, default=4)
     parser.add_argument("--bandwidth-processes", type=int, default=2)

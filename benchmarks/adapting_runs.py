@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
-from adaptive_runtime.adapting import Adaptation, BundleVariants
+from adaptive_runtime.adapting import Adaptation, BundleVariants, ServedRun
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.choice import (
     ChoiceLimits,
@@ -53,11 +53,15 @@ class StressKind:
 
 @dataclass(slots=True)
 class Served:
-    """What a policy has served: rows, run times and latencies of requests, in order. decision_us: of each decision."""
+    """What a policy has served: numbers and latencies of requests; rows and times of all their runs, in order.
 
+    decision_us: of each decision.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     run_ms: list[float] = field(default_factory=list)
-    latency_ms: list[float] = field(default_factory=list)
     decision_us: list[float] = field(default_factory=list)
 
 
@@ -163,7 +167,7 @@ def _back_within(answers: list[tuple[float, float]], budget_ms: float) -> float:
 
 
 class Compared:
-    """Policies that serve every request of a trace one after another, so that all have the same load."""
+    """Policies that serve the requests of a trace one after another, so that all have the same load."""
 
     def __init__(self, model: DeployedModel, runtime: str, limits: ChoiceLimits, size: int) -> None:
         self.model, self.limits, self.requests = model, limits, Requests(images_of(model), size)
@@ -183,20 +187,27 @@ class Compared:
         return Adaptation(self.variants, self.limits, options)
 
     def run(
-        self, trace: LoadTrace, stress: StressKind, policies: Mapping[str, Adaptation]
+        self,
+        trace: LoadTrace,
+        stress: StressKind,
+        policies: Mapping[str, Adaptation],
+        in_turn: Mapping[str, Adaptation],
     ) -> tuple[dict[str, Served], list[float | None]]:
-        """Serve all requests of a trace; the load index at each."""
-        served, loads = {name: Served() for name in policies}, list[float | None]()
-        with self._sensing(policies), stress.processes() as processes:
+        """Serve all requests of a trace by all policies and by one of those `in_turn`; the load index at each."""
+        adaptations = {**policies, **in_turn}
+        served, loads = {name: Served() for name in adaptations}, list[float | None]()
+        with self._sensing(adaptations), stress.processes() as processes:
             over = threading.Event()
             follows = threading.Thread(target=processes.follow, args=(trace, over.is_set))
             follows.start()
-            start_s, names = time.monotonic(), list(policies)
+            start_s, turns = time.monotonic(), list(in_turn)
             try:
                 for number, arrival_s in enumerate(trace.arrivals_s):
                     time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
-                    for name in names[number % len(names) :] + names[: number % len(names)]:
-                        self._serve(policies[name], served[name], number)
+                    names = [*policies, turns[number % len(turns)]]
+                    first = number % len(names)
+                    for name in names[first:] + names[:first]:
+                        self._serve(adaptations[name], served[name], number, run_by_run=name == OURS)
                         time.sleep(PAUSE_S)
                     loads.append(self.load)
             finally:
@@ -204,20 +215,29 @@ class Compared:
                 follows.join()
         return served, loads
 
-    def _serve(self, adaptation: Adaptation, served: Served, number: int) -> None:
-        start_ns = time.perf_counter_ns()
-        decision = adaptation.choose()
-        decided_ns = time.perf_counter_ns()
-        variant = self.variants.variants[decision.variant]
-        self.model.use(variant.digest, variant.exit, early=variant.early)
-        run_ns = time.perf_counter_ns()
-        answer = self.model.infer(self.requests[number])
-        end_ns = time.perf_counter_ns()
-        adaptation.served(variant, answer.exit, (end_ns - run_ns) / 1e6)
-        served.rows.append(decision.variant)
-        served.run_ms.append((end_ns - run_ns) / 1e6)
-        served.latency_ms.append((end_ns - start_ns) / 1e6)
-        served.decision_us.append((decided_ns - start_ns) / 1e3)
+    def _serve(self, adaptation: Adaptation, served: Served, number: int, *, run_by_run: bool) -> None:
+        """One request: a run for each image. run_by_run: the time left is looked after before each."""
+        start_ns, images, runs = time.perf_counter_ns(), self.requests[number], list[ServedRun]()
+        expected_ms = 0.0
+        for place, image in enumerate(images):
+            if run_by_run or place == 0:
+                asked_ns = time.perf_counter_ns()
+                spent_ms = (asked_ns - start_ns) / 1e6
+                left = len(images) - place
+                decision = adaptation.choose(left=left, runs=len(images), spent_ms=spent_ms, expected_ms=expected_ms)
+                expected_ms += decision.effective_ms
+                served.decision_us.append((time.perf_counter_ns() - asked_ns) / 1e3)
+                variant = self.variants.variants[decision.variant]
+                self.model.use(variant.digest, variant.exit, early=variant.early)
+            run_ns = time.perf_counter_ns()
+            answer = self.model.infer(image[None])
+            run_ms = (time.perf_counter_ns() - run_ns) / 1e6
+            runs.append(ServedRun(variant, answer.exits, run_ms))
+            served.rows.append(decision.variant)
+            served.run_ms.append(run_ms)
+        adaptation.served(runs)
+        served.numbers.append(number)
+        served.latency_ms.append((time.perf_counter_ns() - start_ns) / 1e6)
 
     @contextmanager
     def _sensing(self, policies: Mapping[str, Adaptation]) -> Iterator[None]:
@@ -233,7 +253,7 @@ class Compared:
 
 
 def policies_of(compared: Compared, loads: list[float | None], ratios: list[float]) -> dict[str, Adaptation]:
-    """Ours, the published ones, and the largest. loads, ratios: of the largest on another trace of the pattern."""
+    """Ours and the published ones. loads, ratios: of the largest on another trace of the pattern."""
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if load is not None]
     least = max(compared.variants.table.accuracy) - LOST
 
@@ -245,7 +265,6 @@ def policies_of(compared: Compared, loads: list[float | None], ratios: list[floa
         OURS: compared.adaptation(Switching),
         "AdaptiveNet's ratio": compared.adaptation(RatioChoice),
         "AdaScale's bands": compared.adaptation(bands),
-        LARGEST: compared.adaptation(fixed(compared.largest)),
     }
 
 
