@@ -3,7 +3,7 @@
 [The run time](docs/runtime.md#adapting) shows how it is used.
 """
 
-from adaptive_runtime.adapting.adaptation import Adaptation, AdaptingState
+from adaptive_runtime.adapting.adaptation import Adaptation, AdaptingState, ServedRun
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions
 from adaptive_runtime.adapting.record import DecisionRecord
@@ -16,4 +16,5 @@ __all__ = [
     "BundleVariants",
     "DecisionRecord",
     "LoadEstimate",
+    "ServedRun",
 ]

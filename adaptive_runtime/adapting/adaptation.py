@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
@@ -17,6 +17,7 @@ from adaptive_runtime.choice import (
     Decision,
     DecisionInputs,
     MostAccurate,
+    RunByRun,
     VariantLookUp,
     WarmFirst,
 )
@@ -60,6 +61,21 @@ class AdaptingState:
         return None if self.decision is None else self.decision.reason
 
 
+class ServedRun(NamedTuple):
+    """A run of a variant, which took so long without waiting for anything. exits: at which its samples left."""
+
+    variant: Variant
+    exits: Sequence[str]
+    run_ms: float
+
+    @property
+    def counts_for(self) -> Variant | None:
+        """By thresholds the exit at which all samples left, and nothing (None) where they left at several."""
+        if not self.variant.early:
+            return self.variant
+        return Variant(self.variant.digest, self.exits[0]) if len(set(self.exits)) == 1 else None
+
+
 class Adaptation:
     """Which variant of a bundle should serve. Several threads may call it.
 
@@ -80,7 +96,7 @@ class Adaptation:
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
         best = MostAccurate(self.look_up)
-        self.policy = WarmFirst(options.policy(best), best)
+        self.policy = RunByRun(WarmFirst(options.policy(best), best), best)
         self.sensing = Sensing(every_s=options.every_s, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
@@ -120,12 +136,26 @@ class Adaptation:
         rows = sorted(self.look_up.kept_rows, key=self.variants.table.latency_ms.__getitem__)
         return tuple(self.variants.variants[row] for row in rows)
 
-    def choose(self, cold: frozenset[int] = NONE, without: frozenset[int] = NONE) -> Decision:
-        """Which row should serve the next request. cold: rows that are not loaded. without: rows that do not work."""
+    def choose(
+        self,
+        cold: frozenset[int] = NONE,
+        without: frozenset[int] = NONE,
+        *,
+        left: int = 1,
+        runs: int = 1,
+        spent_ms: float = 0.0,
+        expected_ms: float = 0.0,
+    ) -> Decision:
+        """Which row should serve the next run. cold: rows that are not loaded. without: rows that do not work.
+
+        runs: those of the request. left: how many of them are. spent_ms: what the request took so far. expected_ms: what its
+        runs so far should have taken at most, the `effective_ms` of their decisions.
+        """
         with self._lock:
             inputs = DecisionInputs(
                 now_s=self._clock(),
-                limits=self._limits,
+                limits=self._limits.for_run(left, runs, spent_ms, expected_ms),
+                begun=left < runs,
                 factors=self._factors,
                 ratio=self._estimate.ratio,
                 load=self._load,
@@ -138,21 +168,19 @@ class Adaptation:
                 self._record.append(before, inputs, self._decision)
             return self._decision
 
-    def served(self, variant: Variant, exits: Sequence[str], run_ms: float) -> None:
-        """A run of a variant took so long, without waiting for anything. exits: at which its samples left.
-
-        By thresholds it counts for the exit at which all samples left, and for nothing where they left at several.
-        """
-        if variant.early:
-            if len(set(exits)) != 1:
-                return
-            variant = Variant(variant.digest, exits[0])
-        row = self._row_of.get(variant)
-        if row is None or run_ms <= 0:
+    def served(self, runs: Sequence[ServedRun]) -> None:
+        """The runs of a request."""
+        rows, run_ms = list[int](), 0.0
+        for run in runs:
+            row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
+            if row is not None:
+                rows.append(row)
+                run_ms += run.run_ms
+        if not rows:
             return
         with self._lock:
             now_s = self._clock()
-            self._estimate.observe(row, run_ms, now_s, self._load)
+            self._estimate.observe(rows, run_ms, now_s, self._load)
             self._lag, self._has_served = 0.0, True
             self._renew(now_s)
 

@@ -4,6 +4,7 @@ Legend: V variants.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class LoadEstimate:
     """
 
     def __init__(self, table: VariantTable) -> None:
-        self._predicted_ms, self._load_class_V = table.latency_ms, table.load_class_V
+        self._predicted_ms_V, self._load_class_V = table.latency_ms_V, table.load_class_V
         self._seen: list[int] = []
         self._like_C = self._unseen()
         self._slow = SlowDown(table.latency_ms_V)
@@ -45,16 +46,17 @@ class LoadEstimate:
         """Mean of measured over predicted latency of the last requests of the variant that served last."""
         return sum(self._ratios) / len(self._ratios) if self._ratios else None
 
-    def observe(self, variant: int, measured_ms: float, at_s: float, load: float | None = None) -> None:
-        """A served request. load: of the device meanwhile."""
-        self._slow.observe(variant, measured_ms, at_s, load)
+    def observe(self, variants: Sequence[int], measured_ms: float, at_s: float, load: float | None = None) -> None:
+        """A served request: the variants of its runs, which took so long together. load: of the device meanwhile."""
+        self._slow.observe_runs(variants, measured_ms, at_s, load)
+        variant = variants[0]
         if variant != self._served:
             self._ratios.clear()
         if variant not in self._seen:
             self._seen.append(variant)
             self._like_C = self._unseen()
         self._served = variant
-        self._ratios.append(measured_ms / self._predicted_ms[variant])
+        self._ratios.append(measured_ms / sum(float(self._predicted_ms_V[row]) for row in variants))
         self._asked = None
 
     def factors(self, at_s: float, load: float | None, quantile: float) -> LoadFactors:
@@ -64,13 +66,14 @@ class LoadEstimate:
             return self._factors
         self._asked, self._asked_s = asked, at_s
         expected = self._slow.expect(load, at_s)
+        whole_V = expected.predicted_ms_V / self._predicted_ms_V
         mean_V, variance_V = expected.factors_V()
         above = deviations(quantile)
         if above < LEAST_DEVIATIONS:
             deviation_V = np.sqrt(variance_V)
         else:
-            high_V = np.exp(expected.log_mean_V + expected.score(quantile) * expected.log_deviation_V)
-            deviation_V = np.maximum(0.0, (high_V - mean_V) / above)
+            deviation_V = np.maximum(0.0, (expected.quantile_factors_V(quantile) - mean_V) / above)
+        mean_V, deviation_V = whole_V * mean_V, whole_V * deviation_V
         if self._is_noticeable(mean_V, deviation_V):
             self._mean_V, self._deviation_V = mean_V, deviation_V
             own = {row: (float(mean_V[row]), float(deviation_V[row])) for row in self._seen}
@@ -79,12 +82,14 @@ class LoadEstimate:
         return self._factors
 
     def _unseen(self) -> NDArray[np.int64]:
-        """Of each load class a variant that never served, whose factor is that of all such; else any (C,)."""
+        """Of each load class the fastest variant that never served, whose factor is that of all such; else of all (C,)."""
         classes = range(int(self._load_class_V.max()) + 1)
         found = np.zeros(len(classes), np.int64)
         for load_class in classes:
-            rows = np.flatnonzero(self._load_class_V == load_class).tolist()
-            found[load_class] = next((row for row in rows if row not in self._seen), rows[0] if rows else 0)
+            rows = np.flatnonzero(self._load_class_V == load_class)
+            unseen = rows[~np.isin(rows, self._seen)]
+            left = unseen if len(unseen) else rows
+            found[load_class] = left[self._predicted_ms_V[left].argmin()] if len(left) else 0
         return found
 
     def _is_noticeable(self, mean_V: Values, deviation_V: Values) -> bool:

@@ -9,6 +9,7 @@ from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, LogSection,
 from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
+from adaptive_runtime.choice.runs import RunByRun
 from adaptive_runtime.choice.switching import Switching
 from adaptive_runtime.choice.table import VariantTable
 from adaptive_runtime.choice.warm import WarmFirst
@@ -30,6 +31,7 @@ __all__ = [
     "MostAccurate",
     "Objective",
     "RatioChoice",
+    "RunByRun",
     "Switching",
     "VariantLookUp",
     "VariantTable",

@@ -7,7 +7,7 @@ from pydantic import Field
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
 from profiling_agents.messages import Message
 
-Step = Literal["start", "stay", "down", "up"]
+Step = Literal["start", "stay", "down", "up", "hurry"]
 
 
 class DecisionInputs(Message):
@@ -15,7 +15,8 @@ class DecisionInputs(Message):
 
     now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
     predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
-    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first.
+    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. begun: a run of
+    the request is over; the limits are those of its next run.
     """
 
     now_s: float
@@ -25,6 +26,7 @@ class DecisionInputs(Message):
     load: float | None = None
     without: frozenset[int] = frozenset()
     cold: frozenset[int] = frozenset()
+    begun: bool = False
 
 
 class ChoiceState(Message):
@@ -39,7 +41,7 @@ class ChoiceState(Message):
 
 
 class Decision(Message):
-    """Which variant runs from now on. within: whether it keeps all limits, as far as the policy knows.
+    """Which variant runs from now on; with step `hurry` for one run. within: whether it keeps all limits, as far as is known.
 
     effective_ms: the latency that the policy expects of it at its quantile. reason: in words and numbers. meanwhile: the
     variant that runs until this one is loaded; None: it runs at once.

@@ -13,6 +13,9 @@ from pydantic import Field, model_validator
 
 from profiling_agents.messages import Message
 
+MOST_QUANTILE = 1 - 1e-9
+LEAST_SHARE = 1e-3
+"""Of the budget, for a request that has none left."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 MeanAndDeviation = tuple[Positive, NotNegative]
@@ -30,6 +33,20 @@ class ChoiceLimits(Message):
         """The same with a share of the latency left free."""
         return self.model_copy(update={"budget_ms": self.budget_ms * (1 - margin)})
 
+    def for_run(self, left: int, runs: int, spent_ms: float, expected_ms: float) -> "ChoiceLimits":
+        """Of the next run of a request, of whose `runs` so many are `left`. They share the time left.
+
+        spent_ms: what the request took so far. expected_ms: what it should have taken at most, by its decisions; where it took
+        more, the load has risen, and the runs left are expected to take as much more. Fewer runs scatter more than all of them
+        together: so the quantile rises.
+        """
+        if runs == 1:
+            return self
+        left_ms = max(LEAST_SHARE * self.budget_ms, self.budget_ms - spent_ms)
+        pace = max(1.0, spent_ms / expected_ms) if expected_ms else 1.0
+        quantile = of_part(self.quantile, runs / left)
+        return self.model_copy(update={"budget_ms": left_ms / left / pace, "quantile": quantile})
+
 
 class LoadFactors(Message):
     """Mean and deviation of latency under load over latency without: of each load class (C,), and of variants by themselves."""
@@ -45,7 +62,13 @@ class LoadFactors(Message):
         return self
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
+def of_part(quantile: float, parts: float) -> float:
+    """The quantile of one of several independent equal parts, as far above its mean as `quantile` is for their mean."""
+    return min(MOST_QUANTILE, NormalDist().cdf(deviations(quantile) * sqrt(parts)))
+
+
+@lru_cache(maxsize=1024)
 def deviations(quantile: float) -> float:
     """How many deviations above its mean a normal variable has this quantile."""
     return NormalDist().inv_cdf(quantile)

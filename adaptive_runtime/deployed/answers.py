@@ -3,8 +3,9 @@
 Legend: N samples, K classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +18,36 @@ from adaptive_runtime.pool import Variant
 class ModelAnswer(NamedTuple):
     """The answer to a request, and what gave it.
 
-    classes (N,): indices; logits (N, K): of the exits that answered. subnet: its digest. exit: by sample the name of the exit.
-    confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability. latency_ms: of the
-    whole request, from the call to this answer.
+    classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
+    name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
+    latency_ms: of the whole request, from the call to this answer.
     """
 
     classes: NDArray[np.int64]
     logits: NDArray[np.float32]
-    subnet: str
-    exit: tuple[str, ...]
+    subnets: tuple[str, ...]
+    exits: tuple[str, ...]
     confidence: NDArray[np.float64]
     latency_ms: float
+
+    @classmethod
+    def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
+        """The answer of several runs, one after another."""
+        if len(runs) == 1:
+            return runs[0]._replace(latency_ms=latency_ms)
+        return cls(
+            np.concatenate([run.classes for run in runs]),
+            np.concatenate([run.logits for run in runs]),
+            tuple(chain.from_iterable(run.subnets for run in runs)),
+            tuple(chain.from_iterable(run.exits for run in runs)),
+            np.concatenate([run.confidence for run in runs]),
+            latency_ms,
+        )
+
+    @property
+    def subnet(self) -> str:
+        """The digest of the SubNet that gave the last answer; mostly of all."""
+        return self.subnets[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.adapting import Adaptation
+from adaptive_runtime.adapting import Adaptation, ServedRun
 from adaptive_runtime.bundles import BundledSubNet
-from adaptive_runtime.choice import ChoiceLimits
+from adaptive_runtime.choice import ChoiceLimits, Decision
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
@@ -161,24 +161,42 @@ class DeployedModel:
     def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         if self.chooser is not None:
             self._choose(self.chooser)
-        elif self.adaptation is not None:
-            self._adapt(self.adaptation)
+        size = self._run_size(len(x_NCHW))
+        starts, parts, served, expected_ms = range(0, len(x_NCHW), size), list[ModelAnswer](), list[ServedRun](), 0.0
+        for number, start in enumerate(starts):
+            spent_ms = (time.perf_counter_ns() - start_ns) / 1e6
+            decision = self._adapt(len(starts) - number, len(starts), spent_ms, expected_ms)
+            hurries = decision is not None and decision.step == "hurry"
+            active = self._rows[decision.variant] if decision is not None and hurries else self._active
+            expected_ms += 0.0 if decision is None else decision.effective_ms
+            parts.append(self._run(active, x_NCHW[start : start + size], served))
+        if self.adaptation is not None:
+            self.adaptation.served(served)
+        return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
+
+    def _run_size(self, samples: int) -> int:
+        """How many samples run together before the model adapts again: a batch of the runtime, or all."""
+        batch = self._active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
+        return batch or samples
+
+    def _run(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
+        """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
         while True:
-            active = self._active
             is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
             try:
                 found = active.answer(x_NCHW)
                 break
             except VariantError as error:
                 self._replace(active, error)
-        end_ns = time.perf_counter_ns()
-        latency_ms = (end_ns - start_ns) / 1e6
-        exits = active.chain.manifest.exits
-        names = tuple(exits[place] for place in found.exits.tolist())
-        if self.adaptation is not None and is_loaded:
+                active = self._active
+        run_ms = (time.perf_counter_ns() - run_ns) / 1e6
+        names = active.chain.manifest.exits
+        exits = tuple(names[place] for place in found.exits.tolist())
+        if is_loaded:
             runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
-            self.adaptation.served(active.variant, names, (end_ns - run_ns) / 1e6 / runs)
-        return ModelAnswer(found.answers, found.logits, active.variant.digest, names, found.confidences, latency_ms)
+            served.append(ServedRun(active.variant, exits, run_ms / runs))
+        subnets = (active.variant.digest,) * len(x_NCHW)
+        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
@@ -206,19 +224,26 @@ class DeployedModel:
             raise AdaptiveError(where, "the model does not adapt", next_step="load it with adapts=True")
         return self.adaptation
 
-    def _adapt(self, adaptation: Adaptation) -> None:
-        """Ask what should serve, unless another thread does."""
-        if self._choosing.acquire(blocking=False):
-            try:
-                rows, out = self._rows, self._taken_out
-                without = frozenset(row for row, one in enumerate(rows) if one.variant.digest in out) if out else NONE
-                if len(without) < len(rows):
-                    cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
-                    decision = adaptation.choose(cold, without)
-                    meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
-                    self._go_towards(rows[decision.variant], meanwhile)
-            finally:
-                self._choosing.release()
+    def _adapt(self, left: int, runs: int, spent_ms: float, expected_ms: float) -> Decision | None:
+        """Ask what should serve the next run of a request, where the model adapts and no other thread asks."""
+        adaptation = self.adaptation if self.chooser is None else None
+        if adaptation is None or not self._choosing.acquire(blocking=False):
+            return None
+        try:
+            rows, out = self._rows, self._taken_out
+            without = frozenset(row for row, one in enumerate(rows) if one.variant.digest in out) if out else NONE
+            if len(without) == len(rows):
+                return None
+            cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
+            decision = adaptation.choose(
+                cold, without, left=left, runs=runs, spent_ms=spent_ms, expected_ms=expected_ms
+            )
+            if left == runs:
+                meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
+                self._go_towards(rows[decision.variant], meanwhile)
+            return decision
+        finally:
+            self._choosing.release()
 
     def _go_towards(self, wanted: Answerer, meanwhile: Answerer | None) -> None:
         """Let a variant serve; where it has to be loaded first, another one serves meanwhile."""
@@ -258,7 +283,8 @@ class DeployedModel:
     def _replace(self, failed: Answerer, error: Exception) -> None:
         """Take out a SubNet that failed while it served, and let another one serve. AdaptiveError: there is none."""
         with self._changed:
-            if self._active is not failed:  # another thread has replaced it
+            if self._active is not failed:  # another thread has replaced it, or it was to serve one run alone
+                self._take_out(failed, error)
                 return
             self._take_out(failed, error)
             for answerer in self._others(failed.subnet):

@@ -43,7 +43,7 @@ class ServiceMetrics:
         """One answer more."""
         self._latency_s.labels(answer.subnet).observe(answer.latency_ms / 1e3)
         self._waited_s.observe(waited_ms / 1e3)
-        for exit in answer.exit:
+        for exit in answer.exits:
             self._samples.labels(answer.subnet, exit).inc()
 
     def text(self) -> bytes:

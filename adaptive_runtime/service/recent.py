@@ -93,4 +93,4 @@ def name_of(variant: Variant) -> str:
 
 def exit_of(answer: ModelAnswer) -> str:
     """The exit that answered; of several samples with different exits all of them, by sample."""
-    return answer.exit[0] if len(set(answer.exit)) == 1 else ",".join(answer.exit)
+    return answer.exits[0] if len(set(answer.exits)) == 1 else ",".join(answer.exits)

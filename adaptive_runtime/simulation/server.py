@@ -89,8 +89,8 @@ class _Run:
             (limits.budget_ms - (now_s - self.arrivals_s[request]) * 1e3) / place
             for place, request in enumerate(self.waiting, 1)
         )
-        for served in self.told:
-            self.estimate.observe(*served)
+        for variant, *served in self.told:
+            self.estimate.observe([variant], *served)
         self.told.clear()
         load = self._load(now_s)
         inputs = DecisionInputs(

@@ -152,7 +152,7 @@ def goes_to(model: DeployedModel, x: np.ndarray, digest: str, exit: str = "") ->
 
 def served_by(model: DeployedModel, x: np.ndarray, requests: int) -> list[tuple[str, str]]:
     found = [model.infer(x) for _ in range(requests)]
-    return [(one.subnet, one.exit[0]) for one in found]
+    return [(one.subnet, one.exits[0]) for one in found]
 
 
 def test_it_goes_down_at_once_under_load_and_up_after_the_wait(
@@ -201,6 +201,33 @@ def test_other_limits_hold_from_the_next_request_on(written: Written, model: Dep
         with pytest.raises(AdaptiveError, match=line):
             model.set_limits(**changes)
     assert model.limits.budget_ms == SMALL_MS * 1.6
+
+
+def test_the_budget_is_that_of_a_request_however_many_runs_it_has(written: Written, model: DeployedModel) -> None:
+    goes_to(model, written.x, written.large)
+    x_NCHW = np.repeat(written.x, 4, axis=0)  # 4 runs of 16 or 5 ms in 40 ms
+    wait_until(lambda: model.infer(x_NCHW).subnet == written.small)
+    answer = model.infer(x_NCHW)
+    assert answer.subnets == (written.small,) * 4
+    assert len(answer.exits) == len(answer.classes) == len(answer.confidence) == 4
+    assert answer.latency_ms < BUDGET_MS
+    for row in answer.logits:
+        np.testing.assert_array_equal(row, answer.logits[0])
+
+
+def test_runs_behind_a_slow_one_make_up_for_it(written: Written, load: Load, model: DeployedModel) -> None:
+    model.set_limits(budget_ms=4 * BUDGET_MS)
+    x_NCHW = np.repeat(written.x, 4, axis=0)
+    wait_until(lambda: set(model.infer(x_NCHW).subnets) == {written.large})
+    before = decided(model)
+    load.factor, answered = 4.0, model.state.requests
+    hurried = model.infer(x_NCHW)  # large alone would take 256 ms of 160
+    assert model.state.requests == answered + 1
+    assert hurried.subnets[0] == written.large
+    assert written.small in hurried.subnets
+    assert decided(model).step == "hurry"
+    assert "are left for each run of the request" in decided(model).reason
+    assert before.step != "hurry"
 
 
 def test_a_subnet_that_fails_is_never_chosen_again(
@@ -274,7 +301,7 @@ def test_a_request_does_not_wait_for_what_is_loaded(written: Written, load: Load
         assert model.state.standby == Variant(written.large)
         assert decided(model).name == written.large
         assert decided(model).meanwhile is not None
-        assert {one.exit[0] for one in answers} == {written.exit}  # the best that is warm and in time
+        assert {one.exits[0] for one in answers} == {written.exit}  # the best that is warm and in time
         wait_until(lambda: model.state.standby is None)
         assert served_by(model, written.x, 1) == [(written.large, str(written.manifest.subnets[0].config["exit"]))]
 

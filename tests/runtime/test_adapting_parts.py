@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_runtime.adapting import Adaptation, AdaptingOptions, BundleVariants, DecisionRecord, LoadEstimate
+from adaptive_runtime.adapting import (
+    Adaptation,
+    AdaptingOptions,
+    BundleVariants,
+    DecisionRecord,
+    LoadEstimate,
+    ServedRun,
+)
 from adaptive_runtime.bundles import (
     BundleDevice,
     BundledExit,
@@ -30,6 +37,7 @@ from adaptive_runtime.choice import (
     Switching,
     VariantLookUp,
     VariantTable,
+    WarmFirst,
     replay,
 )
 from adaptive_runtime.errors import AdaptiveError
@@ -159,18 +167,18 @@ class Clock:
 def test_the_estimate_follows_a_step_and_keeps_its_factors_while_little_changes() -> None:
     rng, estimate = np.random.default_rng(0), LoadEstimate(variants().table)
     for request in range(60):
-        estimate.observe(1, 5.0 * np.exp(0.02 * rng.normal()), 0.1 * request)
+        estimate.observe([1], 5.0 * np.exp(0.02 * rng.normal()), 0.1 * request)
     calm = estimate.factors(6.0, None, 0.95)
     assert calm.own.get(1, (calm.mean[0],))[0] == pytest.approx(1.0, abs=0.03)
     for _ in range(5):
-        estimate.observe(1, 5.0 * calm.mean[0], 6.0)
+        estimate.observe([1], 5.0 * calm.mean[0], 6.0)
     assert estimate.factors(6.0, None, 0.95) is calm
     for request in range(4):
-        estimate.observe(1, 15.0, 6.1 + 0.1 * request)
+        estimate.observe([1], 15.0, 6.1 + 0.1 * request)
     busy = estimate.factors(6.5, None, 0.95)
     assert busy.own.get(1, (busy.mean[0],))[0] == pytest.approx(3.0, rel=0.1)
     assert estimate.ratio == pytest.approx(3.0)
-    estimate.observe(0, 4.0, 7.0)
+    estimate.observe([0], 4.0, 7.0)
     assert estimate.ratio == 2.0
 
 
@@ -182,7 +190,7 @@ def test_requests_keep_the_quantile_that_the_factors_tell(quantile: float) -> No
     for request in range(3000):
         measured_ms = 10.0 * np.exp(0.1 * rng.normal())
         within.append(measured_ms <= look_up.effective_ms(0, limits, estimate.factors(0.1 * request, None, quantile)))
-        estimate.observe(0, measured_ms, 0.1 * request)
+        estimate.observe([0], measured_ms, 0.1 * request)
     assert np.mean(within) == pytest.approx(quantile, abs=0.12 if quantile == 0.5 else 0.04)
 
 
@@ -194,9 +202,8 @@ def test_the_record_begins_anew_and_each_file_replays_by_itself(tmp_path: Path) 
     for request in range(120):
         clock.now_s += 0.2
         row = adapting.choose(cold=frozenset({1}) if request % 7 == 0 else frozenset()).variant
-        adapting.served(
-            bundle.variants[row], ("last",), bundle.table.latency_ms[row] * (3.0 if request // 30 % 2 else 1.0)
-        )
+        run_ms = bundle.table.latency_ms[row] * (3.0 if request // 30 % 2 else 1.0)
+        adapting.served([ServedRun(bundle.variants[row], ("last",), run_ms)])
     adapting.stop()
     earlier = tmp_path / "decisions.1.jsonl"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decisions.1.jsonl", "decisions.jsonl"]
@@ -224,7 +231,8 @@ def test_a_foreseen_load_counts_once() -> None:
     def second(load: float) -> float:
         for _ in range(10):
             clock.now_s += 0.1
-            adapting.served(bundle.variants[0], ("last",), 5.0 * np.exp(2 * load + 0.02 * rng.normal()))
+            run_ms = 5.0 * float(np.exp(2 * load + 0.02 * rng.normal()))
+            adapting.served([ServedRun(bundle.variants[0], ("last",), run_ms)])
         adapting.sensed(SensedState(at_s=clock.now_s, wall_s=0.0, cpu_use=load))
         return adapting.state.slow_down[0]
 
@@ -239,11 +247,11 @@ def test_early_samples_count_for_the_exit_at_which_they_left() -> None:
     rows = (Variant("a"), Variant("a", "first"), Variant("a", early=True))
     adapting = Adaptation(BundleVariants(rows, bundle.table), ChoiceLimits(budget_ms=50.0), AdaptingOptions(), Clock())
     before = adapting.state.slow_down
-    adapting.served(Variant("a", early=True), ("first", "last"), 9.0)  # samples that left at several exits
-    adapting.served(Variant("b"), ("last",), 9.0)
+    adapting.served([ServedRun(Variant("a", early=True), ("first", "last"), 9.0)])  # samples that left at several exits
+    adapting.served([ServedRun(Variant("b"), ("last",), 9.0)])
     assert adapting.state.slow_down == before
     for _ in range(20):
-        adapting.served(Variant("a", early=True), ("first", "first"), 5.0)
+        adapting.served([ServedRun(Variant("a", early=True), ("first", "first"), 5.0)])
     assert adapting.state.slow_down[0] == pytest.approx(1.0, abs=0.1)
 
 
@@ -263,6 +271,7 @@ def test_what_does_not_work_is_left_and_cold_variants_have_a_stand_in() -> None:
 
 def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
     adapting = Adaptation(variants(), ChoiceLimits(budget_ms=9.0), AdaptingOptions(), Clock())
-    assert adapting.policy.policy == Switching(MostAccurate(adapting.look_up))
+    assert isinstance(adapting.policy.policy, WarmFirst)
+    assert adapting.policy.policy.policy == Switching(MostAccurate(adapting.look_up))
     assert adapting.first == adapting.variants.variants[0]
     assert adapting.useful == adapting.variants.variants

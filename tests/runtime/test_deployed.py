@@ -94,7 +94,7 @@ def test_every_subnet_and_every_exit_answers_as_its_own_file(written: Written, m
         assert differs(found.logits, expected) <= TOLERANCE
         assert found.classes.tolist() == expected.argmax(-1).tolist()
         assert found.subnet == digest
-        assert set(found.exit) == {exit or written.manifest.by_digest[digest].config["exit"]}
+        assert set(found.exits) == {exit or written.manifest.by_digest[digest].config["exit"]}
         assert found.latency_ms > 0
     assert model.state.requests == len(written.answers)
 
@@ -109,7 +109,7 @@ def test_samples_leave_by_the_thresholds_of_the_bundle(written: Written, model: 
     assert len(set(expected.exits)) > 1
     model.use(subnet.digest, early=True)
     found = model.infer(written.x)
-    assert found.exit == tuple(subnet.exits[place].exit for place in expected.exits)
+    assert found.exits == tuple(subnet.exits[place].exit for place in expected.exits)
     assert found.classes.tolist() == expected.answers.tolist()
     assert np.abs(found.confidence - expected.confidences).max() <= 1e-3
 
@@ -127,7 +127,7 @@ def test_of_a_chain_the_segments_alone_are_loaded_that_a_request_needs(written: 
         assert model.pool.loaded == (f"{subnet.digest}.0.onnx",)
         found = model.infer(written.x)
         assert set(model.pool.loaded) == {f"{subnet.digest}.{at}.onnx" for at in range(len(subnet.exits))}
-        assert len(set(found.exit)) > 1
+        assert len(set(found.exits)) > 1
 
 
 def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swapped(written: Written) -> None:
@@ -164,7 +164,7 @@ def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swappe
     assert len({answer.subnet for _, answer in answers}) == len(written.digests)
     last = {one.digest: one.config["exit"] for one in written.manifest.subnets}
     for at, answer in answers:
-        (exit,) = answer.exit
+        (exit,) = answer.exits
         keys = (
             [(answer.subnet, exit), (answer.subnet, None)] if exit == last[answer.subnet] else [(answer.subnet, exit)]
         )

@@ -96,7 +96,7 @@ def test_answers_are_those_of_the_model(
     assert found["classes"].tolist() == expected.classes.tolist()
     assert np.abs(found["confidence"] - expected.confidence).max() <= TOLERANCE
     assert head["parameters"]["subnet"] == expected.subnet
-    assert head["parameters"]["exit"] == expected.exit[0]
+    assert head["parameters"]["exit"] == expected.exits[0]
     assert head["parameters"]["latency_ms"] > 0
     assert "late_ms" not in head["parameters"]
 

@@ -174,7 +174,7 @@ def test_samples_leave_early_where_thresholds_say(exported: Exported) -> None:
         model.use(largest.digest, largest.exits[1].exit)
         last = model.infer(x)
     sure = first.confidence >= 0.3
-    assert found.exit == tuple(largest.exits[0 if leaves else 1].exit for leaves in sure)
+    assert found.exits == tuple(largest.exits[0 if leaves else 1].exit for leaves in sure)
     assert found.classes.tolist() == np.where(sure, first.classes, last.classes).tolist()
 
 
