@@ -1,16 +1,20 @@
 """Branch-wise distillation and tuning of alternatives, against labels alone and distillation alone at equal wall time.
 
     python -m benchmarks.alternatives_training [--minutes 8] [--images 12000] [--base-epochs 5] [--subnets 100]
-        [--kinds merged pruned low_rank separable] [--weights-alone] [--branches-share 0.2]
+        [--kinds merged pruned low_rank separable] [--weights-alone | --published] [--branches-share 0.2]
         [--tune-rate FACTOR] [--learning-rate 0.002] [--work DIR] [--json FILE]
 
 A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives with fixed sizes. Three
 trainings of the alternatives start from there on one process, the network frozen, each for `--minutes` of steps: branches for
 `--branches-share` of the time, then tune, which learns from labels; tune alone (labels alone); branches alone (distillation
-alone). The number of whole epochs follows from the time of an epoch of each strategy. `--weights-alone`: first weights of the
-alternatives are made without images, as AdaptiveNet's are. Test accuracies of `--subnets` random SubNets, as many in each of
-four ranges of MACs as there are, BatchNorm recalibrated; the same SubNets in four ranges of latency, timed in onnxruntime on
-one thread.
+alone). The number of whole epochs follows from the time of an epoch of each strategy.
+
+First weights of the alternatives come from images. `--weights-alone`: they are made without images, as AdaptiveNet's are.
+`--published`: so are those of labels alone and distillation alone, as in the paper, while branches, then tune, have first
+weights from images, whose time counts as theirs.
+
+Test accuracies of `--subnets` random SubNets, as many in each of four ranges of MACs as there are, BatchNorm recalibrated; the
+same SubNets in four ranges of latency, timed in onnxruntime on one thread.
 
 Costs: seconds of one epoch of each strategy and of the sandwich rule (which trains the network, too), by the median step, and
 the most resident memory of the training process. DIR keeps everything; a second run goes on from there.
@@ -19,6 +23,7 @@ the most resident memory of the training process. DIR keeps everything; a second
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +89,10 @@ class Work:
             | {"validation_share": 0.2, "test_share": 0.2}
         )
         self.splits = load_splits(self.data)
-        self.supernet = self._once("compiled", self._compile) / "supernet"
+        images = 0 if options.weights_alone else compilation.Settings().alternative_images
+        self.base = self._once("base", self._learn)
+        self.supernet = self._once("compiled", lambda folder: self._compile(folder, images)) / "supernet"
+        self.plain = self._once("plain", lambda folder: self._compile(folder, 0)) / "supernet"
         self.net = tailor_ir.load(self.supernet)
         self.watched = choose(self.net, options.subnets, seed=1)
 
@@ -96,25 +104,31 @@ class Work:
             write_json(folder / "result.json", make(folder))
         return folder
 
-    def _compile(self, folder: Path) -> dict[str, Any]:
+    def _learn(self, folder: Path) -> dict[str, Any]:
         settings = base.Settings(epochs=self.options.base_epochs, learning_rate=0.002, processes=1)
-        found = base.run(settings, MODEL, self.data, folder, Terminal())
-        weights = folder / base.WEIGHTS_FILE
-        space = {"alternatives": tuple(self.options.kinds)}
-        images = 0 if self.options.weights_alone else compilation.Settings().alternative_images
-        made = compilation.run(
-            compilation.Settings(alternative_images=images), MODEL, self.data, weights, space, folder, Terminal()
-        )
-        return {**found, **made}
+        return dict(base.run(settings, MODEL, self.data, folder, Terminal()))
 
-    def trained(self, name: str, **changes: Any) -> dict[str, Any]:
+    def _compile(self, folder: Path, images: int) -> dict[str, Any]:
+        weights, start_s = self.base / base.WEIGHTS_FILE, time.monotonic()
+        space = {"alternatives": tuple(self.options.kinds)}
+        settings = compilation.Settings(alternative_images=images)
+        made = compilation.run(settings, MODEL, self.data, weights, space, folder, Terminal())
+        return {**made, "seconds": time.monotonic() - start_s}
+
+    @property
+    def images_s(self) -> float:
+        """What first weights from images take longer than those without."""
+        took_s = [read_json(folder.parent / "result.json")["seconds"] for folder in (self.supernet, self.plain)]
+        return max(0.0, took_s[0] - took_s[1])
+
+    def trained(self, name: str, supernet: Path | None = None, **changes: Any) -> dict[str, Any]:
         """One training: the `folder` of the SuperNet, `step_s` of the median step, `seconds` of all steps, `peak_mib`."""
         common = {"processes": 1, "learning_rate": self.options.learning_rate, "ranges": {"subnets": 0}}
         settings = finetune.Settings.model_validate(common | changes)
 
         def make(folder: Path) -> dict[str, Any]:
             watcher = Watcher()
-            found = finetune.run(settings, self.data, self.supernet, folder, watcher)
+            found = finetune.run(settings, self.data, supernet or self.supernet, folder, watcher)
             return {**found, "peak_mib": watcher.peak_mib}
 
         folder = self._once(name, make)
@@ -166,15 +180,19 @@ def trainings(work: Work, epoch_s: dict[str, float]) -> list[dict[str, Any]]:
     def epochs(strategy: str, share: float = 1.0) -> int:
         return max(1, round(share * seconds / epoch_s[strategy]))
 
-    part = work.options.branches_share
-    shares = (epochs("branches", part), epochs("tune", 1 - part))
+    published = work.options.published
+    part, left = work.options.branches_share, 1 - work.images_s / seconds if published else 1.0
+    shares = (epochs("branches", left * part), epochs("tune", left * (1 - part)))
+    others = {"supernet": work.plain} if published else {}
     rates = None if work.options.tune_rate is None else (1.0, work.options.tune_rate)
     settings: dict[str, dict[str, Any]] = {
         BOTH: {"strategy": "branches,tune", "epochs": sum(shares), "phase_shares": shares, "phase_rates": rates},
-        LABELS: {"strategy": "tune", "epochs": epochs("tune")},
-        DISTILLED: {"strategy": "branches", "epochs": epochs("branches")},
+        LABELS: {"strategy": "tune", "epochs": epochs("tune"), **others},
+        DISTILLED: {"strategy": "branches", "epochs": epochs("branches"), **others},
     }
     rows = [{"training": "first weights", "accuracies": work.judged("first", work.supernet)}]
+    if published:
+        rows.append({"training": "first weights from weights alone", "accuracies": work.judged("plain", work.plain)})
     for name, changes in settings.items():
         found = work.trained(name, **changes)
         row = {"training": name, "epochs": found["epochs"], "seconds": found["seconds"]}
@@ -218,7 +236,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["merged", "pruned", "low_rank", "separable"])
     parser.add_argument("--branches-share", type=float, default=0.2, help="of the time of branches, then tune")
     parser.add_argument("--tune-rate", type=float, help="factor of the learning rate of tune; default: the product's")
-    parser.add_argument("--weights-alone", action="store_true", help="first weights without images")
+    first = parser.add_mutually_exclusive_group()
+    first.add_argument("--weights-alone", action="store_true", help="first weights without images")
+    first.add_argument("--published", action="store_true", help="only those of the comparisons")
     parser.add_argument("--learning-rate", type=float, default=0.002)
     parser.add_argument("--work", type=Path, metavar="DIR", help="what was trained; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -230,8 +250,9 @@ def main() -> None:
         console = Console(width=160)
         console.print(by_range(rows, *macs_ranges(work.watched)))
         console.print(by_range(rows, *latency_ranges(work.latencies_ms())))
-        compiled = read_json(work.supernet.parent / "result.json")
-    console.print(f"base network {100 * compiled['test_accuracy']:.2f} %, {compiled['distinct']:,} SubNets")
+        accuracy = 100 * read_json(work.base / "result.json")["test_accuracy"]
+        subnets = read_json(work.supernet.parent / "result.json")["distinct"]
+        console.print(f"base network {accuracy:.2f} %, {subnets:,} SubNets, first weights {work.images_s:.0f} s")
     table = Table("strategy", "an epoch [s]", "peak memory [MiB]")
     for row in spent:
         table.add_row(row["strategy"], f"{row['epoch_s']:.1f}", f"{row['peak_mib']:.0f}")
