@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key-file", type=Path, metavar="F", help="secret with which the bundle must be signed")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared files (default: in the bundle's folder)")
     parser.add_argument(
+        "--also", type=Path, metavar="DIR", help="folder of a search on this device, whose SubNets serve, too"
+    )
+    parser.add_argument(
         "--state", type=Path, metavar="DIR", help="remember there what serves, and go on with it after a restart"
     )
     requests = parser.add_argument_group("requests")
@@ -92,6 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
             format=arguments.format,
             key_file=arguments.key_file,
             cache=arguments.cache,
+            also=arguments.also,
             queue=arguments.queue,
             workers=arguments.workers,
             deadline_ms=arguments.deadline_ms,

@@ -14,7 +14,7 @@ TOKEN_VARIABLE = "AUTOTAILOR_SERVICE_TOKEN"
 class ServiceOptions:
     """What is served, and how.
 
-    budget_ms, memory_mib, format, key_file, cache: as `adaptive_runtime.load` takes them. queue: requests that may wait;
+    budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. queue: requests that may wait;
     workers: requests that run at once. deadline_ms: of requests that name none. state: folder in which the choice is kept;
     None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided, which can be
     replayed. sensors_root: where the device's /sys and /proc are.
@@ -28,6 +28,7 @@ class ServiceOptions:
     format: ChainFormat | None = None
     key_file: Path | None = None
     cache: Path | None = None
+    also: Path | None = None
     queue: int = 64
     workers: int = 1
     deadline_ms: float = 1000.0

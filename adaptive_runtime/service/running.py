@@ -65,15 +65,17 @@ def _token(given: str | None) -> Iterator[str]:
 def _loaded(options: ServiceOptions) -> tuple[ChoiceMemory | None, DeployedModel]:
     """The model, with what served last, where that is remembered and still works."""
     memory = None if options.state is None else ChoiceMemory(options.state, _digest(options.bundle, options.format))
+    adapting = AdaptingOptions(decisions=options.decisions, sensors_root=options.sensors_root)
     model = load(
         options.bundle,
         options.budget_ms,
         options.memory_mib,
         format=options.format,
-        adapts=AdaptingOptions(decisions=options.decisions) if options.adapts else False,
+        adapts=adapting if options.adapts else False,
         first=None if memory is None else memory.read(),
         key_file=options.key_file,
         cache=options.cache,
+        also=options.also,
     )
     return memory, model
 
