@@ -25,6 +25,7 @@ from adaptive_runtime.choice import (
     LoadBandChoice,
     MostAccurate,
     RatioChoice,
+    RequestProgress,
     Switching,
 )
 from adaptive_runtime.sensing import SensedState, Sensing, load_index
@@ -218,14 +219,11 @@ class Compared:
     def _serve(self, adaptation: Adaptation, served: Served, number: int, *, run_by_run: bool) -> None:
         """One request: a run for each image. run_by_run: the time left is looked after before each."""
         start_ns, images, runs = time.perf_counter_ns(), self.requests[number], list[ServedRun]()
-        expected_ms = 0.0
+        request = RequestProgress(len(images), len(images))
         for place, image in enumerate(images):
             if run_by_run or place == 0:
                 asked_ns = time.perf_counter_ns()
-                spent_ms = (asked_ns - start_ns) / 1e6
-                left = len(images) - place
-                decision = adaptation.choose(left=left, runs=len(images), spent_ms=spent_ms, expected_ms=expected_ms)
-                expected_ms += decision.effective_ms
+                decision = adaptation.choose(request=request)
                 served.decision_us.append((time.perf_counter_ns() - asked_ns) / 1e3)
                 variant = self.variants.variants[decision.variant]
                 self.model.use(variant.digest, variant.exit, early=variant.early)
@@ -235,7 +233,8 @@ class Compared:
             runs.append(ServedRun(variant, answer.exits, run_ms))
             served.rows.append(decision.variant)
             served.run_ms.append(run_ms)
-        adaptation.served(runs)
+            request = request.after(decision.effective_ms, (time.perf_counter_ns() - start_ns) / 1e6)
+        adaptation.served(runs, request)
         served.numbers.append(number)
         served.latency_ms.append((time.perf_counter_ns() - start_ns) / 1e6)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from adaptive_runtime.adapting.caution import Caution
 from adaptive_runtime.adapting.estimate import LoadEstimate
 from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
 from adaptive_runtime.adapting.record import DecisionRecord
@@ -17,6 +18,7 @@ from adaptive_runtime.choice import (
     Decision,
     DecisionInputs,
     MostAccurate,
+    RequestProgress,
     RunByRun,
     VariantLookUp,
     WarmFirst,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from adaptive_runtime.sensing import SensedState
 
 NONE: frozenset[int] = frozenset()
+ONE_RUN = RequestProgress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +94,13 @@ class Adaptation:
         clock: Callable[[], float] = time.monotonic,
         running: Variant | None = None,
     ) -> None:
-        from adaptive_runtime.sensing import Sensing  # psutil is needed by models that adapt alone
+        from adaptive_runtime.sensing import Sensing, device_sensors  # psutil is needed by models that adapt alone
 
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
         best = MostAccurate(self.look_up)
         self.policy = RunByRun(WarmFirst(options.policy(best), best), best)
-        self.sensing = Sensing(every_s=options.every_s, tell=self.sensed)
+        self.sensing = Sensing(device_sensors(options.sensors_root), every_s=options.every_s, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
@@ -107,7 +110,8 @@ class Adaptation:
         self._lag, self._has_served = 0.0, False
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
-        self._limits = limits
+        self._limits = self._careful = limits
+        self._caution = Caution()
         self._factors = self._estimate.factors(clock(), None, limits.quantile)
         file, most_mib = options.decisions, options.decisions_mib
         self._record = None if file is None else DecisionRecord(Path(file), variants.table, self._state, most_mib)
@@ -122,7 +126,7 @@ class Adaptation:
         limits = checked_limits({**self._limits.model_dump(), **changes})
         self.look_up.extra_limits(limits)
         with self._lock:
-            self._limits = limits
+            self._limits, self._careful = limits, self._caution.limits(limits)
             self._renew(self._clock())
 
     @property
@@ -140,22 +144,14 @@ class Adaptation:
         self,
         cold: frozenset[int] = NONE,
         without: frozenset[int] = NONE,
-        *,
-        left: int = 1,
-        runs: int = 1,
-        spent_ms: float = 0.0,
-        expected_ms: float = 0.0,
+        request: RequestProgress = ONE_RUN,
     ) -> Decision:
-        """Which row should serve the next run. cold: rows that are not loaded. without: rows that do not work.
-
-        runs: those of the request. left: how many of them are. spent_ms: what the request took so far. expected_ms: what its
-        runs so far should have taken at most, the `effective_ms` of their decisions.
-        """
+        """Which row should serve the next run of a request. cold: rows that are not loaded. without: rows that do not work."""
         with self._lock:
             inputs = DecisionInputs(
                 now_s=self._clock(),
-                limits=self._limits.for_run(left, runs, spent_ms, expected_ms),
-                begun=left < runs,
+                limits=self._careful.for_run(request),
+                for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
                 factors=self._factors,
                 ratio=self._estimate.ratio,
                 load=self._load,
@@ -168,8 +164,8 @@ class Adaptation:
                 self._record.append(before, inputs, self._decision)
             return self._decision
 
-    def served(self, runs: Sequence[ServedRun]) -> None:
-        """The runs of a request."""
+    def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
+        """The runs of a request. request: as it was after the last of them; None: whether it was late is not known."""
         rows, run_ms = list[int](), 0.0
         for run in runs:
             row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
@@ -182,6 +178,9 @@ class Adaptation:
             now_s = self._clock()
             self._estimate.observe(rows, run_ms, now_s, self._load)
             self._lag, self._has_served = 0.0, True
+            if request is not None and not request.has_less(self._limits.budget_ms):
+                self._caution.observe(request.spent_ms > self._limits.budget_ms, self._limits.quantile)
+                self._careful = self._caution.limits(self._limits)
             self._renew(now_s)
 
     def sensed(self, device: "SensedState") -> None:

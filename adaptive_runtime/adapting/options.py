@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, MostAccurate, Switching
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import one_line
+from profiling_agents.sensing.sensors import SYSTEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class AdaptingOptions:
 
     decisions: a file that every decision is appended to; above decisions_mib it is renamed to `NAME.1.SUFFIX`, in place of an
     older one, and begun anew. every_s: time between two samples of the device's state. policy: made of "the most accurate
-    within the limits"; `Switching` has options of its own.
+    within the limits"; `Switching` has options of its own. sensors_root: where the device's /sys and /proc are.
     """
 
     quantile: float = 0.95
@@ -25,6 +26,7 @@ class AdaptingOptions:
     decisions: str | Path | None = None
     decisions_mib: float = 8.0
     every_s: float = 1.0
+    sensors_root: Path = SYSTEM
     policy: Callable[[MostAccurate], ChoicePolicy] = Switching
 
     def __post_init__(self) -> None:

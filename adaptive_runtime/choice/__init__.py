@@ -4,7 +4,7 @@
 """
 
 from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
-from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
+from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, RequestProgress
 from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
 from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
@@ -31,6 +31,7 @@ __all__ = [
     "MostAccurate",
     "Objective",
     "RatioChoice",
+    "RequestProgress",
     "RunByRun",
     "Switching",
     "VariantLookUp",

@@ -15,8 +15,8 @@ class DecisionInputs(Message):
 
     now_s: of a clock that never goes back. factors: forecast for the time until the next decision. ratio: measured over
     predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
-    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. begun: a run of
-    the request is over; the limits are those of its next run.
+    without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. for_run:
+    the limits are those of a request's next run, for which alone something else may be chosen.
     """
 
     now_s: float
@@ -26,7 +26,7 @@ class DecisionInputs(Message):
     load: float | None = None
     without: frozenset[int] = frozenset()
     cold: frozenset[int] = frozenset()
-    begun: bool = False
+    for_run: bool = False
 
 
 class ChoiceState(Message):

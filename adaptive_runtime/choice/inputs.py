@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,34 @@ LEAST_SHARE = 1e-3
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 MeanAndDeviation = tuple[Positive, NotNegative]
+
+
+class RequestProgress(NamedTuple):
+    """A request before one of its runs.
+
+    runs: how many it has. left: how many of them are left. spent_ms: what it took so far. expected_ms: what its runs so far
+    should have taken at most, by their decisions. budget_ms: of the request, where it is less than the limits'; None: theirs.
+    """
+
+    runs: int = 1
+    left: int = 1
+    spent_ms: float = 0.0
+    expected_ms: float = 0.0
+    budget_ms: float | None = None
+
+    @property
+    def pace(self) -> float:
+        """By which factor it took longer than it should have at most; 1 where it did not."""
+        return max(1.0, self.spent_ms / self.expected_ms) if self.expected_ms else 1.0
+
+    def has_less(self, budget_ms: float) -> bool:
+        """Whether its own budget is less than this one."""
+        return self.budget_ms is not None and self.budget_ms < budget_ms
+
+    def after(self, effective_ms: float, spent_ms: float) -> Self:
+        """After one more run, which should have taken `effective_ms` at most; spent_ms: of the request so far."""
+        expected_ms = self.expected_ms + effective_ms
+        return self._replace(left=self.left - 1, spent_ms=spent_ms, expected_ms=expected_ms)
 
 
 class ChoiceLimits(Message):
@@ -33,19 +61,18 @@ class ChoiceLimits(Message):
         """The same with a share of the latency left free."""
         return self.model_copy(update={"budget_ms": self.budget_ms * (1 - margin)})
 
-    def for_run(self, left: int, runs: int, spent_ms: float, expected_ms: float) -> "ChoiceLimits":
-        """Of the next run of a request, of whose `runs` so many are `left`. They share the time left.
+    def for_run(self, request: RequestProgress) -> "ChoiceLimits":
+        """Of the next run of a request, whose runs that are left share the time left.
 
-        spent_ms: what the request took so far. expected_ms: what it should have taken at most, by its decisions; where it took
-        more, the load has risen, and the runs left are expected to take as much more. Fewer runs scatter more than all of them
-        together: so the quantile rises.
+        Where the request took longer than it should have at most, the load has risen, and the runs left are expected to take as
+        much longer. Fewer runs scatter more than all of them together: so the quantile rises.
         """
-        if runs == 1:
+        if request.runs == 1 and not request.has_less(self.budget_ms):
             return self
-        left_ms = max(LEAST_SHARE * self.budget_ms, self.budget_ms - spent_ms)
-        pace = max(1.0, spent_ms / expected_ms) if expected_ms else 1.0
-        quantile = of_part(self.quantile, runs / left)
-        return self.model_copy(update={"budget_ms": left_ms / left / pace, "quantile": quantile})
+        most_ms = self.budget_ms if request.budget_ms is None else min(self.budget_ms, request.budget_ms)
+        left_ms = max(LEAST_SHARE * self.budget_ms, most_ms - request.spent_ms) / request.left
+        quantile = quantile_of(deviations(self.quantile) * sqrt(request.runs / request.left))
+        return self.model_copy(update={"budget_ms": left_ms / request.pace, "quantile": quantile})
 
 
 class LoadFactors(Message):
@@ -62,10 +89,9 @@ class LoadFactors(Message):
         return self
 
 
-@lru_cache(maxsize=1024)
-def of_part(quantile: float, parts: float) -> float:
-    """The quantile of one of several independent equal parts, as far above its mean as `quantile` is for their mean."""
-    return min(MOST_QUANTILE, NormalDist().cdf(deviations(quantile) * sqrt(parts)))
+def quantile_of(above: float) -> float:
+    """The inverse of `deviations`, below 1."""
+    return min(MOST_QUANTILE, NormalDist().cdf(above))
 
 
 @lru_cache(maxsize=1024)

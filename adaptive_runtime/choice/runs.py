@@ -13,7 +13,7 @@ class RunByRun:
     """A policy decides for a request. Before each of its later runs, the runs left share what is left of the budget.
 
     While the decided variant keeps its share, it goes on. Else the best loaded variant that does serves the next run, for this
-    request alone: the next request begins with what the policy has decided.
+    request alone: the next request begins with what the policy has decided. So does a request with less time than others have.
     """
 
     policy: ChoicePolicy
@@ -21,7 +21,7 @@ class RunByRun:
 
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         running = state.running
-        if not inputs.begun or running is None:
+        if not inputs.for_run or running is None:
             return self.policy.decide(state, inputs)
         look_up, limits, factors = self.objective.look_up, inputs.limits, inputs.factors
         unable, keeps = inputs.without | inputs.cold, look_up.keeps(running, limits, factors)

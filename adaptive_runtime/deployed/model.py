@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import Adaptation, ServedRun
 from adaptive_runtime.bundles import BundledSubNet
-from adaptive_runtime.choice import ChoiceLimits, Decision
+from adaptive_runtime.choice import ChoiceLimits, Decision, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
@@ -64,9 +64,10 @@ class DeployedModel:
         if adaptation is not None:
             adaptation.start()
 
-    def infer(self, x_NCHW: NDArray[np.float32]) -> ModelAnswer:
+    def infer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
 
+        budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
         AdaptiveError: another shape or type, the model is closed, or no SubNet is left that works.
         """
         start_ns = time.perf_counter_ns()
@@ -76,7 +77,7 @@ class DeployedModel:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
             self._running += 1
         try:
-            answer = self._answer(x_NCHW, start_ns)
+            answer = self._answer(x_NCHW, budget_ms, start_ns)
         finally:
             with self._counting:
                 self._running -= 1
@@ -158,20 +159,21 @@ class DeployedModel:
     ) -> None:
         self.close()
 
-    def _answer(self, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
+    def _answer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None, start_ns: int) -> ModelAnswer:
         if self.chooser is not None:
             self._choose(self.chooser)
         size = self._run_size(len(x_NCHW))
-        starts, parts, served, expected_ms = range(0, len(x_NCHW), size), list[ModelAnswer](), list[ServedRun](), 0.0
-        for number, start in enumerate(starts):
-            spent_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            decision = self._adapt(len(starts) - number, len(starts), spent_ms, expected_ms)
+        starts, parts, served = range(0, len(x_NCHW), size), list[ModelAnswer](), list[ServedRun]()
+        request = RequestProgress(len(starts), len(starts), budget_ms=budget_ms)
+        for start in starts:
+            decision = self._adapt(request)
             hurries = decision is not None and decision.step == "hurry"
             active = self._rows[decision.variant] if decision is not None and hurries else self._active
-            expected_ms += 0.0 if decision is None else decision.effective_ms
             parts.append(self._run(active, x_NCHW[start : start + size], served))
+            spent_ms = (time.perf_counter_ns() - start_ns) / 1e6
+            request = request.after(0.0 if decision is None else decision.effective_ms, spent_ms)
         if self.adaptation is not None:
-            self.adaptation.served(served)
+            self.adaptation.served(served, request)
         return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
 
     def _run_size(self, samples: int) -> int:
@@ -224,7 +226,7 @@ class DeployedModel:
             raise AdaptiveError(where, "the model does not adapt", next_step="load it with adapts=True")
         return self.adaptation
 
-    def _adapt(self, left: int, runs: int, spent_ms: float, expected_ms: float) -> Decision | None:
+    def _adapt(self, request: RequestProgress) -> Decision | None:
         """Ask what should serve the next run of a request, where the model adapts and no other thread asks."""
         adaptation = self.adaptation if self.chooser is None else None
         if adaptation is None or not self._choosing.acquire(blocking=False):
@@ -235,10 +237,8 @@ class DeployedModel:
             if len(without) == len(rows):
                 return None
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
-            decision = adaptation.choose(
-                cold, without, left=left, runs=runs, spent_ms=spent_ms, expected_ms=expected_ms
-            )
-            if left == runs:
+            decision = adaptation.choose(cold, without, request)
+            if request.left == request.runs and decision.step != "hurry":
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
                 self._go_towards(rows[decision.variant], meanwhile)
             return decision

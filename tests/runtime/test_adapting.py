@@ -215,6 +215,16 @@ def test_the_budget_is_that_of_a_request_however_many_runs_it_has(written: Writt
         np.testing.assert_array_equal(row, answer.logits[0])
 
 
+def test_a_request_with_little_time_gets_a_faster_variant_for_itself_alone(
+    written: Written, model: DeployedModel
+) -> None:
+    goes_to(model, written.x, written.large)
+    hurried = model.infer(written.x, budget_ms=SMALL_MS * 1.6)
+    assert hurried.subnet == written.small
+    assert decided(model).step == "hurry"
+    assert served_by(model, written.x, 1)[0][0] == written.large
+
+
 def test_runs_behind_a_slow_one_make_up_for_it(written: Written, load: Load, model: DeployedModel) -> None:
     model.set_limits(budget_ms=4 * BUDGET_MS)
     x_NCHW = np.repeat(written.x, 4, axis=0)

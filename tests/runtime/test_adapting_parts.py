@@ -15,6 +15,7 @@ from adaptive_runtime.adapting import (
     LoadEstimate,
     ServedRun,
 )
+from adaptive_runtime.adapting.caution import Caution
 from adaptive_runtime.bundles import (
     BundleDevice,
     BundledExit,
@@ -34,12 +35,14 @@ from adaptive_runtime.choice import (
     ChoiceState,
     LoadFactors,
     MostAccurate,
+    RequestProgress,
     Switching,
     VariantLookUp,
     VariantTable,
     WarmFirst,
     replay,
 )
+from adaptive_runtime.choice.inputs import deviations
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.pool import Variant
@@ -275,3 +278,31 @@ def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
     assert adapting.policy.policy.policy == Switching(MostAccurate(adapting.look_up))
     assert adapting.first == adapting.variants.variants[0]
     assert adapting.useful == adapting.variants.variants
+
+
+def test_late_requests_make_decisions_more_careful_until_few_are_late() -> None:
+    rng, caution, limits, late = np.random.default_rng(0), Caution(), ChoiceLimits(budget_ms=1.0, quantile=0.95), []
+    for _ in range(
+        4000
+    ):  # of a request that is late beyond its quantile, and by three times the deviation that is told
+        above = deviations(caution.limits(limits).quantile)
+        late.append(bool(2.0 * rng.normal() > above))
+        caution.observe(late[-1], limits.quantile)
+    assert np.mean(late[1000:]) == pytest.approx(0.7 * 0.05, abs=0.01)
+    assert caution.factor > 1.3
+    for _ in range(2000):
+        caution.observe(False, limits.quantile)
+    assert caution.limits(limits).quantile < limits.quantile
+    assert caution.limits(limits).quantile >= 0.5
+
+
+def test_a_model_that_is_late_decides_more_carefully() -> None:
+    bundle, found = variants((5.0,)), dict[float, float]()
+    for spent_ms in (5.0, 30.0):
+        adapting = Adaptation(bundle, ChoiceLimits(budget_ms=9.0, quantile=0.9), AdaptingOptions(), Clock())
+        for _ in range(3):
+            run = ServedRun(bundle.variants[0], ("last",), 5.0)
+            adapting.served([run], RequestProgress(1, 0, spent_ms=spent_ms))
+        assert adapting.limits.quantile == 0.9  # the user's own stays
+        found[spent_ms] = adapting.choose().effective_ms
+    assert found[30.0] > 1.02 * found[5.0]

@@ -11,6 +11,7 @@ from adaptive_runtime.choice import (
     DecisionInputs,
     LoadFactors,
     MostAccurate,
+    RequestProgress,
     RunByRun,
     Switching,
     VariantLookUp,
@@ -26,8 +27,8 @@ FACTORS = LoadFactors(mean=(1.0,), deviation=(0.1,))
 RUNNING = ChoiceState(running=ACCURATE)
 
 
-def decided(limits: ChoiceLimits, *, begun: bool = True, **given: frozenset[int]) -> tuple[ChoiceState, Decision]:
-    inputs = DecisionInputs(now_s=5.0, limits=limits, factors=FACTORS, begun=begun, **given)
+def decided(limits: ChoiceLimits, *, for_run: bool = True, **given: frozenset[int]) -> tuple[ChoiceState, Decision]:
+    inputs = DecisionInputs(now_s=5.0, limits=limits, factors=FACTORS, for_run=for_run, **given)
     return POLICY.decide(RUNNING, inputs)
 
 
@@ -45,7 +46,7 @@ def test_the_best_that_is_in_time_serves_one_run_and_the_next_request_begins_as_
     assert (decision.variant, decision.step, decision.within) == (variant, "hurry", within)
     assert f"{left_ms:.3g} ms are left for each run" in decision.reason
     assert state == RUNNING
-    after, next_one = decided(ChoiceLimits(budget_ms=12.5, quantile=0.95), begun=False)
+    after, next_one = decided(ChoiceLimits(budget_ms=12.5, quantile=0.95), for_run=False)
     assert (next_one.variant, next_one.step, after.running) == (ACCURATE, "stay", ACCURATE)
 
 
@@ -70,7 +71,7 @@ def test_the_runs_left_share_the_time_left_and_scatter_more_than_all(
     budget_ms: float, spent: float, runs: int, part: float, q: float
 ) -> None:
     limits, left = ChoiceLimits(budget_ms=budget_ms, quantile=q, memory_mib=7.0), 1 + round(part * (runs - 1))
-    found = limits.for_run(left, runs, spent * budget_ms, 0.0)
+    found = limits.for_run(RequestProgress(runs, left, spent * budget_ms))
     assert found.memory_mib == 7.0
     assert 0 < found.budget_ms <= budget_ms / left + 1e-9
     if spent < 0.999:
@@ -78,12 +79,22 @@ def test_the_runs_left_share_the_time_left_and_scatter_more_than_all(
     assert q - 1e-9 <= found.quantile < 1
     above = deviations(found.quantile) / max(1e-9, deviations(q))
     assert q < 0.6 or found.quantile > 1 - 1e-6 or above == pytest.approx((runs / left) ** 0.5, rel=1e-3)
-    assert limits.for_run(1, 1, spent * budget_ms, 0.0) is limits
+    assert limits.for_run(RequestProgress(spent_ms=spent * budget_ms)) is limits
 
 
 def test_runs_that_took_longer_than_they_should_are_expected_of_those_left() -> None:
     limits = ChoiceLimits(budget_ms=100.0)
-    in_time, late = limits.for_run(2, 4, 40.0, 50.0), limits.for_run(2, 4, 40.0, 10.0)
+    in_time, late = (limits.for_run(RequestProgress(4, 2, 40.0, expected_ms)) for expected_ms in (50.0, 10.0))
     assert in_time.budget_ms == pytest.approx(30.0)
     assert late.budget_ms == pytest.approx(30.0 / 4)
     assert in_time.quantile == late.quantile
+
+
+def test_a_request_may_have_less_time_than_others() -> None:
+    limits = ChoiceLimits(budget_ms=100.0)
+    assert limits.for_run(RequestProgress(budget_ms=20.0)).budget_ms == pytest.approx(20.0)
+    assert limits.for_run(RequestProgress(4, 4, budget_ms=20.0)).budget_ms == pytest.approx(5.0)
+    assert limits.for_run(RequestProgress(budget_ms=200.0)) is limits
+    assert 0 < limits.for_run(RequestProgress(budget_ms=-3.0)).budget_ms < 1.0
+    step = RequestProgress(3, 3).after(effective_ms=4.0, spent_ms=6.0)
+    assert (step.left, step.spent_ms, step.expected_ms, step.pace) == (2, 6.0, 4.0, 1.5)
