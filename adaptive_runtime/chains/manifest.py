@@ -18,6 +18,8 @@ AGAIN = "export the SubNet again"
 ChainFormat = Literal["onnx", "ncnn"]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """A name in the manifest's own folder."""
+NcnnPair = tuple[FileName, FileName]
+"""Names of a .param and a .bin."""
 Manifest = TypeVar("Manifest", bound=Message)
 
 
@@ -34,11 +36,13 @@ class ChainSegment(Message):
     file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
     network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. Where a
     SubNet is cut to be split over devices, `exit` names the value that crosses the cut, which is the first output.
+    ncnn: the same segment as files .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
     macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
     """
 
     exit: str
     file: FileName | None = None
+    ncnn: NcnnPair | None = None
     inputs: tuple[ChainTensor, ...]
     outputs: Annotated[tuple[ChainTensor, ...], Field(min_length=1)]
     macs: int
@@ -92,8 +96,9 @@ class ChainManifest(Message):
                 raise ValueError(f"segment {number} reads '{unknown[0]}', which none before it gives")
             if (segment.file is None) == (self.format == "onnx"):
                 raise ValueError(f"segment {number} has {'no' if segment.file is None else 'a'} file in {self.format}")
-            if segment.file is not None and segment.file not in self.files:
-                raise ValueError(f"segment {number} is in '{segment.file}', which is not among the files")
+            named = (*filter(None, [segment.file]), *(segment.ncnn or ()))
+            if missing := [name for name in named if name not in self.files]:
+                raise ValueError(f"segment {number} is in '{missing[0]}', which is not among the files")
             known |= {one.name for one in segment.outputs}
         if self.format == "ncnn" and sorted(name.rpartition(".")[2] for name in self.files) != ["bin", "param"]:
             raise ValueError(f"files {', '.join(self.files)}; ncnn has one .param and one .bin")

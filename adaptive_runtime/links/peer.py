@@ -13,7 +13,7 @@ from adaptive_runtime.links.addresses import DeviceAddress
 from adaptive_runtime.links.connection import PeerAnswer, PeerConnection, PeerLostError, PeerRefusedError, PeerTimes
 from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
 from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes
-from profiling_agents.messages import ActivationCoding, SentActivation, ServedSubNet
+from profiling_agents.messages import ActivationCoding, Format, SentActivation, ServedSubNet, Welcome
 
 __all__ = ["Peer", "PeerLostError", "PeerState", "PeerTimes"]
 
@@ -27,13 +27,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Peer:
-    """One device. told: called with each change of state and the line that says why."""
+    """One device. subnets: the same segments by the format of their files, the format that is preferred first.
+
+    files: of all formats, by sha256. told: called with each change of state and the line that says why.
+    """
 
     def __init__(
         self,
         name: str,
         address: DeviceAddress,
-        subnet: ServedSubNet,
+        subnets: Mapping[Format, ServedSubNet],
         files: Mapping[str, bytes],
         told: Callable[["Peer", str], None] | None = None,
     ) -> None:
@@ -43,7 +46,7 @@ class Peer:
         self.reason = ""
         self.pause_s = FIRST_PAUSE_S
         """How long it is out after the next fault; doubled by every fault, reset by an answer in time."""
-        self._subnet, self._files, self._told = subnet, files, told
+        self._subnets, self._files, self._told = subnets, files, told
         self._measures = LinkMeasures()
         self._connection: PeerConnection | None = None
 
@@ -107,11 +110,11 @@ class Peer:
         self._measures = LinkMeasures()
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                connection, _ = await PeerConnection.open(self.address, self._measures)
+                connection, welcome = await PeerConnection.open(self.address, self._measures)
         except TimeoutError as error:
             raise PeerLostError(f"has not greeted within {CONNECT_LIMIT_S:g} s") from error
         try:
-            await connection.load(self._subnet, self._files)
+            await connection.load(self._subnet_of(welcome), self._files)
             async with asyncio.timeout(PROBE_LIMIT_S):
                 for _ in range(PINGS):
                     await connection.probe(0, 0)
@@ -128,6 +131,16 @@ class Peer:
         self._connection = connection
         self._change("in", "connected")
         return connection
+
+    def _subnet_of(self, welcome: Welcome) -> ServedSubNet:
+        """The SubNet in a format that the device takes. PeerRefusedError: there is none."""
+        found = next((subnet for form, subnet in self._subnets.items() if form in welcome.formats), None)
+        if found is None:
+            raise PeerRefusedError(
+                f"runs {welcome.backend}, which takes files of {', '.join(welcome.formats)}; this SubNet has files of "
+                f"{', '.join(self._subnets)}; export it with files for that backend"
+            )
+        return found
 
     async def _stay(self, connection: PeerConnection) -> None:
         """Until the connection is lost. An idle link is probed as often as it may be."""

@@ -42,7 +42,7 @@ class SplitRunner:
         options: SplitOptions,
     ) -> None:
         self._subnet, self._home, self._choice, self._options = split.subnet, home, choice, options
-        self.peers = {name: Peer(name, one, split.subnet, split.files, self._tell) for name, one in devices.items()}
+        self.peers = {name: Peer(name, one, split.subnets, split.files, self._tell) for name, one in devices.items()}
         self.counts = SplitCounts()
         self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
         self.changed = asyncio.Event()

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from profiling_agents.messages.base import Digest, Message, Name, Shape
+from profiling_agents.messages.base import Digest, Format, Message, Name, Shape
 from profiling_agents.messages.jobs import JobMessage
 
-STREAM_PROTOCOL = 1
+STREAM_PROTOCOL = 2
 """Raised with every change of a stream that the other side would not read."""
 MOST_SEGMENTS = 256
 MOST_BOUNDARY_BYTES = 1 << 28
@@ -121,7 +121,7 @@ class Hello(Message):
 
 
 class Welcome(Message):
-    """The device's answer to a right token: what it is."""
+    """The device's answer to a right token: what it is, and the formats of files that it takes."""
 
     kind: Literal["welcome"] = "welcome"
     protocol: int
@@ -129,6 +129,7 @@ class Welcome(Message):
     precision: Name
     threads: int
     fingerprint: Name
+    formats: tuple[Format, ...]
 
 
 class LoadSubNet(Message):

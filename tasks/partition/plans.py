@@ -4,7 +4,6 @@ At run time tensors between two other devices go through home. So for these plan
 message takes the latencies of both. Devices change where a single value crosses.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, NcnnPair
 from adaptive_runtime.split import (
     HOME,
     PLANS_FILE,
@@ -35,7 +34,8 @@ from solvers.partition import (
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
-from tasks.partition.parts import export_checked, tensor_of
+from tasks.partition.checked import digests_of, export_checked, tensor_of
+from tasks.partition.ncnn_files import write_ncnn
 from tasks.partition.planning import conditions_of, problem_of
 from tasks.partition.settings import Settings
 from tasks.partition.tables import DeviceTimes
@@ -104,11 +104,12 @@ def write_plans(
     *,
     threads: int = 1,
     statistics: Statistics | None = None,
+    ncnn: bool = False,
 ) -> PlacementPlans:
     """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder. threads: of the runtime at home.
 
-    UserError: home alone does not keep the limits, the network hands over other values than float32, or the segments do not
-    give the answer of the whole SubNet, up to 1e-5.
+    ncnn: with files of ncnn beside each segment. UserError: home alone does not keep the limits, the network hands over other
+    values than float32, or the segments do not give the answer of the whole SubNet, up to 1e-5 (in ncnn 1e-4).
     """
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
@@ -127,7 +128,7 @@ def write_plans(
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
-    _write_chain(net, config, ahead.groups, folder, threads, statistics)
+    _write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
     run_ms = [max(table.offset_ms, 0.0) for table in tables]
     plans = placement_plans(ahead, settings.devices, run_ms, SplitSubNet.open(folder).subnet.digest)
     write_bytes(folder / PLANS_FILE, plans.to_json().encode())
@@ -183,6 +184,8 @@ def _write_chain(
     folder: Path,
     threads: int,
     statistics: Statistics | None,
+    *,
+    ncnn: bool,
 ) -> None:
     """Segments as files, checked, and their manifest."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,19 +193,23 @@ def _write_chain(
     if len(set(exported.outputs)) != 1:
         got = f"the network has {len(set(exported.outputs))} outputs"
         raise UserError("partition.plans", got, allowed="one", next_step="use partition.parts")
+    pairs: Sequence[NcnnPair | None] = [None] * len(groups)
+    if ncnn:
+        pairs = write_ncnn(folder, exported, net.input_shape(config))
     segments = []
-    for name, session, macs in zip(exported.files, exported.sessions, exported.macs, strict=True):
+    for name, pair, session, macs in zip(exported.files, pairs, exported.sessions, exported.macs, strict=True):
         read, given = (tuple(map(tensor_of, each)) for each in (session.get_inputs(), session.get_outputs()))
         other = next((one for one in (*read, *given) if one.element_type != FLOAT), None)
         if other is not None:
             got = f"'{other.name}' is {other.element_type}"
             raise UserError("partition.plans", got, allowed=FLOAT, next_step="use partition.parts")
         inputs, outputs = (tuple(ChainTensor(name=one.name, shape=one.shape) for one in each) for each in (read, given))
-        segments.append(ChainSegment(exit=given[0].name, file=name, inputs=inputs, outputs=outputs, macs=macs))
+        own = {"exit": given[0].name, "file": name, "ncnn": pair, "macs": macs}
+        segments.append(ChainSegment.model_validate({**own, "inputs": inputs, "outputs": outputs}))
     manifest = ChainManifest(
         format="onnx",
         digest=net.space.digest(config),
-        files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in exported.files},
+        files=digests_of(folder, exported.files, pairs),
         input=segments[0].inputs[0],
         segments=tuple(segments),
         runtime="onnxruntime",

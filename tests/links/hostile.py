@@ -65,6 +65,7 @@ class HostileDevice:
                                 precision="fp32",
                                 threads=1,
                                 fingerprint="none",
+                                formats=("onnx",),
                             )
                         )
                     case LoadSubNet(subnet=subnet):

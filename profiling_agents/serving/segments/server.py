@@ -44,6 +44,7 @@ async def serve_segments(
             fingerprint=fingerprint(
                 runtime, settings.cores, options.threads, sys.platform == "linux", options.cores_root
             ),
+            formats=runtime.formats,
         )
         homes = _Homes(subnets, welcome, token, options.max_model_mib * MIB)
         context = _tls(options.network)
