@@ -36,7 +36,7 @@ class ChainSegment(Message):
     file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
     network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. Where a
     SubNet is cut to be split over devices, `exit` names the value that crosses the cut, which is the first output.
-    ncnn: the same segment as files .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
+    ncnn: the same segment as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
     macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
     """
 

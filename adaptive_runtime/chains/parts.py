@@ -30,7 +30,7 @@ class PartTensor(Message):
 class SubnetPart(Message):
     """Operators between two cuts. device: that the plan has for them. operators: how many. macs: multiply-accumulates.
 
-    ncnn: the same part as files .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
+    ncnn: the same part as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
     """
 
     file: FileName

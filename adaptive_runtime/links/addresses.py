@@ -14,12 +14,14 @@ SCHEMES = ("tcp", "tls")
 class DeviceAddress:
     """`tcp://HOST:PORT` or `tls://HOST:PORT`, as `autotailor agent --serve-segments` prints it, and the device's token.
 
-    ca_file: certificate (PEM) that the device is checked against; None: those of the system.
+    ca_file: certificate (PEM) that the device is checked against; None: those of the system. peer_url: the address by which
+    other devices reach it; None: the same.
     """
 
     url: str
     token: str = field(repr=False)
     ca_file: Path | None = None
+    peer_url: str | None = None
 
     def check(self) -> None:
         """AdaptiveError: it cannot be used."""

@@ -10,12 +10,21 @@ from typing import Literal
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links.addresses import DeviceAddress
-from adaptive_runtime.links.connection import PeerAnswer, PeerConnection, PeerLostError, PeerRefusedError, PeerTimes
+from adaptive_runtime.links.connection import (
+    STRAIGHT,
+    PeerAnswer,
+    PeerConnection,
+    PeerLostError,
+    PeerRefusedError,
+    PeerTimes,
+    RunWay,
+)
 from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
 from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes
-from profiling_agents.messages import ActivationCoding, Format, SentActivation, ServedSubNet, Welcome
+from profiling_agents.messages import ActivationCoding, Format, Receiver, SentActivation, ServedSubNet, Welcome
+from profiling_agents.streams.proofs import proof_of
 
-__all__ = ["Peer", "PeerLostError", "PeerState", "PeerTimes"]
+__all__ = ["Peer", "PeerAnswer", "PeerLostError", "PeerState", "PeerTimes", "RunWay"]
 
 PeerState = Literal["connecting", "in", "out", "excluded"]
 """excluded: it has other weights, answers wrongly, or refuses home; only a person brings it back."""
@@ -49,6 +58,7 @@ class Peer:
         self._subnets, self._files, self._told = subnets, files, told
         self._measures = LinkMeasures()
         self._connection: PeerConnection | None = None
+        self._welcome: Welcome | None = None
 
     @property
     def link(self) -> MeasuredLink:
@@ -60,13 +70,38 @@ class Peer:
         """Requests whose answers have not come."""
         return 0 if self._connection is None else self._connection.in_flight
 
+    @property
+    def gives(self) -> bool:
+        """Whether it is in, and its operator allows other devices to which it may give values."""
+        return self.state == "in" and self._welcome is not None and self._welcome.hands
+
+    def receiver(self, ticket: str) -> Receiver:
+        """This device as another one reaches it, to give values to the run that waits with a ticket. PeerLostError."""
+        if self.state != "in" or self._welcome is None:
+            raise PeerLostError(self.reason or "not connected")
+        digest, address = self._subnet_of(self._welcome).digest, self.address
+        proof = proof_of(address.token, digest)
+        return Receiver(url=address.peer_url or address.url, digest=digest, proof=proof, ticket=ticket)
+
     async def run(
-        self, first: int, last: int, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding
+        self,
+        first: int,
+        last: int,
+        tensors: Sequence[tuple[SentActivation, bytes]],
+        coding: ActivationCoding,
+        way: RunWay = STRAIGHT,
     ) -> PeerAnswer:
         """Segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
+        return await self._open().run(first, last, tensors, coding, way)
+
+    async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: bytes | bytearray) -> None:
+        """Coded tensors for a run of it that waits with a ticket. PeerLostError."""
+        await self._open().give(ticket, activations, content)
+
+    def _open(self) -> PeerConnection:
         if self.state != "in" or self._connection is None:
             raise PeerLostError(self.reason or "not connected")
-        return await self._connection.run(first, last, tensors, coding)
+        return self._connection
 
     def was_in_time(self) -> None:
         """An answer came in time: the next fault counts as the first."""
@@ -128,7 +163,7 @@ class Peer:
         except BaseException:
             connection.end("not loaded")
             raise
-        self._connection = connection
+        self._connection, self._welcome = connection, welcome
         self._change("in", "connected")
         return connection
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.split.answers import LegTimes, SplitAnswer
 from adaptive_runtime.split.plans import HOME, Leg
+from adaptive_runtime.split.routes import Route
 
 Array = NDArray[np.float32]
 
@@ -17,7 +18,7 @@ Array = NDArray[np.float32]
 class Flight:
     """A request. values: what home knows of it, by name. times in seconds of `time.perf_counter`.
 
-    legs: what is still to be run. ready: home is to run the next leg. remote: another device has it, since `sent_s`.
+    legs: what is still to be run. ready: home is to run the next leg. remote: others have those of `route`, since `sent_s`.
     guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
     """
 
@@ -30,6 +31,7 @@ class Flight:
     running: bool = False
     guaranteed: bool = False
     sent_s: float = 0.0
+    route: Route = ()
     remote: "asyncio.Task[None] | None" = None
     at_home: str | None = None
     done: list[LegTimes] = field(default_factory=list)

@@ -15,7 +15,6 @@ from adaptive_runtime.chains import require_runtime, session_options
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.segments import SplitSubNet
-from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Model, ModelError, RuntimeOptions
 from profiling_agents.messages import JobMessage
 
@@ -120,8 +119,10 @@ def _sessions(split: SplitSubNet) -> list[Loaded]:
 
 def _nets(split: SplitSubNet) -> list[Loaded]:
     """One net of ncnn for each segment, in fp32, as an agent with that backend runs it. AdaptiveError: ncnn refuses one."""
+    from profiling_agents.backends.ncnn import NcnnBackend
+
     threads = int(split.settings.get("intra_op_num_threads", 1))
-    backend = open_backend(RuntimeOptions(backend="ncnn", threads=max(threads, 1)))
+    backend = NcnnBackend(RuntimeOptions(backend="ncnn", threads=max(threads, 1)))
     found: list[Loaded] = []
     with tempfile.TemporaryDirectory(prefix="autotailor-home-") as name:
         for number, segment in enumerate(split.subnets["ncnn"].segments):

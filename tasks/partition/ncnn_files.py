@@ -1,4 +1,4 @@
-"""Parts of a SubNet as files of ncnn beside those of ONNX, checked in ncnn itself: one after the other they are the whole SubNet.
+"""Parts of a SubNet as files of ncnn beside those of ONNX, checked in ncnn itself: together they are the whole SubNet.
 
 Blobs have the names of values, so that a device with ncnn reads and gives the same values as a device with ONNX files.
 """

@@ -23,8 +23,8 @@ def write_parts(
 ) -> PartsManifest:
     """Write the parts of a SubNet, one for each stay of a plan, as `0.onnx`, … with `parts.json` into a folder.
 
-    home: the device that has the input. ncnn: with files of ncnn beside each. UserError: the parts do not give the answer of the
-    whole SubNet, up to 1e-5, or there are no files of ncnn that do, up to 1e-4.
+    home: the device that has the input. ncnn: with files of ncnn beside each. UserError: the parts do not give the answer of
+    the whole SubNet, up to 1e-5, or there are no files of ncnn that do, up to 1e-4.
     """
     exported = export_checked(net, config, [stay.operators for stay in stays], folder, statistics)
     files = exported.files

@@ -1,7 +1,7 @@
 """Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
 
-At run time tensors between two other devices go through home. So for these plans a byte between them crosses both links, and a
-message takes the latencies of both. Devices change where a single value crosses.
+At run time tensors between two other devices may have to go through home. So for these plans a byte between them crosses both
+links, and a message takes the latencies of both. Devices change where a single value crosses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,11 @@
-"""Different backends: home in onnxruntime and a device in ncnn, the reverse, and a device that takes no format of the SubNet."""
+"""Different backends: home in onnxruntime and a device in ncnn, the reverse, and a device that takes none of the files."""
 
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 import tailor_ir
 from adaptive_runtime.chains import PARTS_FILE, PartsManifest
@@ -10,6 +13,8 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tasks.errors import UserError
 from tasks.partition import Settings, open_tables, plan_partition, write_parts, write_plans
+from tasks.partition.checked import ExportedParts
+from tasks.partition.ncnn_files import write_ncnn
 from tests.agents.agent_processes import soon
 from tests.links.devices import Reference, inputs, same, serving
 from tests.partition.finished_run import finished_run
@@ -92,23 +97,17 @@ def test_parts_have_files_of_ncnn_beside_those_of_onnx(
         PartsManifest.read(tmp_path / PARTS_FILE)
 
 
-def test_a_network_that_ncnn_has_not_is_one_line(tmp_path: Path) -> None:
-    import torch
-
-    class Erf(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            answer: torch.Tensor = self.last(torch.erf(self.first(x)).mean((2, 3)))
-            return answer
-
-    from tasks.partition.checked import export_checked
-    from tasks.partition.ncnn_files import write_ncnn
-
-    net = tailor_ir.compile(Erf().eval(), torch.zeros(1, 3, 8, 8))
-    dataflow = net.pre_partition().under(net.space.row(net.max_config))
-    exported = export_checked(net, net.max_config, [tuple(range(len(dataflow.operators)))], tmp_path)
-    with pytest.raises(UserError, match=r"partition\.ncnn: part 0 has no form in ncnn .*; use a backend that takes ONNX"):
-        write_ncnn(tmp_path, exported, net.input_shape(net.max_config))
+def test_a_part_that_ncnn_has_not_is_one_line(tmp_path: Path) -> None:
+    read, given = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (1, 3, 3)), ("y", (1,)))
+    )
+    graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "det", [read], [given])
+    file = tmp_path / "0.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    parts = ExportedParts(files=("0.onnx",), sessions=(session,), input="x", outputs=("y",), macs=(1,), difference=0.0)
+    with pytest.raises(
+        UserError, match=r"partition\.ncnn: part 0 has no form in ncnn .*; use a backend that takes ONNX"
+    ):
+        write_ncnn(tmp_path, parts, (1, 3, 3))
+    assert not list(tmp_path.glob("*.param"))
