@@ -109,7 +109,7 @@ class SplitNetwork:
 
     @property
     def events(self) -> tuple[SplitEvent, ...]:
-        """What happened to devices, the latest last."""
+        """What happened to devices, to ways between them, and to the plan, the latest last."""
         return tuple(self._runner.events)
 
     def close(self) -> None:

@@ -37,6 +37,13 @@ class PlacedSegments(Message):
             start += count
         return tuple(found)
 
+    def __str__(self) -> str:
+        """`home 0-1, server 2-7`."""
+        return ", ".join(
+            f"{leg.device} {leg.first}" if leg.first == leg.last else f"{leg.device} {leg.first}-{leg.last}"
+            for leg in self.legs
+        )
+
     @property
     def peers(self) -> frozenset[str]:
         """The other devices that it needs."""
@@ -59,6 +66,11 @@ class PlacementChoice(Protocol):
         """Home has run segments from the first on, which took so long each. Called after each run at home."""
         ...
 
+    @property
+    def reason(self) -> str:
+        """Why the plan that was chosen last is followed. One line."""
+        ...
+
 
 class PreferredPlacements:
     """The first plan of a list all of whose devices are in; the last resort is home."""
@@ -76,3 +88,8 @@ class PreferredPlacements:
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
         """The order of the list is independent of times."""
+
+    @property
+    def reason(self) -> str:
+        """The same for all plans."""
+        return "the first plan whose devices are in"

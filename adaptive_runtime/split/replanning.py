@@ -103,6 +103,11 @@ class EnvelopePlacements:
             self._took.add(sum(took_ms))
             self._predicted.add(predicted_ms)
 
+    @property
+    def reason(self) -> str:
+        """Of the last change."""
+        return self.changes[-1].reason if self.changes else "nothing has changed"
+
     def latencies_ms(self, links: Mapping[str, MeasuredLink]) -> dict[int, float]:
         """Predicted for now of each plan all of whose devices are in, by its position in the file."""
         found = self._among(links)

@@ -59,6 +59,7 @@ class SplitRunner:
         self._thread = ThreadPoolExecutor(1, "home")
         choice.ran_at_home(0, home.times_ms)
         self._busy = False
+        self._plan = all_at_home(self._last + 1)
         self._timer: asyncio.TimerHandle | None = None
         self._usual_ms: dict[Route, WeightedMean] = {}
         self._suspects: set[str] = set()
@@ -83,9 +84,12 @@ class SplitRunner:
     def begin(self, flight: Flight) -> None:
         """Take a request."""
         links = self.links()
-        plan = self._choice.choose(links)
+        plan, why = self._choice.choose(links), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
-            plan = all_at_home(self._last + 1)
+            plan, why = all_at_home(self._last + 1), f"{plan} cannot be followed"
+        if plan.devices != self._plan.devices:
+            self._plan = plan
+            self._event(HOME, "plan", f"{plan}: {why}")
         flight.legs = list(plan.legs)
         self._flights.add(flight)
         flight.guaranteed = True
