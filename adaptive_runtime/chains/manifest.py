@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import Digest, Message, one_line
 
 SEGMENTS_FILE = "segments.json"
@@ -135,6 +136,13 @@ class ChainManifest(Message):
         found = cls.from_json(read_bytes(file), str(file))
         check_files(file, found.files)
         return found
+
+    def own_thresholds(self, folder: Path) -> Thresholds | None:
+        """Those of the file that the manifest names, in its folder; None: it names none. AdaptiveError: it cannot be read."""
+        if self.thresholds is None:
+            return None
+        file = folder / self.thresholds
+        return Thresholds.from_json(read_bytes(file), str(file))
 
     def written(self) -> Iterator[str]:
         """Names of all files of the chain but the manifest's own."""

@@ -90,7 +90,7 @@ class SplitRunner:
         if plan.devices != self._plan.devices:
             self._plan = plan
             self._event(HOME, "plan", f"{plan}: {why}")
-        flight.legs = list(plan.legs)
+        flight.legs, flight.decision = list(plan.legs), self._home.decision()
         self._flights.add(flight)
         flight.guaranteed = True
         now_s = time.perf_counter()
@@ -102,11 +102,13 @@ class SplitRunner:
         if not flight.legs:
             end_s = time.perf_counter()
             self._flights.discard(flight)
-            answer = flight.answered(flight.values[self._subnet.answer], end_s)
+            found = flight.values[self._subnet.answer] if flight.left is None else flight.left
+            answer = flight.answered(found, end_s)
             counts = self.counts
             counts.answered += 1
             counts.late += answer.late
             counts.at_home += answer.at_home is not None
+            counts.exited += answer.exit is not None
             for name in answer.devices:
                 counts.by_device[name] = counts.by_device.get(name, 0) + 1
             flight.future.set_result(answer)
@@ -251,7 +253,7 @@ class SplitRunner:
         leg = flight.legs[0]
         flight.running, self._busy = True, True
         work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._home.run, flight.values, leg.first, leg.last
+            self._thread, self._home.run, flight.values, leg.first, leg.last, flight.decision
         )
         work.add_done_callback(partial(self._ran, flight, leg, time.perf_counter()))
 
@@ -266,7 +268,11 @@ class SplitRunner:
         run = work.result()
         self._learn(leg.first, run)
         self._thread_late.add(time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3)
-        flight.passed(LegTimes(HOME, leg.first, leg.last, sum(run.took_ms)), self._kept(run.values, leg))
+        times = LegTimes(HOME, leg.first, leg.first + len(run.took_ms) - 1, sum(run.took_ms))
+        if run.left is not None:
+            flight.leave(times, run.left)
+        else:
+            flight.passed(times, self._kept(run.values, leg))
         self._advance(flight)
 
     def _learn(self, first: int, run: HomeRun) -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainFormat, ChainManifest, ChainSegment, ChainTensor
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import Digest, Format, JobMessage, RuntimeSettings, ServedSubNet, one_line
 
 WITH_NCNN = "write it with partition.ncnn=true"
@@ -18,12 +19,15 @@ class SplitSubNet:
     """A SubNet that may be split. subnets: the same segments by the format of their files, ONNX first.
 
     files: contents by sha256. settings: of onnxruntime at home. home: the format of the files that home itself runs.
+    exits: answers of segments at which samples may leave while all so far ran at home, in order. thresholds: when they leave.
     """
 
     subnets: dict[Format, ServedSubNet]
     files: dict[str, bytes]
     settings: RuntimeSettings
     home: ChainFormat = "onnx"
+    exits: tuple[ChainTensor, ...] = ()
+    thresholds: Thresholds | None = None
 
     @property
     def subnet(self) -> ServedSubNet:
@@ -31,13 +35,22 @@ class SplitSubNet:
         return self.subnets["onnx"]
 
     @classmethod
-    def open(cls, folder: str | Path, manifest: str = SEGMENTS_FILE, home: ChainFormat = "onnx") -> Self:
+    def open(
+        cls,
+        folder: str | Path,
+        manifest: str = SEGMENTS_FILE,
+        home: ChainFormat = "onnx",
+        thresholds: Thresholds | None = None,
+    ) -> Self:
         """The chain of a folder, whose files are checked. AdaptiveError: it cannot be split as it is.
 
-        home: `ncnn`: home runs its segments in ncnn. Answers of exits before the last one are not computed.
+        home: `ncnn`: home runs its segments in ncnn. thresholds: when samples leave at exits at home; None: those of the file that
+        the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
         """
         file = Path(folder) / manifest
         found = ChainManifest.read(file)
+        thresholds = thresholds or found.own_thresholds(Path(folder))
+        whole, found = found, _until_full(found, thresholds, str(file))
         if found.format != "onnx":
             raise AdaptiveError(str(file), f"its format is {found.format}", allowed="onnx")
         formats: list[ChainFormat] = ["onnx"]
@@ -46,7 +59,8 @@ class SplitSubNet:
         if home not in formats:
             raise AdaptiveError(str(file), f"has no files of {home}", allowed=", ".join(formats), next_step=WITH_NCNN)
         named = {name for one in found.segments for form in formats for name in _names(one, form)}
-        if shared := sorted(set(found.files) - named):
+        behind = {name for one in whole.segments for name in (str(one.file), *(one.ncnn or ()))}
+        if shared := sorted(set(found.files) - named - behind):
             raise AdaptiveError(
                 str(file),
                 f"its segments keep their weights in {shared[0]}",
@@ -58,7 +72,23 @@ class SplitSubNet:
             subnets: dict[Format, ServedSubNet] = {form: _served(found, contents, form) for form in formats}
         except ValidationError as error:
             raise AdaptiveError(str(file), one_line(error), next_step="export the SubNet again") from error
-        return cls(subnets, {found.files[name]: contents[name] for name in named}, dict(found.settings), home)
+        files = {found.files[name]: contents[name] for name in named}
+        exits = () if thresholds is None else tuple(one.outputs[0] for one in found.segments[:-1])
+        return cls(subnets, files, dict(found.settings), home, exits, thresholds)
+
+
+def _until_full(found: ChainManifest, thresholds: Thresholds | None, where: str) -> ChainManifest:
+    """The chain up to the exit that gives the full answer. AdaptiveError: thresholds of another SubNet."""
+    if thresholds is None:
+        return found
+    last = len(found.segments) - 1
+    if thresholds.full_exit > last:
+        got = f"{thresholds.full_exit} thresholds for {last + 1} exits"
+        raise AdaptiveError(where, got, allowed=f"at most {last}", next_step="make them for this SubNet")
+    if found.input.shape[0] != 1:
+        got = f"batches of {found.input.shape[0]}"
+        raise AdaptiveError(where, got, allowed="1, since samples leave one by one", next_step="export it with batch=1")
+    return found.model_copy(update={"segments": found.segments[: thresholds.full_exit + 1]})
 
 
 def _names(segment: ChainSegment, form: ChainFormat) -> tuple[str, ...]:
