@@ -20,7 +20,7 @@ from adaptive_runtime.links.connection import (
     RunWay,
 )
 from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
-from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes
+from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes, probe_bytes
 from profiling_agents.messages import ActivationCoding, Format, Receiver, SentActivation, ServedSubNet, Welcome
 from profiling_agents.streams.proofs import proof_of
 
@@ -182,19 +182,22 @@ class Peer:
         budget = ProbeBudget(time.monotonic())
         while not connection.lost.done():
             await asyncio.wait([connection.lost], timeout=CHECK_S)
-            idle = not connection.in_flight and time.monotonic() - connection.used_s > CHECK_S
+            changed = self._measures.changed
+            idle = not connection.in_flight and (changed or time.monotonic() - connection.used_s > CHECK_S)
             if not idle or connection.lost.done():
                 continue
             mbps = min(self.link.up_mbps or 0.0, self.link.down_mbps or 0.0)
-            kind = budget.due(time.monotonic(), mbps)
+            kind = budget.due(time.monotonic(), mbps, changed=changed)
             if kind is None:
                 continue
-            size = block_bytes(mbps) if kind == "block" else 0
+            size, restarts = probe_bytes(kind, mbps), self._measures.restarts
             try:
                 async with asyncio.timeout(PROBE_LIMIT_S):
                     await connection.probe(size, size)
             except TimeoutError:
                 connection.end("a probe was not answered")
+            if kind == "block" and changed:
+                budget.answered(time.monotonic(), confirmed=self._measures.restarts > restarts)
 
     def _leave(self, reason: str) -> None:
         self._connection = None
