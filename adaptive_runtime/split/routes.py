@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -64,7 +65,7 @@ class Routes:
         """Values of these legs go through home for a while, or from now on."""
         for giver, taker in pairwise(route):
             link = self._links.setdefault((giver.device, taker.device), _DirectLink())
-            link.until_s = math.inf if for_good else self._clock() + link.pause_s
+            link.until_s = math.inf if for_good else max(self._clock() + link.pause_s, link.until_s)
             link.pause_s = min(2 * link.pause_s, LONGEST_PAUSE_S)
             self._change(giver.device, taker.device, "out", reason)
 
@@ -84,13 +85,14 @@ class Routes:
             asyncio.create_task(self._ask(route, at, tickets, tensors if at == 0 else (), coding, within_ms))
             for at in range(len(route))
         ]
-        for ask in asks:
-            ask.add_done_callback(_noted)
+        for at, ask in enumerate(asks):
+            ask.add_done_callback(partial(self._answered, route[at : at + 2]))
         for at, ask in enumerate(asks[:-1]):
             await asyncio.wait({ask, asks[-1]}, return_when=asyncio.FIRST_COMPLETED)
             if asks[-1].done():
                 break
-            await self._passed(route[at : at + 2], ask.result(), tickets[at + 1])
+            if (answer := ask.result()).given is None:
+                await self._carry(route[at : at + 2], answer, tickets[at + 1])
         await asks[-1]
         return [ask.result() if ask.done() and ask.exception() is None else None for ask in asks]
 
@@ -111,12 +113,15 @@ class Routes:
         way = RunWay(tickets[at], receiver, within_ms)
         return await self._of(leg, lambda peer: peer.run(leg.first, leg.last, tensors, coding, way))
 
-    async def _passed(self, pair: Route, answer: PeerAnswer, ticket: str | None) -> None:
-        """A leg is done: its values are at the next device, or home brings them."""
-        giver, taker = pair
-        if answer.given is not None:
-            self._gave(giver.device, taker.device, answer.given)
+    def _answered(self, pair: Route, ask: "asyncio.Task[PeerAnswer]") -> None:
+        """A leg is done, perhaps after the last one's answer has come. The error of what nobody waits for is nobody's."""
+        if ask.cancelled() or ask.exception() is not None or len(pair) < 2 or (given := ask.result().given) is None:
             return
+        self._gave(pair[0].device, pair[1].device, given)
+
+    async def _carry(self, pair: Route, answer: PeerAnswer, ticket: str | None) -> None:
+        """Home brings what one device could not give to the next."""
+        taker = pair[1]
         self.lose(pair, answer.not_given or "has not given its values")
         assert ticket is not None, "all legs but the first have one"
         await self._of(taker, lambda peer: peer.give(ticket, answer.activations, answer.content))
@@ -131,8 +136,9 @@ class Routes:
         link = self._links.setdefault((giver, taker), _DirectLink())
         link.measures.up(times.bytes, times.received_ms)
         link.measures.round_trip(times.total_ms - times.received_ms)
-        link.until_s, link.pause_s = 0.0, FIRST_PAUSE_S
-        self._change(giver, taker, "in", "values go straight")
+        if self._clock() >= link.until_s:  # values that were late do not bring a link back
+            link.pause_s = FIRST_PAUSE_S
+            self._change(giver, taker, "in", "values go straight")
 
     def _change(self, giver: str, taker: str, state: str, reason: str) -> None:
         link = self._links[giver, taker]
@@ -151,8 +157,3 @@ class Routes:
         later = self._subnet.entering(taker.last + 1, last) if taker.last < last else ()
         return values == self._subnet.entering(taker.first, taker.last) and not set(values) & set(later)
 
-
-def _noted(ask: "asyncio.Task[PeerAnswer]") -> None:
-    """The error of a request for which nobody waits any more is nobody's."""
-    if not ask.cancelled():
-        ask.exception()

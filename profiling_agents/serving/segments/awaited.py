@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from profiling_agents.messages import AgentError, GivenValues, SentActivation, Shape, coded_bytes
 from profiling_agents.streams.wire import FrameHead, FrameReader
 
+MOST_LATE = 256
+"""Runs that have missed their values; what comes for them after all is read, and thrown away."""
 TICKET_LIMIT_S = 2.0
 """The values may come before the run that waits for them, since both come over different connections."""
 
@@ -39,12 +41,13 @@ class AwaitedValues:
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Awaited] = {}
+        self._late: dict[str, _Awaited] = {}
         self._announced = asyncio.Event()
 
     async def wait(self, ticket: str, shapes: Sequence[Shape], within_s: float) -> CameValues | None:
         """The values of a ticket; None: they have not come in time. TicketError: another run has the ticket."""
-        if ticket in self._waiting:
-            raise TicketError("a ticket that another run waits with")
+        if ticket in self._waiting or ticket in self._late:
+            raise TicketError("a ticket of another run")
         awaited = _Awaited(tuple(shapes), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = awaited
         self._announced.set()
@@ -53,20 +56,22 @@ class AwaitedValues:
             async with asyncio.timeout(within_s):
                 return await awaited.values
         except TimeoutError:
+            self._late[ticket] = awaited
+            for old in tuple(self._late)[:-MOST_LATE]:
+                del self._late[old]
             return None
         finally:
-            if self._waiting.get(ticket) is awaited:
-                del self._waiting[ticket]
+            self._waiting.pop(ticket, None)
 
     async def take(self, frames: FrameReader[Any], head: FrameHead[Any], given: GivenValues) -> float:
-        """Read values and hand them to the run that waits for them; how long they took to come [ms].
+        """Read values and hand them to the run that waits for them, or has waited; how long they took to come [ms].
 
         Nothing is read before it is known how many bytes the run waits for. TicketError, StreamError.
         """
         awaited = await self._known(given.ticket)
         if len(given.tensors) != len(awaited.shapes):
             raise TicketError(f"{len(given.tensors)} tensors; the run waits for {len(awaited.shapes)}")
-        del self._waiting[given.ticket]  # once
+        (self._waiting if given.ticket in self._waiting else self._late).pop(given.ticket, None)  # once
         start_s = time.perf_counter()
         try:
             content = await frames.payload(head, coded_bytes(awaited.shapes, given.tensors))
@@ -82,8 +87,8 @@ class AwaitedValues:
     async def _known(self, ticket: str) -> _Awaited:
         try:
             async with asyncio.timeout(TICKET_LIMIT_S):
-                while ticket not in self._waiting:
+                while (found := self._waiting.get(ticket) or self._late.get(ticket)) is None:
                     await self._announced.wait()
         except TimeoutError as error:
             raise TicketError("values that no run waits for") from error
-        return self._waiting[ticket]
+        return found

@@ -63,8 +63,7 @@ class GivingValues:
     def __init__(self, allowed: Sequence[str], ca_file: Path | None = None) -> None:
         self.allowed = frozenset(allowed)
         self._ca_file = ca_file
-        self._open: dict[_Where, _Connection] = {}
-        self._opening = asyncio.Lock()
+        self._open: dict[_Where, asyncio.Task[_Connection]] = {}
         self._failed_s: dict[str, float] = {}
 
     async def give(
@@ -72,24 +71,18 @@ class GivingValues:
     ) -> GivenTimes:
         """Give coded tensors to the run that waits for them. NotGivenError: they are not there, or may not be."""
         host, port, secure = self._checked(receiver.url)
-        where = _Where(receiver.url, receiver.digest, receiver.proof)
         start_s = time.perf_counter()
         try:
             async with asyncio.timeout(within_s):
-                connection = await self._connection(where, host, port, secure=secure)
+                connection = await self._connection(receiver, host, port, secure=secure)
                 received_ms = await connection.give(receiver.ticket, tensors, content)
+                total_ms = (time.perf_counter() - start_s) * 1e3
+                return GivenTimes(bytes=len(content), total_ms=total_ms, received_ms=min(received_ms, total_ms))
         except TimeoutError as error:
-            self._drop(where)
-            raise NotGivenError(f"{host_and_port(host, port)} has not taken values in time") from error
+            raise NotGivenError(f"{host_and_port(host, port)}: has not taken values in time") from error
         except (OSError, StreamError, StreamEndError) as error:
-            self._drop(where)
             said = str(error) or "has closed the connection"
             raise NotGivenError(f"{host_and_port(host, port)}: {said}"[:LONGEST_LINE]) from error
-        except BaseException:
-            self._drop(where)
-            raise
-        total_ms = (time.perf_counter() - start_s) * 1e3
-        return GivenTimes(bytes=len(content), total_ms=total_ms, received_ms=min(received_ms, total_ms))
 
     def close(self) -> None:
         """End all connections."""
@@ -110,28 +103,41 @@ class GivingValues:
             raise NotGivenError(f"{shown} is not allowed here; its operator allows it with --allow-peer {shown}")
         return host, port, parts.scheme == "tls"
 
-    async def _connection(self, where: _Where, host: str, port: int, *, secure: bool) -> "_Connection":
-        async with self._opening:
-            found = self._open.pop(where, None)
-            if found is None or found.ended:
-                address = host_and_port(host, port)
-                if time.monotonic() - self._failed_s.get(address, -PAUSE_S) < PAUSE_S:
-                    raise StreamError("was not reached just now")
-                self._failed_s[address] = time.monotonic()
-                async with asyncio.timeout(CONNECT_LIMIT_S):
-                    found = await _connected(where, host, port, self._context() if secure else None)
-                del self._failed_s[address]
-            self._open[where] = found  # the latest last
-            for old in tuple(self._open)[:-MOST_RECEIVERS]:
-                self._drop(old)
-            return found
+    async def _connection(self, receiver: Receiver, host: str, port: int, *, secure: bool) -> "_Connection":
+        """The one that is open, or a new one; several who need it wait for the same. OSError, StreamError, StreamEndError."""
+        where, address = _Where(receiver.url, receiver.digest, receiver.proof), host_and_port(host, port)
+        opening = self._open.pop(where, None)
+        if opening is None or _has_ended(opening):
+            if time.monotonic() - self._failed_s.get(address, -PAUSE_S) < PAUSE_S:
+                raise StreamError("was not reached just now")
+            opening = asyncio.create_task(self._opened(where, host, port, secure=secure))
+        self._open[where] = opening  # the latest last
+        for old in tuple(self._open)[:-MOST_RECEIVERS]:
+            self._drop(old)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise StreamError("the connection was ended") from None
+            raise
+
+    async def _opened(self, where: _Where, host: str, port: int, *, secure: bool) -> "_Connection":
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                return await _connected(where, host, port, self._context() if secure else None)
+        except BaseException:
+            self._failed_s[host_and_port(host, port)] = time.monotonic()
+            raise
 
     def _context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self._ca_file)
 
     def _drop(self, where: _Where) -> None:
-        if (connection := self._open.pop(where, None)) is not None:
-            connection.end("the connection was ended")
+        opening = self._open.pop(where)
+        if not opening.done():
+            opening.cancel()
+        elif not _has_ended(opening):
+            opening.result().end("the connection was ended")
 
 
 @dataclass(slots=True)
@@ -167,6 +173,9 @@ class _Connection:
         try:
             await self._giver.send(GivenValues(request=number, ticket=ticket, tensors=tensors), [content])
             return await taken
+        except BaseException:
+            self.end("values were not given")  # a part of their frame may be on the way
+            raise
         finally:
             self._waiting.pop(number, None)
 
@@ -222,3 +231,9 @@ async def _connected(where: _Where, host: str, port: int, context: ssl.SSLContex
 
 def _shown(line: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in line).split())[:200]
+
+
+def _has_ended(opening: "asyncio.Task[_Connection]") -> bool:
+    """Whether a connection could not be opened, or is open no more."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().ended)
+
