@@ -14,6 +14,11 @@ HOME = "home"
 DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
+def way_name(giver: str, taker: str) -> str:
+    """Of the way from one other device to another."""
+    return f"{giver}→{taker}"
+
+
 class Leg(NamedTuple):
     """Segments first … last, which one device runs behind each other."""
 
@@ -59,7 +64,10 @@ class PlacementChoice(Protocol):
     """Chooses the plan of a request. A look-up: it is called before each of them."""
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The plan for now. links: of the devices that are in; a plan with another device is run at home."""
+        """The plan for now. links: of the devices that are in; a plan with another device is run at home.
+
+        Besides, by `way_name`, of the ways over which values may go straight between two devices.
+        """
         ...
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import TypeVar
 
 from adaptive_runtime.links import LinkMeasures, MeasuredLink, Peer, PeerAnswer, PeerLostError, RunWay
-from adaptive_runtime.split.plans import HOME, Leg
+from adaptive_runtime.split.plans import HOME, Leg, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, SentActivation, ServedSubNet
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -53,6 +53,16 @@ class Routes:
     def links(self) -> dict[tuple[str, str], MeasuredLink]:
         """Links between other devices that have carried values; only the way from the first to the second is known."""
         return {pair: one.measures.link for pair, one in self._links.items() if one.state == "in"}
+
+    def ways(self) -> dict[str, MeasuredLink]:
+        """By `way_name`, between devices that are in, where values go straight; without values where none have gone yet."""
+        names = [name for name, peer in self._peers.items() if peer.state == "in"]
+        found = {}
+        for giver, taker in permutations(names, 2):
+            if self._may_give(giver, taker):
+                link = self._links.get((giver, taker))
+                found[way_name(giver, taker)] = MeasuredLink() if link is None else link.measures.link
+        return found
 
     def route(self, legs: Sequence[Leg]) -> Route:
         """The first leg, and those behind it to which values go straight."""
@@ -144,14 +154,15 @@ class Routes:
         link = self._links[giver, taker]
         if link.state != state:
             link.state = state
-            self._told(f"{giver}→{taker}", state, reason)
+            self._told(way_name(giver, taker), state, reason)
+
+    def _may_give(self, giver: str, taker: str) -> bool:
+        link = self._links.get((giver, taker))
+        return self._direct and self._peers[giver].gives and (link is None or self._clock() >= link.until_s)
 
     def _is_straight(self, giver: Leg, taker: Leg) -> bool:
         """Whether the second device reads exactly what the first one gives, nobody else does, and both may."""
-        if not self._direct or HOME in (giver.device, taker.device) or not self._peers[giver.device].gives:
-            return False
-        link = self._links.get((giver.device, taker.device))
-        if link is not None and self._clock() < link.until_s:
+        if HOME in (giver.device, taker.device) or not self._may_give(giver.device, taker.device):
             return False
         values, last = self._subnet.leaving(giver.first, giver.last), len(self._subnet.segments) - 1
         later = self._subnet.entering(taker.last + 1, last) if taker.last < last else ()

@@ -84,7 +84,7 @@ class SplitRunner:
     def begin(self, flight: Flight) -> None:
         """Take a request."""
         links = self.links()
-        plan, why = self._choice.choose(links), self._choice.reason
+        plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
             plan, why = all_at_home(self._last + 1), f"{plan} cannot be followed"
         if plan.devices != self._plan.devices:
