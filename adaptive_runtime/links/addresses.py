@@ -1,7 +1,7 @@
 """Where a device that serves segments is reached, and what is shown to it."""
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +26,8 @@ class DeviceAddress:
     def check(self) -> None:
         """AdaptiveError: it cannot be used."""
         self.parts  # noqa: B018 - made to be told what is wrong with it
+        if self.peer_url is not None:
+            replace(self, url=self.peer_url, peer_url=None).check()
 
     @property
     def parts(self) -> tuple[str, int, ssl.SSLContext | None]:

@@ -73,7 +73,7 @@ class PeerTimes(NamedTuple):
 
 
 class RunWay(NamedTuple):
-    """How values of a run come and go, where that is not straight from home and back.
+    """How values of a run come and go, where that is not from home and back.
 
     ticket: with which they come. receiver: to whom they go. within_ms: the time for both.
     """
@@ -83,7 +83,7 @@ class RunWay(NamedTuple):
     within_ms: float = 0.0
 
 
-STRAIGHT = RunWay()
+BY_HOME = RunWay()
 
 
 class PeerAnswer(NamedTuple):
@@ -189,7 +189,7 @@ class PeerConnection:
         last: int,
         tensors: Sequence[tuple[SentActivation, bytes]],
         coding: ActivationCoding,
-        way: RunWay = STRAIGHT,
+        way: RunWay = BY_HOME,
     ) -> PeerAnswer:
         """Segments first … last on tensors that are coded, in the order of `ServedSubNet.entering`. PeerLostError.
 
@@ -265,7 +265,7 @@ class PeerConnection:
         *,
         names: tuple[str, ...] = (),
         counts: bool = True,
-        way: RunWay = STRAIGHT,
+        way: RunWay = BY_HOME,
     ) -> _Asked:
         return _Asked(
             kind=kind,
@@ -274,7 +274,7 @@ class PeerConnection:
             up_bytes=up_bytes,
             back_bytes=back_bytes,
             start_s=time.perf_counter(),
-            alone=not self._asked and way is STRAIGHT,
+            alone=not self._asked and way is BY_HOME,
             counts=counts,
             receiver=way.receiver is not None,
             waits=way.ticket is not None,

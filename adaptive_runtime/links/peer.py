@@ -11,7 +11,7 @@ from typing import Literal
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links.addresses import DeviceAddress
 from adaptive_runtime.links.connection import (
-    STRAIGHT,
+    BY_HOME,
     PeerAnswer,
     PeerConnection,
     PeerLostError,
@@ -89,7 +89,7 @@ class Peer:
         last: int,
         tensors: Sequence[tuple[SentActivation, bytes]],
         coding: ActivationCoding,
-        way: RunWay = STRAIGHT,
+        way: RunWay = BY_HOME,
     ) -> PeerAnswer:
         """Segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
         return await self._open().run(first, last, tensors, coding, way)

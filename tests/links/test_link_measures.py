@@ -243,4 +243,6 @@ def test_a_link_is_recorded_as_a_trace() -> None:
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
     with pytest.raises(AdaptiveError, match="allowed: tcp://HOST:PORT, tls://HOST:PORT"):
         DeviceAddress(url=url, token="t" * 16).check()
+    with pytest.raises(AdaptiveError, match="allowed: tcp://HOST:PORT, tls://HOST:PORT"):
+        DeviceAddress(url="tcp://host:1", token="t" * 16, peer_url=url).check()
     assert "t" * 16 not in repr(DeviceAddress(url=url, token="t" * 16))
