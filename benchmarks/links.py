@@ -118,8 +118,9 @@ def served(
     with ExitStack() as stack:
         for link in links:
             space = devices[link.device].space
-            agent = ("-m", "profiling_agents", "--backend", "onnxruntime", "--serve-segments", "--port", str(AGENT_PORT))
-            started = stack.enter_context(_started(space, *agent, *(words or {}).get(link.device, ()), told=True))
+            agent = ("-m", "profiling_agents", "--backend", "onnxruntime", "--serve-segments")
+            own = ("--port", str(AGENT_PORT), *(words or {}).get(link.device, ()))
+            started = stack.enter_context(_started(space, *agent, *own, told=True))
             assert started.stdout is not None
             if not started.stdout.readline().startswith("agent ready: "):
                 raise SystemExit(f"the agent of {link.device} has not started")

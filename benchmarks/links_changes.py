@@ -1,14 +1,14 @@
 """Links in network namespaces that change while they are idle, and a value that goes straight between two devices.
 
-    python -m benchmarks.links_changes [--mbps 1 10 50] [--factor 8] [--idle-s 120] [--between-mbps 100] [--requests 50] [--json FILE]
+    python -m benchmarks.links_changes [--mbps 1 10 50] [--factor 8] [--idle-s 120] [--between-mbps 100] [--json FILE]
 
 It takes what `benchmarks.links` takes: root, `ip` and `tc`.
 
-Idle: home is connected to a device and sends nothing but probes. After `idle-s` the link becomes `factor` times as fast. Measured:
-after which time home takes it for at least half as fast as it is. The time is -1 if home does not within ten minutes.
+Idle: home is connected to a device and sends nothing but probes. After `idle-s` the link becomes `factor` times as fast.
+Measured: after which time home takes it for at least half as fast as it is; -1 if home does not within ten minutes.
 
-Straight: the last of four segments runs on a second device, the two before it on the first one. Both devices have links of `mbps` to home and
-one of `between-mbps` to each other. Measured: p50 of the latency of requests, through home and straight.
+Straight: the last of four segments runs on a second device, the two before it on the first one. Both devices have links of
+`mbps` to home and one of `between-mbps` to each other. Measured: p50 of the latency of requests, through home and straight.
 """
 
 import argparse
@@ -117,8 +117,8 @@ def join(devices: dict[str, ShapedDevice], mbps: float) -> None:
 def at_home(options: argparse.Namespace) -> None:
     """In home's namespace."""
     split = SplitSubNet.open(options.chain)
-    peer_urls = {"b": options.peer_url}
-    addresses = {name: DeviceAddress(url=url, token=TOKEN, peer_url=peer_urls.get(name)) for name, url in options.device}
+    peer_url = {"b": options.peer_url}.get
+    addresses = {name: DeviceAddress(url=url, token=TOKEN, peer_url=peer_url(name)) for name, url in options.device}
     if options.until_mbps is not None:
         plan = PlacedSegments(devices=(HOME,) * len(split.subnet.segments))
         with SplitNetwork(split, addresses, [plan]) as network:
@@ -128,7 +128,8 @@ def at_home(options: argparse.Namespace) -> None:
             print("noticed" if noticed(network, options.until_mbps) else "not noticed", flush=True)
         return
     plan = PlacedSegments(devices=(HOME, *["a"] * (len(split.subnet.segments) - 2), "b"))
-    found = {name: p50_ms(split, addresses, plan, options, direct=name == "straight_ms") for name in ("through_home_ms", "straight_ms")}
+    ways = {"through_home_ms": False, "straight_ms": True}
+    found = {name: p50_ms(split, addresses, plan, options, direct=direct) for name, direct in ways.items()}
     print(json.dumps(found), flush=True)
 
 

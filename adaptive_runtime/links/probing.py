@@ -1,8 +1,8 @@
 """How often an idle link may be probed: at most a thousandth of its bandwidth, for three kinds of probes.
 
-Pings tell the round trip. Trains of a few packets hint at another bandwidth, soon and cheaply. Blocks tell the bandwidth: from time
-to time, and at once after a hint, for which one block is always saved. Each kind has savings of its own, which grow with time and
-bandwidth.
+Pings tell the round trip. Trains of a few packets hint at another bandwidth, soon and cheaply. Blocks tell the bandwidth: from
+time to time, and at once after a hint, for which one block is always saved. Each kind has savings of its own, which grow with
+time and bandwidth.
 """
 
 from typing import Literal

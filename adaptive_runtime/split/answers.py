@@ -40,7 +40,7 @@ class SplitAnswer:
 class SplitEvent(NamedTuple):
     """Something that happened, and why. time_s: of the monotonic clock.
 
-    To a device: it came `in`, went `out`, or was `excluded`. To the way between two others, `a→b`: values go straight (`in`), or
+    To a device: it came `in`, went `out`, or was `excluded`. To the way between two others, `a→b`: values go straight (`in`) or
     through home (`out`). To home: requests follow another `plan`; the first one is home alone.
     """
 

@@ -44,8 +44,8 @@ class SplitSubNet:
     ) -> Self:
         """The chain of a folder, whose files are checked. AdaptiveError: it cannot be split as it is.
 
-        home: `ncnn`: home runs its segments in ncnn. thresholds: when samples leave at exits at home; None: those of the file that
-        the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
+        home: `ncnn`: home runs its segments in ncnn. thresholds: when samples leave at exits at home; None: those of the file
+        that the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
         """
         file = Path(folder) / manifest
         found = ChainManifest.read(file)

@@ -70,9 +70,9 @@ def plan_ahead(
 ) -> PlansAhead:
     """The lower envelope of each set of devices, between `low` and `high` of bandwidth and home's slow-down.
 
-    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. straight: ways
-    between other devices that are known, whose bandwidth does not change: with them there are plans for values that go straight,
-    besides those for values that go through home. Infeasible: home alone does not keep the limits.
+    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. straight:
+    ways between other devices that are known, whose bandwidth does not change: there are plans for values that go straight
+    over them, besides those for values that go through home. Infeasible: home alone does not keep the limits.
     """
     ways = frozenset(straight)
     planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from profiling_agents.messages import (
 from profiling_agents.serving.segments.giving import GivingValues
 from profiling_agents.streams.proofs import proof_of
 from tests.agents.agent_processes import TOKEN, refused, soon
+from tests.agents.test_agents_cli import write_certificate
 from tests.links.devices import Reference, ServingDevice, inputs, same, serving
 from tests.links.hostile import HostileDevice, hostile
 from tests.links.relay import address_of, relayed
@@ -140,6 +142,28 @@ def test_where_a_device_cannot_be_reached_home_carries_the_value(
         assert line in next(event.reason for event in network.events if event.device == "b→c")
         assert not network.direct_links
         assert {name: state for name, (state, _) in network.states.items()} == {"b": "in", "c": "in"}
+
+
+def test_the_way_between_two_devices_has_tls_of_its_own(
+    split: SplitSubNet, reference: Reference, tmp_path: Path
+) -> None:
+    certificate, key = write_certificate(tmp_path)
+    secure = ("--host", "0.0.0.0", "--tls-cert", str(certificate), "--tls-key", str(key))
+    with serving("onnxruntime", *secure) as taker:
+        url = taker.url.replace("0.0.0.0", "127.0.0.1")
+        way = DeviceAddress(url=url, token=TOKEN, ca_file=certificate)
+        for words, state in ((("--ca-file", str(certificate)), "in"), ((), "out")):
+            with (
+                serving("onnxruntime", "--allow-peer", at(url), *words) as giver,
+                SplitNetwork(split, {"b": giver.address, "c": way}, [PLAN], PATIENT) as network,
+            ):
+                assert network.wait_for(), network.states
+                (x,) = inputs(split, 1)
+                found = network.infer(x, DEADLINE_MS)
+                assert same(found.answer, reference(x))
+                assert found.at_home is None
+                assert soon(lambda network=network, state=state: states(network) == [state])
+        assert "CERTIFICATE_VERIFY_FAILED" in next(e.reason for e in network.events if e.device == "b→c")
 
 
 def test_a_device_whose_operator_allows_nobody_is_not_asked_to_give(
