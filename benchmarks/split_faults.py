@@ -4,10 +4,10 @@
 
 Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. The first gives values
 straight to the second, over a relay of their own. Every `pause-s` a fault is drawn, held for a while, and mended: a device
-killed and started again, a device frozen, a link cut, cut in the middle of a tensor or of an answer, a garbled tensor or answer,
-a link that holds everything, and a link of 0.1 Mbit/s; most of these on the link between the two devices, too. A third device
-answers with other weights than it says, and must be found by the checks. A fourth has another SubNet by its digest, and must
-never run.
+killed and started again, a device frozen, a link cut, cut in the middle of a tensor or of an answer, a garbled tensor or
+answer, a link that holds everything, and a link of 0.1 Mbit/s; most of these on the link between the two devices, too. A
+third device answers with other weights than it says, and must be found by the checks. A fourth has another SubNet by its
+digest, and must never run.
 
 *Lost*: no answer. *Twice*: more answers than requests. *Wrong*: other than the files' own answers by more than 1e-3 of the
 largest value; of the third device only until it is found, which is counted apart. *Late*: after the deadline.

@@ -167,4 +167,3 @@ class Routes:
         values, last = self._subnet.leaving(giver.first, giver.last), len(self._subnet.segments) - 1
         later = self._subnet.entering(taker.last + 1, last) if taker.last < last else ()
         return values == self._subnet.entering(taker.first, taker.last) and not set(values) & set(later)
-

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +63,10 @@ def giver(taker: ServingDevice) -> Iterator[ServingDevice]:
 def states(network: SplitNetwork, link: str = "b→c") -> list[str]:
     """Of a link between two devices, one after the other."""
     return [event.state for event in network.events if event.device == link]
+
+
+def has_states(network: SplitNetwork, expected: list[str]) -> bool:
+    return states(network) == expected
 
 
 def test_a_value_goes_straight_from_one_device_to_the_next(
@@ -162,7 +167,7 @@ def test_the_way_between_two_devices_has_tls_of_its_own(
                 found = network.infer(x, DEADLINE_MS)
                 assert same(found.answer, reference(x))
                 assert found.at_home is None
-                assert soon(lambda network=network, state=state: states(network) == [state])
+                assert soon(partial(has_states, network, [state]))
         assert "CERTIFICATE_VERIFY_FAILED" in next(e.reason for e in network.events if e.device == "b→c")
 
 

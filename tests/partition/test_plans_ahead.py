@@ -94,8 +94,8 @@ def test_values_that_go_straight_are_planned_exactly(drawn: tuple[int, float, fl
     links = dict.fromkeys(plans.peers, MeasuredLink(up_mbps=mbps, down_mbps=mbps, round_trip_ms=2 * latency_ms))
     names = ("tablet→server", "server→tablet")
     known = MeasuredLink(up_mbps=between, round_trip_ms=2 * latency_ms)
-    for way in (known, MeasuredLink()):  # as measured, or as planned
-        found = choice.latencies_ms({**links, **dict.fromkeys(names, way)})
+    for between_now in (known, MeasuredLink()):  # as measured, or as planned
+        found = choice.latencies_ms({**links, **dict.fromkeys(names, between_now)})
         assert min(found.values()) == pytest.approx(exact_ms, rel=1e-6)
     through = min(choice.latencies_ms(links).values())
     assert through >= exact_ms - 1e-9 or between < mbps, "without the way through home"

@@ -236,4 +236,3 @@ def _shown(line: str) -> str:
 def _has_ended(opening: "asyncio.Task[_Connection]") -> bool:
     """Whether a connection could not be opened, or is open no more."""
     return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().ended)
-
