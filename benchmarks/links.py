@@ -74,10 +74,15 @@ def inside(space: str, *words: str) -> tuple[str, ...]:
 
 def shape(device: ShapedDevice, mbps: float) -> None:
     """Both directions of a link, from now on."""
-    burst = max(LEAST_BURST_BYTES, int(mbps * 125e3 * BURST_S))
     for space, end in ((HOME_SPACE, device.home_end), (device.space, device.device_end)):
-        rule = ("root", "tbf", "rate", f"{mbps:g}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
-        command(*inside(space, "tc", "qdisc", "replace", "dev", end, *rule))
+        shape_end(space, end, mbps)
+
+
+def shape_end(space: str, end: str, mbps: float) -> None:
+    """What leaves one end of a link, from now on."""
+    burst = max(LEAST_BURST_BYTES, int(mbps * 125e3 * BURST_S))
+    rule = ("root", "tbf", "rate", f"{mbps:g}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
+    command(*inside(space, "tc", "qdisc", "replace", "dev", end, *rule))
 
 
 @contextmanager
@@ -106,14 +111,16 @@ def namespaces(links: Sequence[ShapedLink]) -> Iterator[dict[str, ShapedDevice]]
 
 
 @contextmanager
-def served(links: Sequence[ShapedLink], devices: dict[str, ShapedDevice], backends: dict[str, str]) -> Iterator[None]:
-    """An agent that serves segments and a relay in each device's namespace."""
+def served(
+    links: Sequence[ShapedLink], devices: dict[str, ShapedDevice], words: dict[str, tuple[str, ...]] | None = None
+) -> Iterator[None]:
+    """An agent that serves segments and a relay in each device's namespace. words: further ones of agents, by device."""
     with ExitStack() as stack:
         for link in links:
             space = devices[link.device].space
-            agent = ("-m", "profiling_agents", "--backend", backends.get(link.device, "onnxruntime"))
-            words = (*agent, "--serve-segments", "--port", str(AGENT_PORT))
-            started = stack.enter_context(_started(space, *words, told=True))
+            agent = ("-m", "profiling_agents", "--backend", "onnxruntime", "--serve-segments")
+            own = ("--port", str(AGENT_PORT), *(words or {}).get(link.device, ()))
+            started = stack.enter_context(_started(space, *agent, *own, told=True))
             assert started.stdout is not None
             if not started.stdout.readline().startswith("agent ready: "):
                 raise SystemExit(f"the agent of {link.device} has not started")
@@ -166,7 +173,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 def run(mbps: float, delay_ms: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
     """One bandwidth and delay: namespaces, devices, and home in a process of its own."""
     links = [ShapedLink(name, mbps, delay_ms) for name in ("a", "b")]
-    with namespaces(links) as devices, served(links, devices, {}):
+    with namespaces(links) as devices, served(links, devices):
         time.sleep(0.5)
         words = ["-m", "benchmarks.links", "--chain", str(chain), "--requests", str(options.requests)]
         words += ["--coding", options.coding]

@@ -2,15 +2,17 @@
 
     python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 1.0] [--json FILE]
 
-Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. Every `pause-s` a fault is
-drawn, held for a while, and mended: a device killed and started again, a device frozen, a link cut, cut in the middle of a
-tensor or of an answer, a garbled tensor or answer, a link that holds everything, and a link of 0.1 Mbit/s. A third device
-answers with other weights than it says, and must be found by the checks.
+Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. The first gives values
+straight to the second, over a relay of their own. Every `pause-s` a fault is drawn, held for a while, and mended: a device
+killed and started again, a device frozen, a link cut, cut in the middle of a tensor or of an answer, a garbled tensor or
+answer, a link that holds everything, and a link of 0.1 Mbit/s; most of these on the link between the two devices, too. A
+third device answers with other weights than it says, and must be found by the checks. A fourth has another SubNet by its
+digest, and must never run.
 
 *Lost*: no answer. *Twice*: more answers than requests. *Wrong*: other than the files' own answers by more than 1e-3 of the
 largest value; of the third device only until it is found, which is counted apart. *Late*: after the deadline.
 
-Bars: none lost, none twice, none wrong but for the third device's, none late.
+Bars: none lost, none twice, none wrong but for the third device's, none late; the third and fourth device excluded.
 """
 
 import argparse
@@ -47,32 +49,44 @@ IMAGES = 64
 SWITCH_S = 5e-4
 """Homes, relays and the third device are threads of this process, which wait for each other so long at most."""
 TOLERANCE = 1e-3
-PLANS = [(HOME, "liar", "liar", "liar"), (HOME, "a", "a", "b"), (HOME, "a", "a", "a"), (HOME, "b", "b", "b")]
+PLANS = [
+    (HOME, "stranger", "stranger", "stranger"),
+    (HOME, "liar", "liar", "liar"),
+    (HOME, "a", "a", "b"),
+    (HOME, "a", "a", "a"),
+    (HOME, "b", "b", "b"),
+]
+STRAIGHT = "a→b"
 
 
 class FaultyDevice:
-    """A device that can be killed and started again behind the same relay."""
+    """A device that can be killed and started again behind the same relays. peers: to which it may give values.
 
-    def __init__(self) -> None:
+    relay: towards homes. between: towards other devices.
+    """
+
+    def __init__(self, *peers: "FaultyDevice") -> None:
         self._stack = ExitStack()
-        self.device: ServingDevice = self._stack.enter_context(serving())
+        self._options = [word for one in peers for word in ("--allow-peer", f"127.0.0.1:{one.between.port}")]
+        self.device: ServingDevice = self._stack.enter_context(serving("onnxruntime", *self._options))
         self.relay: LinkRelay = self._stack.enter_context(relayed(self.device.url))
+        self.between: LinkRelay = self._stack.enter_context(relayed(self.device.url))
         self._processes = ExitStack()
 
     @property
     def address(self) -> DeviceAddress:
-        return DeviceAddress(url=address_of(self.relay), token=TOKEN)
+        return DeviceAddress(url=address_of(self.relay), token=TOKEN, peer_url=address_of(self.between))
 
     def kill(self) -> None:
         self.device.process.kill()
         self.device.process.wait()
 
     def restart(self) -> None:
-        self.device = self._processes.enter_context(serving())
+        self.device = self._processes.enter_context(serving("onnxruntime", *self._options))
         parts = urlsplit(self.device.url)
         assert parts.hostname is not None
         assert parts.port is not None
-        self.relay.target = (parts.hostname, parts.port)
+        self.relay.target = self.between.target = (parts.hostname, parts.port)
 
     def stop(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -98,6 +112,10 @@ FAULTS: dict[str, tuple[Act, Act]] = {
     "garbled answer": (lambda one: one.relay.flip_after("down", 215), lambda one: None),
     "held": (lambda one: one.relay.hold(), lambda one: one.relay.release()),
     "0.1 Mbit/s": (lambda one: one.slow(SLOW_MBPS), lambda one: one.slow(None)),
+    "straight: cut": (lambda one: one.between.cut(), lambda one: one.between.mend()),
+    "straight: cut in a tensor": (lambda one: one.between.cut_after("up", 2000), lambda one: one.between.mend()),
+    "straight: garbled tensor": (lambda one: one.between.flip_after("up", 2000), lambda one: None),
+    "straight: held": (lambda one: one.between.hold(), lambda one: one.between.release()),
 }
 
 
@@ -156,13 +174,18 @@ def judged(network: SplitNetwork, futures: list[Future[SplitAnswer]], expected: 
         found["wrong_until_found"] += not right and by_liar
         found["at_home"] += answer.at_home is not None
         found["sent"] += any(name != HOME for name in answer.devices)
+        found["over_two"] += {"a", "b"} <= set(answer.devices)
         latencies_ms.append(answer.latency_ms)
-    keys = ("lost", "wrong", "late", "wrong_until_found", "at_home", "sent")
+    keys = ("lost", "wrong", "late", "wrong_until_found", "at_home", "sent", "over_two")
+    straight = [event.state for event in network.events if event.device == STRAIGHT]
     return {
         "requests": len(futures),
         **{key: found[key] for key in keys},
         "twice": max(0, network.counts.answered - len(latencies_ms)),
+        "straight_lost": straight.count("out"),
+        "straight_again": straight[1:].count("in"),
         "liar": network.states["liar"][0],
+        "stranger": network.states["stranger"][0],
         "p50_ms": float(np.median(latencies_ms)),
         "p99_ms": float(np.percentile(latencies_ms, 99)),
     }
@@ -176,13 +199,16 @@ def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, 
     liar = HostileDevice(split, values=lambda arrays: [array * np.float32(1.05) for array in arrays])
     chosen = SplitOptions(check_share=options.check_share, spare_ms=options.spare_ms, seed=options.seed)
     plans = [PlacedSegments(devices=devices) for devices in PLANS]
-    devices = [FaultyDevice(), FaultyDevice()]
+    stranger = HostileDevice(split, digest="0" * 64)
+    second = FaultyDevice()
+    devices = [FaultyDevice(second), second]
     with ExitStack() as stack:
         for device in devices:
             stack.callback(device.close)
-        addresses = {"a": devices[0].address, "b": devices[1].address, "liar": stack.enter_context(hostile(liar))}
+        addresses = {"a": devices[0].address, "b": devices[1].address}
+        addresses |= {"liar": stack.enter_context(hostile(liar)), "stranger": stack.enter_context(hostile(stranger))}
         networks = [stack.enter_context(SplitNetwork(split, addresses, plans, chosen)) for _ in range(options.homes)]
-        assert all(network.wait_for(timeout_s=60) for network in networks)
+        assert all(network.wait_for("a", "b", "liar", timeout_s=60) for network in networks)
         rows: dict[int, dict[str, Any]] = {}
 
         def home(number: int) -> None:
@@ -194,6 +220,7 @@ def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, 
                 thread.start()
             for thread in threads:
                 thread.join()
+        assert not stranger.runs, "a device with another SubNet has run segments"
         return [rows[number] for number in sorted(rows)], faults
 
 
@@ -224,6 +251,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps({"homes": rows, "faults": faults, "options": vars(options)}, default=str))
     missed = [key for row in rows for key in ("lost", "twice", "wrong", "late") if row[key]]
+    missed += [name for row in rows for name in ("liar", "stranger") if row[name] != "excluded"]
     if missed:
         raise SystemExit(f"missed: {', '.join(missed)}")
 

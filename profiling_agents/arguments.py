@@ -6,7 +6,7 @@ from typing import NoReturn, get_args
 
 from profiling_agents.backends import BACKENDS
 from profiling_agents.messages import Precision
-from profiling_agents.network.arguments import add_network, positive
+from profiling_agents.network.arguments import add_network, peer_address, positive
 from profiling_agents.sensing.machine import memory_mib
 from profiling_agents.startup import TOKEN_VARIABLE
 
@@ -91,7 +91,19 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
         help="measure nothing; serve segments of SubNets to homes that split a network over devices",
     )
     network.add_argument(
-        "--ca-file", type=Path, metavar="F", help="certificate (PEM) that the relay is checked against"
+        "--allow-peer",
+        action="append",
+        type=peer_address,
+        default=[],
+        metavar="HOST:PORT",
+        help="with --serve-segments: another device to which homes may have values sent straight from here; may be repeated "
+        "(default: none, and values go through the home)",
+    )
+    network.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="F",
+        help="certificate (PEM) that the relay, or another device, is checked against",
     )
     _add_limits(parser)
     return parser

@@ -66,5 +66,6 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             sensors_root=arguments.sensors_root,
             walls=not arguments.without_walls,
             segments=arguments.serve_segments,
+            allowed_peers=tuple(arguments.allow_peer),
         )
     )

@@ -12,6 +12,7 @@ from adaptive_runtime.chains.manifest import (
     ChainSegment,
     ChainTensor,
     ImagePreparation,
+    NcnnPair,
 )
 from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
 from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, NcnnChain, OnnxChain, require_runtime, session_options
@@ -30,6 +31,7 @@ __all__ = [
     "ImagePreparation",
     "JoinedFiles",
     "NcnnChain",
+    "NcnnPair",
     "OnnxChain",
     "PartTensor",
     "PartsManifest",

@@ -50,13 +50,7 @@ class ExitChain:
         """
         folder = Path(folder)
         found = ChainManifest.read(folder / manifest)
-        if thresholds is None and found.thresholds is not None:
-            file = folder / found.thresholds
-            try:
-                thresholds = Thresholds.from_json(file.read_bytes(), str(file))
-            except OSError as error:
-                raise AdaptiveError(str(file), f"cannot be read ({error.strerror})") from error
-        return cls(found, load(found, folder), thresholds)
+        return cls(found, load(found, folder), thresholds or found.own_thresholds(folder))
 
     def infer(self, x_NCHW: Array, decider: Decider | None = None) -> ChainAnswers:
         """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import Digest, Message, one_line
 
 SEGMENTS_FILE = "segments.json"
@@ -18,6 +19,8 @@ AGAIN = "export the SubNet again"
 ChainFormat = Literal["onnx", "ncnn"]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """A name in the manifest's own folder."""
+NcnnPair = tuple[FileName, FileName]
+"""Names of a .param and a .bin."""
 Manifest = TypeVar("Manifest", bound=Message)
 
 
@@ -34,11 +37,13 @@ class ChainSegment(Message):
     file: of ONNX; None: the segment is in the one net of ncnn, which goes on from what it has computed. inputs: values of the
     network's input and of earlier segments. outputs: the answer of the exit (B, K), then values for later segments. Where a
     SubNet is cut to be split over devices, `exit` names the value that crosses the cut, which is the first output.
+    ncnn: the same segment as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
     macs: multiply-accumulates of one sample. latency_ms: of this segment alone, p50 on the device; None: not measured.
     """
 
     exit: str
     file: FileName | None = None
+    ncnn: NcnnPair | None = None
     inputs: tuple[ChainTensor, ...]
     outputs: Annotated[tuple[ChainTensor, ...], Field(min_length=1)]
     macs: int
@@ -92,8 +97,9 @@ class ChainManifest(Message):
                 raise ValueError(f"segment {number} reads '{unknown[0]}', which none before it gives")
             if (segment.file is None) == (self.format == "onnx"):
                 raise ValueError(f"segment {number} has {'no' if segment.file is None else 'a'} file in {self.format}")
-            if segment.file is not None and segment.file not in self.files:
-                raise ValueError(f"segment {number} is in '{segment.file}', which is not among the files")
+            named = (*filter(None, [segment.file]), *(segment.ncnn or ()))
+            if missing := [name for name in named if name not in self.files]:
+                raise ValueError(f"segment {number} is in '{missing[0]}', which is not among the files")
             known |= {one.name for one in segment.outputs}
         if self.format == "ncnn" and sorted(name.rpartition(".")[2] for name in self.files) != ["bin", "param"]:
             raise ValueError(f"files {', '.join(self.files)}; ncnn has one .param and one .bin")
@@ -130,6 +136,13 @@ class ChainManifest(Message):
         found = cls.from_json(read_bytes(file), str(file))
         check_files(file, found.files)
         return found
+
+    def own_thresholds(self, folder: Path) -> Thresholds | None:
+        """Those of the file that the manifest names, in its folder; None: it names none. AdaptiveError: it cannot be read."""
+        if self.thresholds is None:
+            return None
+        file = folder / self.thresholds
+        return Thresholds.from_json(read_bytes(file), str(file))
 
     def written(self) -> Iterator[str]:
         """Names of all files of the chain but the manifest's own."""

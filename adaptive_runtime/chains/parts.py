@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from adaptive_runtime.chains.manifest import FileName, check_files, manifest_of, read_bytes
+from adaptive_runtime.chains.manifest import FileName, NcnnPair, check_files, manifest_of, read_bytes
 from profiling_agents.messages import Digest, Message
 
 PARTS_FILE = "parts.json"
@@ -28,9 +28,13 @@ class PartTensor(Message):
 
 
 class SubnetPart(Message):
-    """Operators between two cuts. device: that the plan has for them. operators: how many. macs: multiply-accumulates."""
+    """Operators between two cuts. device: that the plan has for them. operators: how many. macs: multiply-accumulates.
+
+    ncnn: the same part as .param and .bin of ncnn, whose blobs have the names of inputs and outputs; None: there are none.
+    """
 
     file: FileName
+    ncnn: NcnnPair | None = None
     device: str
     inputs: tuple[PartTensor, ...]
     outputs: Annotated[tuple[PartTensor, ...], Field(min_length=1)]
@@ -58,8 +62,8 @@ class PartsManifest(Message):
     def _runs_in_order(self) -> Self:
         known = {self.input.name: self.input}
         for number, part in enumerate(self.parts):
-            if part.file not in self.files:
-                raise ValueError(f"part {number} is in '{part.file}', which is not among the files")
+            if missing := [name for name in (part.file, *(part.ncnn or ())) if name not in self.files]:
+                raise ValueError(f"part {number} is in '{missing[0]}', which is not among the files")
             for tensor in part.inputs:
                 if known.get(tensor.name) != tensor:
                     raise ValueError(f"part {number} reads '{tensor.name}', which no part before it gives so")

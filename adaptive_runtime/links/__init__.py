@@ -5,7 +5,7 @@
 
 from adaptive_runtime.links.addresses import DeviceAddress
 from adaptive_runtime.links.measures import LinkMeasures, MeasuredLink
-from adaptive_runtime.links.peer import Peer, PeerLostError, PeerTimes
+from adaptive_runtime.links.peer import Peer, PeerAnswer, PeerLostError, PeerTimes, RunWay
 from adaptive_runtime.links.probing import ProbeBudget
 from adaptive_runtime.links.trace import BandwidthTrace, LinkRecorder
 
@@ -16,7 +16,9 @@ __all__ = [
     "LinkRecorder",
     "MeasuredLink",
     "Peer",
+    "PeerAnswer",
     "PeerLostError",
     "PeerTimes",
     "ProbeBudget",
+    "RunWay",
 ]

@@ -1,7 +1,7 @@
 """Where a device that serves segments is reached, and what is shown to it."""
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,16 +14,20 @@ SCHEMES = ("tcp", "tls")
 class DeviceAddress:
     """`tcp://HOST:PORT` or `tls://HOST:PORT`, as `autotailor agent --serve-segments` prints it, and the device's token.
 
-    ca_file: certificate (PEM) that the device is checked against; None: those of the system.
+    ca_file: certificate (PEM) that the device is checked against; None: those of the system. peer_url: the address by which
+    other devices reach it; None: the same.
     """
 
     url: str
     token: str = field(repr=False)
     ca_file: Path | None = None
+    peer_url: str | None = None
 
     def check(self) -> None:
         """AdaptiveError: it cannot be used."""
         self.parts  # noqa: B018 - made to be told what is wrong with it
+        if self.peer_url is not None:
+            replace(self, url=self.peer_url, peer_url=None).check()
 
     @property
     def parts(self) -> tuple[str, int, ssl.SSLContext | None]:

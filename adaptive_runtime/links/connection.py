@@ -18,12 +18,16 @@ from profiling_agents.messages import (
     STREAM_PROTOCOL,
     ActivationCoding,
     DeviceMessage,
+    GivenTimes,
+    GivenValues,
     Hello,
     KeptFile,
     LoadedSubNet,
     LoadSubNet,
     Message,
+    MissedValues,
     RanSegments,
+    Receiver,
     RefusedStream,
     ReturnedProbe,
     RunSegments,
@@ -32,6 +36,7 @@ from profiling_agents.messages import (
     SentProbe,
     ServedSubNet,
     Shape,
+    TookValues,
     Welcome,
     coded_bytes,
 )
@@ -52,6 +57,10 @@ class PeerRefusedError(PeerLostError):
     """The device refuses home, or is not what home may use; it would be the same again. One line."""
 
 
+class ValuesMissedError(PeerLostError):
+    """The values that a run waited for did not come in time; the connection stays. One line."""
+
+
 class PeerTimes(NamedTuple):
     """Of one request [ms]: in all; to reach the device; waiting and computing there; to come back; the round trip."""
 
@@ -63,28 +72,50 @@ class PeerTimes(NamedTuple):
     round_trip_ms: float
 
 
+class RunWay(NamedTuple):
+    """How values of a run come and go, where that is not from home and back.
+
+    ticket: with which they come. receiver: to whom they go. within_ms: the time for both.
+    """
+
+    ticket: str | None = None
+    receiver: Receiver | None = None
+    within_ms: float = 0.0
+
+
+BY_HOME = RunWay()
+
+
 class PeerAnswer(NamedTuple):
-    """Tensors of an answer, coded, in the order of `ServedSubNet.leaving`."""
+    """Tensors of an answer, coded, in the order of `ServedSubNet.leaving`.
+
+    given: they are at their receiver instead. not_given: why they are here although there is a receiver.
+    """
 
     activations: tuple[SentActivation, ...]
     content: bytearray
     times: PeerTimes
+    given: GivenTimes | None = None
+    not_given: str = ""
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A request or probe whose answer has not come. names: of the tensors of the answer; None: a probe.
+    """A request, probe or gift whose answer has not come. names: of the tensors of the answer; none of the two others.
 
-    alone: nothing was in front of it. counts: among the measures of the link.
+    alone: nothing was in front of it, and it waits for nothing else. counts: among the measures of the link.
     """
 
-    names: tuple[str, ...] | None
+    kind: type[RanSegments | ReturnedProbe | TookValues]
+    names: tuple[str, ...]
     coding: ActivationCoding
     up_bytes: int
     back_bytes: int
     start_s: float
     alone: bool
     counts: bool
+    receiver: bool
+    waits: bool
     answer: "asyncio.Future[PeerAnswer]"
 
 
@@ -153,21 +184,43 @@ class PeerConnection:
         raise PeerLostError("still lacks files that were sent")
 
     async def run(
-        self, first: int, last: int, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding
+        self,
+        first: int,
+        last: int,
+        tensors: Sequence[tuple[SentActivation, bytes]],
+        coding: ActivationCoding,
+        way: RunWay = BY_HOME,
     ) -> PeerAnswer:
-        """Segments first … last on tensors that are coded, in the order of `ServedSubNet.entering`. PeerLostError."""
+        """Segments first … last on tensors that are coded, in the order of `ServedSubNet.entering`. PeerLostError.
+
+        way: without tensors, where they come with a ticket. ValuesMissedError: they have not come.
+        """
         assert self._subnet is not None, "loaded"
         content = [part for _, part in tensors]
-        asked = self._ask(self._subnet.leaving(first, last), coding, sum(map(len, content)), 0)
+        names = self._subnet.leaving(first, last)
+        asked = self._ask(RanSegments, coding, sum(map(len, content)), names=names, way=way)
         number = next(self._numbers)
         message = RunSegments(
-            request=number, first=first, last=last, tensors=tuple(one for one, _ in tensors), coding=coding
+            request=number,
+            first=first,
+            last=last,
+            tensors=tuple(one for one, _ in tensors),
+            coding=coding,
+            ticket=way.ticket,
+            receiver=way.receiver,
+            within_ms=way.within_ms,
         )
         return await self._answered(number, asked, message, content)
 
+    async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: Buffer) -> PeerAnswer:
+        """Coded tensors for a run that waits for them with a ticket. PeerLostError."""
+        number, asked = next(self._numbers), self._ask(TookValues, "fp32", len(content))
+        message = GivenValues(request=number, ticket=ticket, tensors=activations)
+        return await self._answered(number, asked, message, [content])
+
     async def probe(self, up_bytes: int, back_bytes: int, *, counts: bool = True) -> PeerAnswer:
         """Bytes that mean nothing, up and back, whose times tell what the link is like. PeerLostError."""
-        number, asked = next(self._numbers), self._ask(None, "fp32", up_bytes, back_bytes, counts)
+        number, asked = next(self._numbers), self._ask(ReturnedProbe, "fp32", up_bytes, back_bytes, counts=counts)
         return await self._answered(
             number, asked, SentProbe(request=number, bytes=up_bytes, back=back_bytes), [bytes(up_bytes)]
         )
@@ -205,14 +258,28 @@ class PeerConnection:
 
     def _ask(
         self,
-        names: tuple[str, ...] | None,
+        kind: type[RanSegments | ReturnedProbe | TookValues],
         coding: ActivationCoding,
         up_bytes: int,
-        back_bytes: int,
+        back_bytes: int = 0,
+        *,
+        names: tuple[str, ...] = (),
         counts: bool = True,
+        way: RunWay = BY_HOME,
     ) -> _Asked:
-        answer: asyncio.Future[PeerAnswer] = asyncio.get_running_loop().create_future()
-        return _Asked(names, coding, up_bytes, back_bytes, time.perf_counter(), not self._asked, counts, answer)
+        return _Asked(
+            kind=kind,
+            names=names,
+            coding=coding,
+            up_bytes=up_bytes,
+            back_bytes=back_bytes,
+            start_s=time.perf_counter(),
+            alone=not self._asked and way is BY_HOME,
+            counts=counts,
+            receiver=way.receiver is not None,
+            waits=way.ticket is not None,
+            answer=asyncio.get_running_loop().create_future(),
+        )
 
     async def _answered(self, number: int, asked: _Asked, message: Message, payload: Sequence[Buffer]) -> PeerAnswer:
         if self.lost.done():
@@ -241,11 +308,17 @@ class PeerConnection:
         start_s, answer = time.perf_counter(), head.message
         if isinstance(answer, RefusedStream):
             raise StreamError(f"refuses: {shown(answer.line)}")
-        if not isinstance(answer, RanSegments | ReturnedProbe):
+        if not isinstance(answer, RanSegments | MissedValues | TookValues | ReturnedProbe):
             raise StreamError(f"frame: '{answer.kind}' where answers of requests are allowed")
         asked = self._asked.get(answer.request)
-        if asked is None or (asked.names is None) != isinstance(answer, ReturnedProbe):
+        if asked is None or not (isinstance(answer, asked.kind) or (isinstance(answer, MissedValues) and asked.waits)):
             raise StreamError(f"frame: an answer to request {answer.request}, for which home does not wait")
+        if isinstance(answer, MissedValues):
+            await self._frames.payload(head, 0)
+            del self._asked[answer.request]
+            if not asked.answer.done():
+                asked.answer.set_exception(ValuesMissedError("values for it have not come"))
+            return
         expected, times = self._expected(asked, answer), (0.0, 0.0)
         if isinstance(answer, RanSegments):
             times = answer.waited_ms, answer.computed_ms
@@ -255,23 +328,29 @@ class PeerConnection:
         total_ms, down_ms = (end_s - asked.start_s) * 1e3, (end_s - start_s) * 1e3
         round_trip_ms = total_ms - down_ms - answer.received_ms - sum(times)
         if asked.counts:
-            self._measures.up(asked.up_bytes, answer.received_ms)
+            if not asked.waits:
+                self._measures.up(asked.up_bytes, answer.received_ms)
             self._measures.down(expected, down_ms)
             if asked.alone:
                 self._measures.round_trip(round_trip_ms)
         del self._asked[answer.request]
-        activations = answer.tensors if isinstance(answer, RanSegments) else ()
         found = PeerTimes(total_ms, answer.received_ms, *times, down_ms, round_trip_ms)
+        ran = (
+            (answer.tensors, content, found, answer.given, answer.not_given)
+            if isinstance(answer, RanSegments)
+            else None
+        )
         if not asked.answer.done():
-            asked.answer.set_result(PeerAnswer(activations, content, found))
+            asked.answer.set_result(PeerAnswer(*ran) if ran else PeerAnswer((), content, found))
 
-    def _expected(self, asked: _Asked, answer: RanSegments | ReturnedProbe) -> int:
+    def _expected(self, asked: _Asked, answer: RanSegments | TookValues | ReturnedProbe) -> int:
         """Bytes that the answer has to have. StreamError for other tensors than those that were asked for."""
         if isinstance(answer, ReturnedProbe):
             if answer.bytes != asked.back_bytes:
                 raise StreamError(f"frame: a probe of {answer.bytes} bytes; allowed here: {asked.back_bytes}")
             return asked.back_bytes
-        assert asked.names is not None
+        if isinstance(answer, TookValues) or (asked.receiver and answer.given is not None and not answer.tensors):
+            return 0
         codings = {one.coding for one in answer.tensors} - {asked.coding, "fp32"}
         if len(answer.tensors) != len(asked.names) or codings:
             got = f"{len(answer.tensors)} tensors {' '.join(sorted(codings))}".strip()

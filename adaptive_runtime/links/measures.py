@@ -11,6 +11,18 @@ from profiling_agents.messages import Message
 
 LEAST_BYTES = 1 << 13
 """Smaller payloads come in a few packets."""
+FIRST_BYTES = 1400
+"""So many bytes of a payload may come together with its head, in the first packet; their time is not known."""
+SHORTEST_MS = 0.9
+"""Less than that says nothing, since clocks and threads are late."""
+HINT = 2.0
+"""A time that is off by this factor hints at a change."""
+CHANGED = 1.5
+"""A payload that is off by this factor after a hint confirms it."""
+SLOWER = 1.2
+"""Small payloads that are slower by this factor, together, count."""
+NO_BURST_BYTES = 1 << 16
+"""More than a queue lets pass at once."""
 BURST_MS = 2.0
 """Payloads that should take less, and do, may have come in one burst."""
 LEAST_MS = 1e-3
@@ -67,19 +79,74 @@ class MeasuredLink(Message):
         return total_ms
 
 
+class _Direction:
+    """The time of a byte in one direction [ms]. changed: something hints that it is another one now."""
+
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+        self.mean = WeightedMean(weight)
+        self.changed = False
+        self.restarts = 0
+        self._small_bytes, self._small_ms = 0, 0.0
+
+    def add(self, count: int, took_ms: float) -> None:
+        """A payload that a link carries in a burst, as queues and shapers let it, says nothing of the bandwidth."""
+        if count < LEAST_BYTES:
+            self._add_small(count - FIRST_BYTES, took_ms)
+            return
+        expected_ms = self.mean.mean * count if self.mean.count else math.inf
+        if max(expected_ms, took_ms) < BURST_MS:
+            return
+        value = max(took_ms, LEAST_MS) / count
+        hinted, known = self.changed, self.mean.mean
+        if hinted and not known / CHANGED < value < known * CHANGED:
+            self.mean = WeightedMean(self._weight)  # what was measured before is of another link
+            self.restarts += 1
+        self.changed = not hinted and count >= NO_BURST_BYTES and (value < known / HINT or value > known * HINT)
+        self.mean.add(value)
+
+    def _add_small(self, behind: int, took_ms: float) -> None:
+        """A payload in a few packets, of which so many bytes came behind the first.
+
+        A burst makes it fast, and nothing makes it slow but the link. So one that is fast hints alone, and several together
+        that are slow count.
+        """
+        if behind <= 0 or not self.mean.count:
+            return
+        expected_ms = self.mean.mean * behind
+        if expected_ms >= SHORTEST_MS and not expected_ms / HINT <= took_ms <= expected_ms * HINT + BURST_MS:
+            self.changed = True
+        self._small_bytes, self._small_ms = self._small_bytes + behind, self._small_ms + took_ms
+        if self._small_bytes >= LEAST_BYTES:
+            if self._small_ms >= max(SLOWER * self.mean.mean * self._small_bytes, 3 * BURST_MS):
+                self.mean.add(self._small_ms / self._small_bytes)
+            self._small_bytes, self._small_ms = 0, 0.0
+
+
 class LinkMeasures:
     """Takes what crosses a link. Of bandwidths the times of a byte are averaged, since transfers are sums of these."""
 
     def __init__(self, weight: float = WEIGHT) -> None:
-        self._up, self._down, self._round_trip = (WeightedMean(weight) for _ in range(3))
+        self._up, self._down = _Direction(weight), _Direction(weight)
+        self._round_trip = WeightedMean(weight)
 
     def up(self, count: int, took_ms: float) -> None:
         """So many bytes reached the device, from the head of their frame to the last of them."""
-        _add(self._up, count, took_ms)
+        self._up.add(count, took_ms)
 
     def down(self, count: int, took_ms: float) -> None:
         """So many bytes came from the device."""
-        _add(self._down, count, took_ms)
+        self._down.add(count, took_ms)
+
+    @property
+    def changed(self) -> bool:
+        """Whether small payloads hint that the bandwidth is another one than it was; a large one tells."""
+        return self._up.changed or self._down.changed
+
+    @property
+    def restarts(self) -> int:
+        """How often a hint was confirmed, so that the bandwidth was measured anew."""
+        return self._up.restarts + self._down.restarts
 
     def round_trip(self, took_ms: float) -> None:
         """A request and its answer, without what they took on the devices and to be received."""
@@ -90,20 +157,13 @@ class LinkMeasures:
         """The link as it is now."""
         known = self._round_trip.count > 0
         return MeasuredLink(
-            up_mbps=_mbps(self._up),
-            down_mbps=_mbps(self._down),
+            up_mbps=_mbps(self._up.mean),
+            down_mbps=_mbps(self._down.mean),
             round_trip_ms=self._round_trip.mean if known else None,
-            up_spread=_share(self._up),
-            down_spread=_share(self._down),
+            up_spread=_share(self._up.mean),
+            down_spread=_share(self._down.mean),
             round_trip_spread_ms=self._round_trip.deviation if known else 0.0,
         )
-
-
-def _add(mean: WeightedMean, count: int, took_ms: float) -> None:
-    """A payload that a link carries in a burst, as queues and shapers let it, says nothing of the bandwidth."""
-    expected_ms = mean.mean * count if mean.count else math.inf
-    if count >= LEAST_BYTES and max(expected_ms, took_ms) >= BURST_MS:
-        mean.add(max(took_ms, LEAST_MS) / count)
 
 
 def _mbps(ms_of_byte: WeightedMean) -> float | None:

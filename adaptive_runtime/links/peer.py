@@ -10,12 +10,21 @@ from typing import Literal
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links.addresses import DeviceAddress
-from adaptive_runtime.links.connection import PeerAnswer, PeerConnection, PeerLostError, PeerRefusedError, PeerTimes
+from adaptive_runtime.links.connection import (
+    BY_HOME,
+    PeerAnswer,
+    PeerConnection,
+    PeerLostError,
+    PeerRefusedError,
+    PeerTimes,
+    RunWay,
+)
 from adaptive_runtime.links.measures import LEAST_MS, LinkMeasures, MeasuredLink
-from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes
-from profiling_agents.messages import ActivationCoding, SentActivation, ServedSubNet
+from adaptive_runtime.links.probing import LEAST_BLOCK_BYTES, ProbeBudget, block_bytes, probe_bytes
+from profiling_agents.messages import ActivationCoding, Format, Receiver, SentActivation, ServedSubNet, Welcome
+from profiling_agents.streams.proofs import proof_of
 
-__all__ = ["Peer", "PeerLostError", "PeerState", "PeerTimes"]
+__all__ = ["Peer", "PeerAnswer", "PeerLostError", "PeerState", "PeerTimes", "RunWay"]
 
 PeerState = Literal["connecting", "in", "out", "excluded"]
 """excluded: it has other weights, answers wrongly, or refuses home; only a person brings it back."""
@@ -27,13 +36,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Peer:
-    """One device. told: called with each change of state and the line that says why."""
+    """One device. subnets: the same segments by the format of their files, the format that is preferred first.
+
+    files: of all formats, by sha256. told: called with each change of state and the line that says why.
+    """
 
     def __init__(
         self,
         name: str,
         address: DeviceAddress,
-        subnet: ServedSubNet,
+        subnets: Mapping[Format, ServedSubNet],
         files: Mapping[str, bytes],
         told: Callable[["Peer", str], None] | None = None,
     ) -> None:
@@ -43,9 +55,10 @@ class Peer:
         self.reason = ""
         self.pause_s = FIRST_PAUSE_S
         """How long it is out after the next fault; doubled by every fault, reset by an answer in time."""
-        self._subnet, self._files, self._told = subnet, files, told
+        self._subnets, self._files, self._told = subnets, files, told
         self._measures = LinkMeasures()
         self._connection: PeerConnection | None = None
+        self._welcome: Welcome | None = None
 
     @property
     def link(self) -> MeasuredLink:
@@ -57,13 +70,38 @@ class Peer:
         """Requests whose answers have not come."""
         return 0 if self._connection is None else self._connection.in_flight
 
+    @property
+    def gives(self) -> bool:
+        """Whether it is in, and its operator allows other devices to which it may give values."""
+        return self.state == "in" and self._welcome is not None and self._welcome.hands
+
+    def receiver(self, ticket: str) -> Receiver:
+        """This device as another one reaches it, to give values to the run that waits with a ticket. PeerLostError."""
+        if self.state != "in" or self._welcome is None:
+            raise PeerLostError(self.reason or "not connected")
+        digest, address = self._subnet_of(self._welcome).digest, self.address
+        proof = proof_of(address.token, digest)
+        return Receiver(url=address.peer_url or address.url, digest=digest, proof=proof, ticket=ticket)
+
     async def run(
-        self, first: int, last: int, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding
+        self,
+        first: int,
+        last: int,
+        tensors: Sequence[tuple[SentActivation, bytes]],
+        coding: ActivationCoding,
+        way: RunWay = BY_HOME,
     ) -> PeerAnswer:
         """Segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
+        return await self._open().run(first, last, tensors, coding, way)
+
+    async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: bytes | bytearray) -> None:
+        """Coded tensors for a run of it that waits with a ticket. PeerLostError."""
+        await self._open().give(ticket, activations, content)
+
+    def _open(self) -> PeerConnection:
         if self.state != "in" or self._connection is None:
             raise PeerLostError(self.reason or "not connected")
-        return await self._connection.run(first, last, tensors, coding)
+        return self._connection
 
     def was_in_time(self) -> None:
         """An answer came in time: the next fault counts as the first."""
@@ -107,11 +145,11 @@ class Peer:
         self._measures = LinkMeasures()
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                connection, _ = await PeerConnection.open(self.address, self._measures)
+                connection, welcome = await PeerConnection.open(self.address, self._measures)
         except TimeoutError as error:
             raise PeerLostError(f"has not greeted within {CONNECT_LIMIT_S:g} s") from error
         try:
-            await connection.load(self._subnet, self._files)
+            await connection.load(self._subnet_of(welcome), self._files)
             async with asyncio.timeout(PROBE_LIMIT_S):
                 for _ in range(PINGS):
                     await connection.probe(0, 0)
@@ -125,28 +163,41 @@ class Peer:
         except BaseException:
             connection.end("not loaded")
             raise
-        self._connection = connection
+        self._connection, self._welcome = connection, welcome
         self._change("in", "connected")
         return connection
+
+    def _subnet_of(self, welcome: Welcome) -> ServedSubNet:
+        """The SubNet in a format that the device takes. PeerRefusedError: there is none."""
+        found = next((subnet for form, subnet in self._subnets.items() if form in welcome.formats), None)
+        if found is None:
+            raise PeerRefusedError(
+                f"runs {welcome.backend}, which takes files of {', '.join(welcome.formats)}; this SubNet has files of "
+                f"{', '.join(self._subnets)}; export it with files for that backend"
+            )
+        return found
 
     async def _stay(self, connection: PeerConnection) -> None:
         """Until the connection is lost. An idle link is probed as often as it may be."""
         budget = ProbeBudget(time.monotonic())
         while not connection.lost.done():
             await asyncio.wait([connection.lost], timeout=CHECK_S)
-            idle = not connection.in_flight and time.monotonic() - connection.used_s > CHECK_S
+            changed = self._measures.changed
+            idle = not connection.in_flight and (changed or time.monotonic() - connection.used_s > CHECK_S)
             if not idle or connection.lost.done():
                 continue
             mbps = min(self.link.up_mbps or 0.0, self.link.down_mbps or 0.0)
-            kind = budget.due(time.monotonic(), mbps)
+            kind = budget.due(time.monotonic(), mbps, changed=changed)
             if kind is None:
                 continue
-            size = block_bytes(mbps) if kind == "block" else 0
+            size, restarts = probe_bytes(kind, mbps), self._measures.restarts
             try:
                 async with asyncio.timeout(PROBE_LIMIT_S):
                     await connection.probe(size, size)
             except TimeoutError:
                 connection.end("a probe was not answered")
+            if kind == "block" and changed:
+                budget.answered(time.monotonic(), confirmed=self._measures.restarts > restarts)
 
     def _leave(self, reason: str) -> None:
         self._connection = None

@@ -6,8 +6,15 @@
 from adaptive_runtime.split.answers import SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.network import SplitNetwork
 from adaptive_runtime.split.options import SplitOptions
-from adaptive_runtime.split.planned import PLANS_FILE, LinkUse, PlacementPlans, PlannedPlacement
-from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.split.planned import (
+    PLANS_FILE,
+    LinkUse,
+    PlacementPlans,
+    PlannedPlacement,
+    StraightUse,
+    StraightWay,
+)
+from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements, way_name
 from adaptive_runtime.split.replanning import EnvelopePlacements, PlanChange, ReplanRules
 from adaptive_runtime.split.segments import SplitSubNet
 
@@ -29,4 +36,7 @@ __all__ = [
     "SplitNetwork",
     "SplitOptions",
     "SplitSubNet",
+    "StraightUse",
+    "StraightWay",
+    "way_name",
 ]

@@ -25,7 +25,7 @@ class LegTimes(NamedTuple):
 class SplitAnswer:
     """answer: the network's own output. at_home: why home finished a request that another device had; None: as planned.
 
-    late: after its deadline.
+    late: after its deadline. exit: position of the exit at home that was sure enough; None: the full answer.
     """
 
     answer: Array
@@ -34,10 +34,15 @@ class SplitAnswer:
     legs: tuple[LegTimes, ...]
     at_home: str | None
     late: bool
+    exit: int | None = None
 
 
 class SplitEvent(NamedTuple):
-    """Something that happened to a device: it came in, went out, or was excluded, and why. time_s: of the monotonic clock."""
+    """Something that happened, and why. time_s: of the monotonic clock.
+
+    To a device: it came `in`, went `out`, or was `excluded`. To the way between two others, `a→b`: values go straight (`in`) or
+    through home (`out`). To home: requests follow another `plan`; the first one is home alone.
+    """
 
     time_s: float
     device: str
@@ -49,7 +54,7 @@ class SplitEvent(NamedTuple):
 class SplitCounts:
     """Of all requests so far. at_home: finished at home against the plan. wrong: answers of devices that checks found so.
 
-    unchecked: checks for which home had no time.
+    unchecked: checks for which home had no time. exited: answered by exits at home.
     """
 
     answered: int = 0
@@ -59,4 +64,5 @@ class SplitCounts:
     checked: int = 0
     wrong: int = 0
     unchecked: int = 0
+    exited: int = 0
     by_device: dict[str, int] = field(default_factory=dict)

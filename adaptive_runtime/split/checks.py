@@ -14,9 +14,9 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SpotCheck:
-    """What a device ran: the tensors as they reached it, and what it gave, both decoded."""
+    """What devices ran behind each other: the tensors as they reached the first, and what the last gave, both decoded."""
 
-    device: str
+    devices: tuple[str, ...]
     first: int
     last: int
     given: dict[str, Array]

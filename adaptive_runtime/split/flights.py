@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.split.answers import LegTimes, SplitAnswer
 from adaptive_runtime.split.plans import HOME, Leg
+from adaptive_runtime.split.routes import Route
 
 Array = NDArray[np.float32]
 
@@ -17,8 +19,9 @@ Array = NDArray[np.float32]
 class Flight:
     """A request. values: what home knows of it, by name. times in seconds of `time.perf_counter`.
 
-    legs: what is still to be run. ready: home is to run the next leg. remote: another device has it, since `sent_s`.
+    legs: what is still to be run. ready: home is to run the next leg. remote: others have those of `route`, since `sent_s`.
     guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
+    decision: whether it leaves at exits, as long as all of these are at home. left: the answer of the exit where it did.
     """
 
     values: dict[str, Array]
@@ -30,8 +33,11 @@ class Flight:
     running: bool = False
     guaranteed: bool = False
     sent_s: float = 0.0
+    route: Route = ()
     remote: "asyncio.Task[None] | None" = None
     at_home: str | None = None
+    decision: SampleDecision | None = None
+    left: Array | None = None
     done: list[LegTimes] = field(default_factory=list)
 
     def come_home(self, reason: str) -> None:
@@ -47,8 +53,14 @@ class Flight:
         self.legs.pop(0)
         self.remote, self.ready, self.running = None, False, False
 
+    def leave(self, times: LegTimes, answer: Array) -> None:
+        """It leaves at an exit at home: nothing is left to be run."""
+        self.passed(times, {})
+        self.legs, self.left = [], answer
+
     def answered(self, answer: Array, end_s: float) -> SplitAnswer:
         """The answer, once no leg is left."""
+        exit = None if self.decision is None or self.left is None else self.decision.exit
         return SplitAnswer(
             answer=answer,
             latency_ms=(end_s - self.start_s) * 1e3,
@@ -56,4 +68,5 @@ class Flight:
             legs=tuple(self.done),
             at_home=self.at_home,
             late=end_s > self.deadline_s,
+            exit=exit,
         )

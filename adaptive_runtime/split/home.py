@@ -1,8 +1,11 @@
-"""All segments at home: in onnxruntime, timed whenever they run."""
+"""All segments at home: in onnxruntime or ncnn, timed whenever they run."""
 
 import math
+import tempfile
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,19 +13,27 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.chains import require_runtime, session_options
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.exits import Decider, SampleDecision
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.segments import SplitSubNet
+from profiling_agents.backends.base import Model, ModelError, RuntimeOptions
+from profiling_agents.messages import JobMessage
 
 Array = NDArray[np.float32]
 FIRST_RUNS = 5
 FADING = 0.98
 
 
+Loaded = Callable[[Sequence[Array]], Sequence[Array]]
+"""A segment: outputs from inputs, in the order of its names."""
+
+
 class HomeRun(NamedTuple):
-    """What segments gave, by name, and how long each took [ms]."""
+    """What segments gave, by name, and how long each took [ms]. left: the answer of the exit at which the sample left."""
 
     values: dict[str, Array]
     took_ms: tuple[float, ...]
+    left: Array | None = None
 
 
 class Lateness:
@@ -44,46 +55,52 @@ class Lateness:
 
 
 class HomeSegments:
-    """Sessions of all segments. One thread runs them."""
+    """All segments, loaded in the runtime of home's files. One thread runs them."""
 
     def __init__(self, split: SplitSubNet) -> None:
-        require_runtime("onnx", "home")
-        import onnxruntime
-
+        require_runtime(split.home, "home")
         self.subnet = split.subnet
-        options = session_options(split.settings)
-        options.log_severity_level = 3
-        self._sessions = [
-            onnxruntime.InferenceSession(split.files[one.files[0]], options, providers=["CPUExecutionProvider"])
-            for one in split.subnet.segments
-        ]
-        self._times = [WeightedMean() for _ in self._sessions]
+        self._exits = tuple(one.name for one in split.exits)
+        self._decider = None if split.thresholds is None else Decider(split.thresholds)
+        self._models = (_sessions if split.home == "onnx" else _nets)(split, _jobs(split))
+        self._times = [WeightedMean() for _ in self._models]
         self.warm_up()
 
     def warm_up(self) -> None:
         """The first runs, from which times are predicted."""
         zeros = {self.subnet.input: np.zeros(self.subnet.shapes[self.subnet.input], np.float32)}
-        last = len(self._sessions) - 1
+        last = len(self._models) - 1
         self.run(zeros, 0, last)
         for _ in range(FIRST_RUNS):
             self.learn(0, self.run(zeros, 0, last).took_ms)
 
-    def run(self, values: Mapping[str, Array], first: int, last: int) -> HomeRun:
-        """Segments first … last. AdaptiveError: one of them fails."""
+    def decision(self) -> SampleDecision | None:
+        """For a request that begins; None: samples do not leave early."""
+        return None if self._decider is None else self._decider.sample()
+
+    def run(
+        self, values: Mapping[str, Array], first: int, last: int, decision: SampleDecision | None = None
+    ) -> HomeRun:
+        """Segments first … last, or up to the exit at which the sample leaves. AdaptiveError: one of them fails.
+
+        decision: of a sample all of whose exits before were at home; it goes on as long as that holds.
+        """
         known, took_ms = dict(values), []
         given: dict[str, Array] = {}
         for number in range(first, last + 1):
             segment = self.subnet.segments[number]
             start_s = time.perf_counter()
             try:
-                found = self._sessions[number].run(
-                    segment.output_names, {name: known[name] for name in segment.input_names}
-                )
+                found = self._models[number]([known[name] for name in segment.input_names])
             except Exception as error:
-                raise AdaptiveError(f"segment {number}", f"onnxruntime fails ({error})") from error
+                raise AdaptiveError(f"segment {number}", f"its runtime fails ({error})") from error
             took_ms.append((time.perf_counter() - start_s) * 1e3)
-            given |= zip(segment.output_names, found, strict=True)
+            given |= zip(segment.output_names, found, strict=False)  # the answer of an exit is behind them
             known |= given
+            if number < len(self._exits) and decision is not None and decision.exit == number - 1:
+                logits = given.get(self._exits[number], found[-1])
+                if decision.leaves(logits):
+                    return HomeRun(given, tuple(took_ms), logits)
         return HomeRun(given, tuple(took_ms))
 
     def learn(self, first: int, took_ms: tuple[float, ...]) -> None:
@@ -100,3 +117,61 @@ class HomeSegments:
         """Of segments first … last: the mean and so many standard deviations; 0 for none."""
         times = self._times[first : last + 1]
         return sum(one.mean for one in times) + deviations * math.sqrt(sum(one.variance for one in times))
+
+
+def _jobs(split: SplitSubNet) -> list[JobMessage]:
+    """The segments as home runs them: with the answer of each exit, behind the values that later segments read."""
+    found = list(split.subnets[split.home].segments)
+    for number, exit in enumerate(split.exits):
+        one = found[number]
+        if exit.name not in one.output_names:
+            assert one.output_shapes is not None, "checked"
+            names, shapes = (*one.output_names, exit.name), (*one.output_shapes, exit.shape)
+            found[number] = one.model_copy(update={"output_names": names, "output_shapes": shapes})
+    return found
+
+
+def _sessions(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
+    """One session of onnxruntime for each segment."""
+    import onnxruntime
+
+    options = session_options(split.settings)
+    options.log_severity_level = 3
+
+    def loaded(segment: JobMessage) -> Loaded:
+        content, providers = split.files[segment.files[0]], ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(content, options, providers=providers)
+        return lambda inputs: session.run(segment.output_names, dict(zip(segment.input_names, inputs, strict=True)))
+
+    return [loaded(one) for one in jobs]
+
+
+def _nets(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
+    """One net of ncnn for each segment, in fp32, as an agent with that backend runs it. AdaptiveError: ncnn refuses one."""
+    from profiling_agents.backends.ncnn import NcnnBackend
+
+    threads = int(split.settings.get("intra_op_num_threads", 1))
+    backend = NcnnBackend(RuntimeOptions(backend="ncnn", threads=max(threads, 1)))
+    found: list[Loaded] = []
+    with tempfile.TemporaryDirectory(prefix="autotailor-home-") as name:
+        for number, segment in enumerate(jobs):
+            files = [Path(name) / digest for digest in segment.files]
+            for file in files:
+                file.write_bytes(split.files[file.name])
+            try:
+                model = backend.load(files, segment)
+            except ModelError as error:
+                raise AdaptiveError(f"segment {number}", f"ncnn refuses it ({error})") from error
+            found.append(_NetRun(model))
+    return found
+
+
+class _NetRun:
+    """A net that is freed before its memory pools: the other order crashes."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        weakref.finalize(self, model.close)
+
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        return self._model.run(inputs)

@@ -93,6 +93,11 @@ class SplitNetwork:
         return self._runner.links()
 
     @property
+    def direct_links(self) -> dict[tuple[str, str], MeasuredLink]:
+        """Between other devices, from the first to the second, over which values go straight."""
+        return self._runner.routes.links
+
+    @property
     def states(self) -> dict[str, tuple[str, str]]:
         """Of each device whether it is in, out, connecting or excluded, and why."""
         return {name: (peer.state, peer.reason) for name, peer in self._runner.peers.items()}
@@ -104,7 +109,7 @@ class SplitNetwork:
 
     @property
     def events(self) -> tuple[SplitEvent, ...]:
-        """What happened to devices, the latest last."""
+        """What happened to devices, to ways between them, and to the plan, the latest last."""
         return tuple(self._runner.events)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ class SplitOptions(Message):
     tolerance: the most that such an answer may differ, relative to the largest value of its tensor, besides what the coding
     does. spare_ms: home begins so much earlier than its predicted time and its own lateness so far demand. deviations: of
     home's measured times, so many standard deviations count as predicted. most_in_flight: requests that one device has at once.
+    direct: values go straight from one other device to the next where that is possible.
     """
 
     coding: ActivationCoding = "fp32"
@@ -21,4 +22,5 @@ class SplitOptions(Message):
     spare_ms: Annotated[float, Field(ge=0.0)] = 5.0
     deviations: Annotated[float, Field(ge=0.0)] = 3.0
     most_in_flight: Annotated[int, Field(ge=1, le=16)] = 8
+    direct: bool = True
     seed: int = 0

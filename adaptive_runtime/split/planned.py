@@ -4,6 +4,7 @@ The latency of a plan is linear in what changes: home's slow-down, and for each 
 and down. So a plan is a plane over these, and the plans together are the lower envelope of latencies.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 
 from adaptive_runtime.chains.manifest import manifest_of, read_bytes
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments
+from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments, way_name
 from adaptive_runtime.split.segments import SplitSubNet
 from profiling_agents.messages import Digest, Message
 
@@ -33,20 +34,39 @@ class LinkUse(Message):
     down_bytes: Annotated[int, Field(ge=0)]
 
 
+class StraightUse(Message):
+    """What a request sends from one other device to another, without home between them. bytes: of tensors in fp32."""
+
+    messages: Annotated[int, Field(ge=1)]
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class StraightWay(Message):
+    """What is taken for a way between two other devices until values have gone over it. latency_ms: of a message, one way."""
+
+    bandwidth_mbps: Positive
+    latency_ms: NotNegativeMs
+
+
 class PlannedPlacement(PlacedSegments):
     """A plan with its plane. home_ms: of home's segments, to be multiplied by home's slow-down. others_ms: of all others.
 
-    links: by device; each device of the plan but home has one.
+    links: by device; each device of the plan but home has one. They count all values as going through home. straight: by
+    `way_name`, what may go straight instead.
     """
 
     home_ms: NotNegativeMs
     others_ms: NotNegativeMs
     links: dict[DeviceName, LinkUse] = Field(default_factory=dict)
+    straight: dict[str, StraightUse] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _sends_over_links(self) -> Self:
         if self.peers != self.links.keys():
             raise ValueError(f"a plan for {', '.join(self.devices)} has links to {', '.join(self.links) or 'none'}")
+        ways = {way_name(a.device, b.device) for a, b in pairwise(self.legs) if HOME not in (a.device, b.device)}
+        if foreign := sorted(self.straight.keys() - ways):
+            raise ValueError(f"a plan for {', '.join(self.devices)} sends straight over {foreign[0]}")
         return self
 
 
@@ -55,6 +75,7 @@ class PlacementPlans(Message):
 
     home_ms: of each segment at home without load, as predicted. bandwidth_mbps, slow_down: the ranges (low, high) for which the
     plans were made. plans: the first one sends nothing. Of a set of devices, those plans count that need no other device.
+    ways: by `way_name`, between other devices, as far as something is known of them.
     """
 
     version: int = VERSION
@@ -64,6 +85,7 @@ class PlacementPlans(Message):
     bandwidth_mbps: tuple[Positive, Positive]
     slow_down: tuple[Positive, Positive]
     plans: Annotated[tuple[PlannedPlacement, ...], Field(min_length=1)]
+    ways: dict[str, StraightWay] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

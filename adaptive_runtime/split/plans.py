@@ -14,6 +14,11 @@ HOME = "home"
 DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
+def way_name(giver: str, taker: str) -> str:
+    """Of the way from one other device to another."""
+    return f"{giver}→{taker}"
+
+
 class Leg(NamedTuple):
     """Segments first … last, which one device runs behind each other."""
 
@@ -37,6 +42,13 @@ class PlacedSegments(Message):
             start += count
         return tuple(found)
 
+    def __str__(self) -> str:
+        """`home 0-1, server 2-7`."""
+        return ", ".join(
+            f"{leg.device} {leg.first}" if leg.first == leg.last else f"{leg.device} {leg.first}-{leg.last}"
+            for leg in self.legs
+        )
+
     @property
     def peers(self) -> frozenset[str]:
         """The other devices that it needs."""
@@ -52,11 +64,19 @@ class PlacementChoice(Protocol):
     """Chooses the plan of a request. A look-up: it is called before each of them."""
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
-        """The plan for now. links: of the devices that are in; a plan with another device is run at home."""
+        """The plan for now. links: of the devices that are in; a plan with another device is run at home.
+
+        Besides, by `way_name`, of the ways over which values may go straight between two devices.
+        """
         ...
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
         """Home has run segments from the first on, which took so long each. Called after each run at home."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why the plan that was chosen last is followed. One line."""
         ...
 
 
@@ -76,3 +96,8 @@ class PreferredPlacements:
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
         """The order of the list is independent of times."""
+
+    @property
+    def reason(self) -> str:
+        """The same for all plans."""
+        return "the first plan whose devices are in"

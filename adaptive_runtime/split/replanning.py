@@ -7,7 +7,8 @@ only so often in a minute.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import permutations
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -16,18 +17,14 @@ from pydantic import Field
 
 from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.links.measures import WeightedMean
-from adaptive_runtime.split.planned import PlacementPlans
-from adaptive_runtime.split.plans import PlacedSegments
+from adaptive_runtime.split.planned import PlacementPlans, PlannedPlacement, StraightWay
+from adaptive_runtime.split.plans import PlacedSegments, way_name
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
 
 MINUTE_S = 60.0
 MOST_CHANGES = 1000
 UNKNOWN_MS = 1e9
 """Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
-FIXED = 2
-"""Factors of a plane besides those of links: 1 and home's slow-down."""
-OF_LINK = 3
-"""Factors of each link: round trip, and milliseconds of a byte up and down."""
 
 PlaneArray = NDArray[np.float64]
 
@@ -81,7 +78,8 @@ class EnvelopePlacements:
         """The latest last."""
         self._clock = clock
         share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
-        self._planes = np.asarray([_plane(plans, number, share) for number in range(len(plans.plans))])
+        self._ways = _ways(plans)
+        self._planes = np.asarray([_plane(plan, plans.peers, self._ways, share) for plan in plans.plans])
         self._candidates: dict[frozenset[str], _Candidates] = {}
         self._took, self._predicted = WeightedMean(), WeightedMean()
         self._now = 0
@@ -102,6 +100,11 @@ class EnvelopePlacements:
         if predicted_ms > 0:
             self._took.add(sum(took_ms))
             self._predicted.add(predicted_ms)
+
+    @property
+    def reason(self) -> str:
+        """Of the last change."""
+        return self.changes[-1].reason if self.changes else "nothing has changed"
 
     def latencies_ms(self, links: Mapping[str, MeasuredLink]) -> dict[int, float]:
         """Predicted for now of each plan all of whose devices are in, by its position in the file."""
@@ -172,7 +175,7 @@ class EnvelopePlacements:
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """(2 + 3 · devices,) what a plane is multiplied by."""
+        """(2 + 3 · devices + 2 · ways,) what a plane is multiplied by."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
@@ -181,23 +184,52 @@ class EnvelopePlacements:
             else:
                 round_trip_ms = UNKNOWN_MS if link.round_trip_ms is None else link.round_trip_ms
                 values += (round_trip_ms, _ms_per_byte(link.up_mbps), _ms_per_byte(link.down_mbps))
+        for name, (giver, taker) in self._ways.items():
+            values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
         return np.array(values)
+
+    def _saved(
+        self,
+        way: MeasuredLink | None,
+        planned: StraightWay | None,
+        giver: MeasuredLink | None,
+        taker: MeasuredLink | None,
+    ) -> tuple[float, float]:
+        """What a message and a byte take more straight than through home [ms]; nothing where they go through home."""
+        if way is None or giver is None or taker is None:
+            return 0.0, 0.0
+        message_ms, byte_ms = way.round_trip_ms, None if way.up_mbps is None else _ms_per_byte(way.up_mbps)
+        if planned is not None:
+            message_ms = 2 * planned.latency_ms if message_ms is None else message_ms
+            byte_ms = _ms_per_byte(planned.bandwidth_mbps) if byte_ms is None else byte_ms
+        known = (giver.round_trip_ms, taker.round_trip_ms, giver.down_mbps, taker.up_mbps)
+        if message_ms is None or byte_ms is None or None in known:
+            return 0.0, 0.0
+        through_ms = (giver.round_trip_ms or 0.0) + (taker.round_trip_ms or 0.0)
+        through_byte_ms = _ms_per_byte(giver.down_mbps) + _ms_per_byte(taker.up_mbps)
+        return (message_ms - through_ms) / 2, byte_ms - through_byte_ms
 
 
 def _ms_per_byte(mbps: float | None) -> float:
     return 8e-3 / mbps if mbps else UNKNOWN_MS
 
 
-def _plane(plans: PlacementPlans, number: int, share: float) -> PlaneArray:
-    """(2 + 3 · devices,) a plan as factors of 1, home's slow-down, and each link's round trip and bytes up and down.
+def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:
+    """Ways between other devices that plans have, by name: from which device to which."""
+    pairs = {way_name(*pair): pair for pair in permutations(plans.peers, 2)}
+    return {name: pairs[name] for name in sorted({name for plan in plans.plans for name in plan.straight})}
 
-    share: of the plan's bytes that cross.
+
+def _plane(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
+    """(2 + 3 · devices + 2 · ways,) a plan as factors of 1, home's slow-down, each link's round trip and bytes up and down.
+
+    And of what messages and bytes take more that go straight. share: of the plan's bytes that cross.
     """
-    plan = plans.plans[number]
-    found = np.zeros(FIXED + OF_LINK * len(plans.peers))
-    found[:FIXED] = plan.others_ms, plan.home_ms
-    for at, name in enumerate(plans.peers):
-        if name in plan.links:
-            start, use = FIXED + OF_LINK * at, plan.links[name]
-            found[start : start + OF_LINK] = use.messages, share * use.up_bytes, share * use.down_bytes
-    return found
+    found = [plan.others_ms, plan.home_ms]
+    for name in peers:
+        use = plan.links.get(name)
+        found += (0.0, 0.0, 0.0) if use is None else (use.messages, share * use.up_bytes, share * use.down_bytes)
+    for name in ways:
+        straight = plan.straight.get(name)
+        found += (0.0, 0.0) if straight is None else (straight.messages, share * straight.bytes)
+    return np.array(found)

@@ -22,8 +22,10 @@ from adaptive_runtime.split.flights import Array, Flight
 from adaptive_runtime.split.home import HomeRun, HomeSegments, Lateness
 from adaptive_runtime.split.options import SplitOptions
 from adaptive_runtime.split.plans import HOME, Leg, PlacementChoice, all_at_home
+from adaptive_runtime.split.routes import Route, Routes
 from adaptive_runtime.split.schedule import latest_starts
 from adaptive_runtime.split.segments import SplitSubNet
+from profiling_agents.messages import MOST_WITHIN_MS
 from profiling_agents.streams.activations import decoded, decoded_all, encoded
 
 MOST_EVENTS = 1000
@@ -42,11 +44,12 @@ class SplitRunner:
         options: SplitOptions,
     ) -> None:
         self._subnet, self._home, self._choice, self._options = split.subnet, home, choice, options
-        self.peers = {name: Peer(name, one, split.subnet, split.files, self._tell) for name, one in devices.items()}
+        self.peers = {name: Peer(name, one, split.subnets, split.files, self._tell) for name, one in devices.items()}
         self.counts = SplitCounts()
         self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
         self.changed = asyncio.Event()
         """Set anew whenever a device comes or goes."""
+        self.routes = Routes(split.subnet, self.peers, direct=options.direct, told=self._event)
         self._last = len(split.subnet.segments) - 1
         self._shapes = split.subnet.shapes
         self._entering, self._leaving = cache(split.subnet.entering), cache(split.subnet.leaving)
@@ -56,8 +59,10 @@ class SplitRunner:
         self._thread = ThreadPoolExecutor(1, "home")
         choice.ran_at_home(0, home.times_ms)
         self._busy = False
+        self._plan = all_at_home(self._last + 1)
         self._timer: asyncio.TimerHandle | None = None
-        self._usual_ms: dict[Leg, WeightedMean] = {}
+        self._usual_ms: dict[Route, WeightedMean] = {}
+        self._suspects: set[str] = set()
         self._timer_late, self._thread_late = Lateness(), Lateness()
 
     async def keep_peers(self) -> None:
@@ -79,10 +84,13 @@ class SplitRunner:
     def begin(self, flight: Flight) -> None:
         """Take a request."""
         links = self.links()
-        plan = self._choice.choose(links)
+        plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
-            plan = all_at_home(self._last + 1)
-        flight.legs = list(plan.legs)
+            plan, why = all_at_home(self._last + 1), f"{plan} cannot be followed"
+        if plan.devices != self._plan.devices:
+            self._plan = plan
+            self._event(HOME, "plan", f"{plan}: {why}")
+        flight.legs, flight.decision = list(plan.legs), self._home.decision()
         self._flights.add(flight)
         flight.guaranteed = True
         now_s = time.perf_counter()
@@ -94,11 +102,13 @@ class SplitRunner:
         if not flight.legs:
             end_s = time.perf_counter()
             self._flights.discard(flight)
-            answer = flight.answered(flight.values[self._subnet.answer], end_s)
+            found = flight.values[self._subnet.answer] if flight.left is None else flight.left
+            answer = flight.answered(found, end_s)
             counts = self.counts
             counts.answered += 1
             counts.late += answer.late
             counts.at_home += answer.at_home is not None
+            counts.exited += answer.exit is not None
             for name in answer.devices:
                 counts.by_device[name] = counts.by_device.get(name, 0) + 1
             flight.future.set_result(answer)
@@ -107,8 +117,8 @@ class SplitRunner:
         elif self._own_start_s(flight) <= time.perf_counter():
             flight.come_home("there was no time for another device")
         else:
-            flight.sent_s = time.perf_counter()
-            flight.remote = asyncio.create_task(self._send(flight, flight.legs[0]))
+            flight.sent_s, flight.route = time.perf_counter(), self.routes.route(flight.legs)
+            flight.remote = asyncio.create_task(self._send(flight, flight.route))
             flight.remote.add_done_callback(partial(self._sent, flight))
         self._dispatch()
 
@@ -124,39 +134,49 @@ class SplitRunner:
             flight.come_home(f"{type(error).__name__}: {error}")
             self._dispatch()
 
-    async def _send(self, flight: Flight, leg: Leg) -> None:
-        """Have another device run a leg."""
-        own, peer, coding = flight.remote, self.peers[leg.device], self._options.coding
+    async def _send(self, flight: Flight, route: Route) -> None:
+        """Have other devices run legs behind each other."""
+        own, coding, first, last = flight.remote, self._options.coding, route[0].first, route[-1].last
         assert own is asyncio.current_task()
         start_s = time.perf_counter()
-        sent = {name: encoded(flight.values[name], coding) for name in self._entering(leg.first, leg.last)}
+        sent = {name: encoded(flight.values[name], coding) for name in self._entering(first, last)}
         try:
-            if peer.in_flight >= self._options.most_in_flight:
-                raise PeerLostError(f"has {self._options.most_in_flight} requests already")
-            found = await peer.run(leg.first, leg.last, list(sent.values()), coding)
+            self._require_room(route)
+            within_ms = min(max((flight.deadline_s - start_s) * 1e3, 0.0), MOST_WITHIN_MS)
+            answers = await self.routes.run(route, list(sent.values()), coding, within_ms)
         except PeerLostError as error:
             if flight.remote is own:
-                flight.come_home(f"{leg.device}: {error}")
+                flight.come_home(str(error))
                 self._dispatch()
             return
-        if flight.remote is not own:
+        found = answers[-1]
+        if flight.remote is not own or found is None:
             return
-        names = self._leaving(leg.first, leg.last)
+        names = self._leaving(route[-1].first, last)
         tensors = decoded_all(found.activations, [self._shapes[name] for name in names], found.content)
         got = dict(zip(names, tensors, strict=True))
-        finite = all(np.isfinite(tensor).all() for tensor in tensors)
-        if not finite or self._rng.random() < self._options.check_share:
+        finite, devices = all(np.isfinite(tensor).all() for tensor in tensors), tuple(leg.device for leg in route)
+        if not finite or self._suspects.intersection(devices) or self._rng.random() < self._options.check_share:
             given = {name: decoded(one, self._shapes[name], content) for name, (one, content) in sent.items()}
-            self._check_later(SpotCheck(leg.device, leg.first, leg.last, given, got, coding))
+            self._check_later(SpotCheck(devices, first, last, given, got, coding))
         if not finite:
-            flight.come_home(f"{leg.device}: gave NaN or infinite values")
+            flight.come_home(f"{'→'.join(devices)}: gave NaN or infinite values")
             self._dispatch()
             return
-        peer.was_in_time()
         took_ms = (time.perf_counter() - start_s) * 1e3
-        self._usual_ms.setdefault(leg, WeightedMean()).add(took_ms)
-        flight.passed(LegTimes(leg.device, leg.first, leg.last, took_ms, found.times), got)
+        self._usual_ms.setdefault(route, WeightedMean()).add(took_ms)
+        for leg, answer in zip(route, answers, strict=True):
+            self.peers[leg.device].was_in_time()
+            times = None if answer is None else answer.times
+            own_ms = took_ms if times is None or leg is route[-1] else times.total_ms
+            flight.passed(LegTimes(leg.device, leg.first, leg.last, own_ms, times), got if leg is route[-1] else {})
         self._advance(flight)
+
+    def _require_room(self, route: Route) -> None:
+        """PeerLostError: a device has as many requests as it may have at once."""
+        for leg in route:
+            if self.peers[leg.device].in_flight >= self._options.most_in_flight:
+                raise PeerLostError(f"{leg.device}: has {self._options.most_in_flight} requests already")
 
     def _dispatch(self) -> None:
         """Home's next work, where it has nothing to do; and the time at which there will be some."""
@@ -212,24 +232,28 @@ class SplitRunner:
         return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
 
     def _bring_home(self, flight: Flight, now_s: float) -> None:
-        """Home begins a request that another device has.
+        """Home begins a request that other devices have.
 
         A device that has had it for longer than usual is late: it goes out, and its other requests come home by the error
-        that they get. Otherwise home was late itself.
+        that they get. Of several behind each other it is not known which is late: they work through home for a while, which
+        shows it. Otherwise home was late itself.
         """
-        leg = flight.legs[0]
-        if leg.device == HOME:
+        if flight.legs[0].device == HOME:
             return
-        flight.come_home(f"{leg.device}: was late")
-        usual = self._usual_ms.get(leg)
+        route = flight.route
+        flight.come_home(f"{'→'.join(leg.device for leg in route)}: was late")
+        usual = self._usual_ms.get(route)
         if usual is None or (now_s - flight.sent_s) * 1e3 > usual.mean + self._options.deviations * usual.deviation:
-            self.peers[leg.device].lose("was late")
+            if len(route) > 1:
+                self.routes.lose(route, "was late")
+            else:
+                self.peers[route[0].device].lose("was late")
 
     def _run_at_home(self, flight: Flight) -> None:
         leg = flight.legs[0]
         flight.running, self._busy = True, True
         work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._home.run, flight.values, leg.first, leg.last
+            self._thread, self._home.run, flight.values, leg.first, leg.last, flight.decision
         )
         work.add_done_callback(partial(self._ran, flight, leg, time.perf_counter()))
 
@@ -244,7 +268,11 @@ class SplitRunner:
         run = work.result()
         self._learn(leg.first, run)
         self._thread_late.add(time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3)
-        flight.passed(LegTimes(HOME, leg.first, leg.last, sum(run.took_ms)), self._kept(run.values, leg))
+        times = LegTimes(HOME, leg.first, leg.first + len(run.took_ms) - 1, sum(run.took_ms))
+        if run.left is not None:
+            flight.leave(times, run.left)
+        else:
+            flight.passed(times, self._kept(run.values, leg))
         self._advance(flight)
 
     def _learn(self, first: int, run: HomeRun) -> None:
@@ -279,14 +307,26 @@ class SplitRunner:
             self._learn(check.first, work.result())
             apart = largest_difference(check, work.result().values)
             if apart > self._options.tolerance:
-                self.counts.wrong += 1
-                allowed = self._options.tolerance
-                self.peers[check.device].exclude(
-                    f"answered wrongly: segments {check.first} to {check.last} differ by {apart:.2g} (allowed {allowed:g})"
-                )
+                self._wrong(check, apart)
+            else:
+                self._suspects.difference_update(check.devices)
         self._dispatch()
 
+    def _wrong(self, check: SpotCheck, apart: float) -> None:
+        """A device that answered wrongly is excluded. Of several, each is checked alone from now on until it was right."""
+        self.counts.wrong += 1
+        what = f"segments {check.first} to {check.last} differ by {apart:.2g} (allowed {self._options.tolerance:g})"
+        if len(check.devices) == 1:
+            self.peers[check.devices[0]].exclude(f"answered wrongly: {what}")
+            return
+        self._suspects.update(check.devices)
+        route = tuple(Leg(name, check.first, check.last) for name in check.devices)
+        self.routes.lose(route, f"one of them answered wrongly: {what}", for_good=True)
+
     def _tell(self, peer: Peer, reason: str) -> None:
-        self.events.append(SplitEvent(time.monotonic(), peer.name, peer.state, reason))
+        self._event(peer.name, peer.state, reason)
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def _event(self, device: str, state: str, reason: str) -> None:
+        self.events.append(SplitEvent(time.monotonic(), device, state, reason))

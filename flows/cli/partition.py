@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGE_FILE = "partition.html"
 KIB = 1024
+NCNN = "ncnn"
 ENDS = ("largest", "smallest")
 
 PartitionJson = Mapping[str, Any]
@@ -71,12 +72,14 @@ def execute(arguments: Arguments) -> PartitionJson:
     except OSError as error:
         raise UserError("partition.page", f"'{page}' cannot be written ({error.strerror})") from error
     terminal.say(f"page: {page}")
+    ncnn = settings.ncnn or any(table.lut.device.backend == NCNN for table in tables)
     if settings.parts is not None:
-        found = write_parts(net, answer.config, answer.plans[0].stays, settings.devices[0], settings.parts)
+        stays = answer.plans[0].stays
+        found = write_parts(net, answer.config, stays, settings.devices[0], settings.parts, ncnn=ncnn)
         terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
     if settings.plans is not None:
         threads = tables[0].lut.device.threads
-        plans = write_plans(net, answer.config, tables, settings, settings.plans, threads=threads)
+        plans = write_plans(net, answer.config, tables, settings, settings.plans, threads=threads, ncnn=ncnn)
         terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
     return answer.to_json()
 

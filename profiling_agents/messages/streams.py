@@ -1,4 +1,5 @@
-"""Messages of a stream: one kept connection between a home, which has requests, and a device that serves segments to it.
+"""Messages of a stream: one kept connection between a home, which has requests, and a device that serves segments to it;
+or between two devices, of which one gives values to the other.
 
 All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes: both sides
 know these from the SubNet, whose digest they compare first.
@@ -11,15 +12,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from profiling_agents.messages.base import Digest, Message, Name, Shape
+from profiling_agents.messages.base import Digest, Format, Message, Name, Nonce, Shape
 from profiling_agents.messages.jobs import JobMessage
 
-STREAM_PROTOCOL = 1
+STREAM_PROTOCOL = 2
 """Raised with every change of a stream that the other side would not read."""
 MOST_SEGMENTS = 256
 MOST_BOUNDARY_BYTES = 1 << 28
 """Of the tensors that enter or leave segments together, in fp32."""
 MOST_PROBE_BYTES = 1 << 18
+MOST_WITHIN_MS = 600_000.0
 
 ActivationCoding = Literal["fp32", "fp16", "int8"]
 CODED_BYTES: dict[ActivationCoding, int] = {"fp32": 4, "fp16": 2, "int8": 1}
@@ -120,8 +122,23 @@ class Hello(Message):
     token: Annotated[str, Field(max_length=256)]
 
 
+class HelloDevice(Message):
+    """The first message of another device, which has values for runs. proof: that a home with this device's token sent it.
+
+    digest: of the SubNet whose values it has. `profiling_agents.streams.proofs.proof_of` makes the proof.
+    """
+
+    kind: Literal["hello_device"] = "hello_device"
+    protocol: int
+    digest: Digest
+    proof: Digest
+
+
 class Welcome(Message):
-    """The device's answer to a right token: what it is."""
+    """The device's answer to a right token: what it is, and the formats of files that it takes.
+
+    hands: its operator allows other devices to which it may give values.
+    """
 
     kind: Literal["welcome"] = "welcome"
     protocol: int
@@ -129,6 +146,8 @@ class Welcome(Message):
     precision: Name
     threads: int
     fingerprint: Name
+    formats: tuple[Format, ...]
+    hands: bool = False
 
 
 class LoadSubNet(Message):
@@ -160,8 +179,24 @@ class KeptFile(Message):
     sha256: Digest
 
 
+class Receiver(Message):
+    """The device that gets what leaves a run, in the place of home: its address, and what shows that home sent the giver.
+
+    digest: of its SubNet. ticket: of its run, which waits for the values.
+    """
+
+    url: Annotated[str, Field(max_length=300)]
+    digest: Digest
+    proof: Digest
+    ticket: Nonce
+
+
 class RunSegments(Message):
-    """Run segments first … last on `ServedSubNet.entering`, whose bytes follow in order. coding: of the answer's tensors."""
+    """Run segments first … last on `ServedSubNet.entering`, whose bytes follow in order. coding: of the answer's tensors.
+
+    ticket: no tensors follow; they come with this ticket, from another device or from home. receiver: what leaves the run goes
+    there. within_ms: for values to come, and for values to be given.
+    """
 
     kind: Literal["run"] = "run"
     request: RequestNumber
@@ -169,12 +204,24 @@ class RunSegments(Message):
     last: int
     tensors: Activations
     coding: ActivationCoding
+    ticket: Nonce | None = None
+    receiver: Receiver | None = None
+    within_ms: Annotated[float, Field(ge=0.0, le=MOST_WITHIN_MS)] = 0.0
+
+
+class GivenTimes(Message):
+    """Values that another device has taken: their bytes; the time in all; and that from the head of their frame to the end."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    total_ms: Milliseconds
+    received_ms: Milliseconds
 
 
 class RanSegments(Message):
     """`ServedSubNet.leaving`, whose bytes follow in order.
 
-    received_ms: from the head of the request to its last byte. waited_ms, computed_ms: for the processor, and on it.
+    received_ms: from the head of the values to their last byte. waited_ms, computed_ms: for the processor, and on it.
+    given: the values are at the receiver, and none follow. not_given: why they follow although there is a receiver.
     """
 
     kind: Literal["ran"] = "ran"
@@ -183,6 +230,32 @@ class RanSegments(Message):
     received_ms: Milliseconds
     waited_ms: Milliseconds
     computed_ms: Milliseconds
+    given: GivenTimes | None = None
+    not_given: Annotated[str, Field(max_length=300)] = ""
+
+
+class MissedValues(Message):
+    """The values that a run waited for did not come in time; nobody waits for them any more."""
+
+    kind: Literal["missed"] = "missed"
+    request: RequestNumber
+
+
+class GivenValues(Message):
+    """Values for a run that waits with this ticket, whose bytes follow in the order of `ServedSubNet.entering`."""
+
+    kind: Literal["give"] = "give"
+    request: RequestNumber
+    ticket: Nonce
+    tensors: Activations
+
+
+class TookValues(Message):
+    """The answer to `GivenValues`. received_ms: from the head of the values to their last byte."""
+
+    kind: Literal["took"] = "took"
+    request: RequestNumber
+    received_ms: Milliseconds
 
 
 class SentProbe(Message):
@@ -212,11 +285,11 @@ class RefusedStream(Message):
 
 
 HomeMessage = Annotated[
-    Hello | LoadSubNet | SentFile | RunSegments | SentProbe,
+    Hello | HelloDevice | LoadSubNet | SentFile | RunSegments | GivenValues | SentProbe,
     Field(discriminator="kind"),
 ]
 DeviceMessage = Annotated[
-    Welcome | LoadedSubNet | KeptFile | RanSegments | ReturnedProbe | RefusedStream,
+    Welcome | LoadedSubNet | KeptFile | RanSegments | MissedValues | TookValues | ReturnedProbe | RefusedStream,
     Field(discriminator="kind"),
 ]
 HOME_MESSAGES: TypeAdapter[HomeMessage] = TypeAdapter(HomeMessage)

@@ -2,8 +2,9 @@
 
 import argparse
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from profiling_agents.network.endpoint import Endpoint
+from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.tokens import read_token
 
 
@@ -27,6 +28,17 @@ def port_number(text: str) -> int:
 
 
 port_number.__name__ = "port (0 to 65535)"
+
+
+def peer_address(text: str) -> str:
+    """`HOST:PORT` of another device, in the form in which addresses are compared. ValueError."""
+    parts = urlsplit(f"tcp://{text}")
+    if not parts.hostname or parts.port is None or parts.username is not None or parts.path or parts.query:
+        raise ValueError
+    return host_and_port(parts.hostname, parts.port)
+
+
+peer_address.__name__ = "HOST:PORT"
 
 
 def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:

@@ -69,4 +69,9 @@ def address(network: Endpoint, listener: socket.socket) -> str:
     """URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if network.tls_cert else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{host_and_port(host, port)}"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

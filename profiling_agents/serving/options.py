@@ -11,7 +11,10 @@ from profiling_agents.sensing import sensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of an agent. segments: it serves segments of SubNets, and measures nothing."""
+    """The options of an agent. segments: it serves segments of SubNets, and measures nothing.
+
+    allowed_peers: `HOST:PORT` of other devices to which it may give what leaves its segments.
+    """
 
     backend: str
     threads: int
@@ -27,6 +30,7 @@ class ServerOptions:
     sensors_root: Path = sensors.SYSTEM
     walls: bool = True
     segments: bool = False
+    allowed_peers: tuple[str, ...] = ()
 
     @property
     def cores_root(self) -> Path:

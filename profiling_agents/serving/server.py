@@ -37,6 +37,8 @@ def serve(options: ServerOptions) -> None:
     check_bind(network)
     if options.segments and options.pull is not None:
         raise AgentError("--serve-segments: not with --pull, since a stream is one kept connection; give one of them")
+    if options.allowed_peers and not options.segments:
+        raise AgentError("--allow-peer: for --serve-segments alone, which is not given; give both")
     if options.pull is not None:
         check_relay(options.pull, network)
         # The relay is the only way in: the service itself is reached by nobody who has not read this process.

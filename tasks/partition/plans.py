@@ -1,11 +1,10 @@
 """Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
 
-At run time tensors between two other devices go through home. So for these plans a byte between them crosses both links, and a
-message takes the latencies of both. Devices change where a single value crosses.
+At run time tensors between two other devices may have to go through home. So for these plans a byte between them crosses both
+links, and a message takes the latencies of both. Devices change where a single value crosses.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor
+from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, NcnnPair
 from adaptive_runtime.split import (
     HOME,
     PLANS_FILE,
@@ -21,6 +20,9 @@ from adaptive_runtime.split import (
     PlacementPlans,
     PlannedPlacement,
     SplitSubNet,
+    StraightUse,
+    StraightWay,
+    way_name,
 )
 from profiling_agents.messages.streams import MOST_SEGMENTS
 from solvers.errors import Infeasible
@@ -35,12 +37,14 @@ from solvers.partition import (
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
-from tasks.partition.parts import export_checked, tensor_of
+from tasks.partition.checked import digests_of, export_checked, tensor_of
+from tasks.partition.ncnn_files import write_ncnn
 from tasks.partition.planning import conditions_of, problem_of
 from tasks.partition.settings import Settings
 from tasks.partition.tables import DeviceTimes
 
 Groups = tuple[tuple[int, ...], ...]
+Way = tuple[int, int]
 FLOAT = "float32"
 
 
@@ -54,28 +58,39 @@ class PlansAhead:
     high: PlanPoint
     plans: tuple[PartitionPlan, ...]
     groups: Groups
+    straight: frozenset[Way] = frozenset()
 
 
 def plan_ahead(
-    problem: PartitionProblem, conditions: PartitionConditions, low: PlanPoint, high: PlanPoint
+    problem: PartitionProblem,
+    conditions: PartitionConditions,
+    low: PlanPoint,
+    high: PlanPoint,
+    straight: Iterable[Way] = (),
 ) -> PlansAhead:
     """The lower envelope of each set of devices, between `low` and `high` of bandwidth and home's slow-down.
 
-    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. Infeasible:
-    home alone does not keep the limits.
+    conditions: slow-down of the other devices, and latencies between home and them; bandwidth 0: there is no link. straight:
+    ways between other devices that are known, whose bandwidth does not change: there are plans for values that go straight
+    over them, besides those for values that go through home. Infeasible: home alone does not keep the limits.
     """
+    ways = frozenset(straight)
     planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)
     found = {plan.placement: plan for plan in [planner.fastest(_through_home(conditions, ()).conditions)]}
     linked = [at for at in devices if min(conditions.bandwidth_mbps[0, at], conditions.bandwidth_mbps[at, 0]) > 0]
     for count in range(1, len(linked) + 1):
         for peers in combinations(linked, count):
-            through = _through_home(conditions, peers)
-            envelope = envelope_of(planner, through.conditions, low, high, links=through.crossings)
-            found |= {plan.placement: plan for plan in envelope.plans if plan.placement not in found}
+            own = ways.intersection(permutations(peers, 2))
+            for some in {frozenset[Way](), own}:
+                through = _through_home(conditions, peers, some)
+                envelope = envelope_of(planner, through.conditions, low, high, links=through.crossings)
+                found |= {plan.placement: plan for plan in envelope.plans if plan.placement not in found}
     cuts = sorted({0, problem.dataflow.steps}.union(*map(_changes, found)))
     groups = tuple(tuple(range(start, end)) for start, end in pairwise(cuts))
     plans = tuple(found.values())
-    return PlansAhead(planner=planner, conditions=conditions, low=low, high=high, plans=plans, groups=groups)
+    return PlansAhead(
+        planner=planner, conditions=conditions, low=low, high=high, plans=plans, groups=groups, straight=ways
+    )
 
 
 def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[float], digest: str) -> PlacementPlans:
@@ -92,7 +107,14 @@ def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[fl
         bandwidth_mbps=(ahead.low.bandwidth_mbps, ahead.high.bandwidth_mbps),
         slow_down=(ahead.low.slow_down, ahead.high.slow_down),
         plans=tuple(_planned(ahead, plan, names, run_ms) for plan in ahead.plans),
+        ways={way_name(names[a], names[b]): _way(ahead.conditions, (a, b), run_ms) for a, b in sorted(ahead.straight)},
     )
+
+
+def _way(conditions: PartitionConditions, way: Way, run_ms: Sequence[float]) -> StraightWay:
+    """A way as it is known; the time of a run on the device at its end is no part of it."""
+    latency_ms = max(float(conditions.latency_ms[way]) - run_ms[way[1]], 0.0)
+    return StraightWay(bandwidth_mbps=float(conditions.bandwidth_mbps[way]), latency_ms=latency_ms)
 
 
 def write_plans(
@@ -104,11 +126,12 @@ def write_plans(
     *,
     threads: int = 1,
     statistics: Statistics | None = None,
+    ncnn: bool = False,
 ) -> PlacementPlans:
     """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder. threads: of the runtime at home.
 
-    UserError: home alone does not keep the limits, the network hands over other values than float32, or the segments do not
-    give the answer of the whole SubNet, up to 1e-5.
+    ncnn: with files of ncnn beside each segment. UserError: home alone does not keep the limits, the network hands over other
+    values than float32, or the segments do not give the answer of the whole SubNet, up to 1e-5 (in ncnn 1e-4).
     """
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
@@ -120,14 +143,15 @@ def write_plans(
         for mbps, slow_down in zip(settings.plans_bandwidth_mbps, settings.plans_slow_down, strict=True)
     )
     try:
-        ahead = plan_ahead(problem, conditions_of(tables, settings, high.bandwidth_mbps), low, high)
+        conditions = conditions_of(tables, settings, high.bandwidth_mbps)
+        ahead = plan_ahead(problem, conditions, low, high, _named_ways(settings))
     except Infeasible as error:
         next_step = "raise partition.memory_mib or partition.energy_mj"
         raise UserError("partition.plans: all operators at home", str(error), next_step=next_step) from error
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
-    _write_chain(net, config, ahead.groups, folder, threads, statistics)
+    _write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
     run_ms = [max(table.offset_ms, 0.0) for table in tables]
     plans = placement_plans(ahead, settings.devices, run_ms, SplitSubNet.open(folder).subnet.digest)
     write_bytes(folder / PLANS_FILE, plans.to_json().encode())
@@ -142,10 +166,26 @@ class _ThroughHome:
     crossings: NDArray[np.float64]
 
 
-def _through_home(conditions: PartitionConditions, peers: tuple[int, ...]) -> _ThroughHome:
+def _named_ways(settings: Settings) -> list[Way]:
+    """Ways between devices other than home whose links are named, in both directions."""
+    found = []
+    for name, link in settings.links.items():
+        a, b = (settings.devices.index(one) for one in settings.pair(name))
+        if min(a, b) > 0 and link.bandwidth_mbps > 0:
+            found += [(a, b), (b, a)]
+    return found
+
+
+def _through_home(
+    conditions: PartitionConditions, peers: tuple[int, ...], straight: frozenset[Way] = frozenset()
+) -> _ThroughHome:
+    """straight: ways that do not go through home, and do not change."""
     devices = len(conditions.slow_down)
     crossings, latency_ms, speed = np.zeros((3, devices, devices))
     for a, b in permutations((0, *peers), 2):
+        if (a, b) in straight:
+            latency_ms[a, b], speed[a, b] = conditions.latency_ms[a, b], conditions.bandwidth_mbps[a, b]
+            continue
         ways = [(x, y) for x, y in ((a, 0), (0, b)) if x != y]
         crossings[a, b] = len(ways)
         latency_ms[a, b] = sum(conditions.latency_ms[way] for way in ways)
@@ -171,9 +211,18 @@ def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_m
             up_bytes=int(bytes_at[stay.steps[0]]) + (known.up_bytes if known else 0),
             down_bytes=int(bytes_at[stay.steps[-1] + 1]) + (known.down_bytes if known else 0),
         )
+    straight = dict[str, StraightUse]()
+    for giver, taker in pairwise(plan.stays):
+        if giver.device and taker.device:
+            name, sent = way_name(names[giver.device], names[taker.device]), int(bytes_at[taker.steps[0]])
+            before = straight.get(name)
+            straight[name] = StraightUse(
+                messages=1 + (before.messages if before else 0), bytes=sent + (before.bytes if before else 0)
+            )
     by_number = (HOME, *names[1:])
     devices = tuple(by_number[placement[group[0]]] for group in ahead.groups)
-    return PlannedPlacement(devices=devices, home_ms=float(plan.compute_ms[0]), others_ms=others_ms, links=links)
+    home_ms = float(plan.compute_ms[0])
+    return PlannedPlacement(devices=devices, home_ms=home_ms, others_ms=others_ms, links=links, straight=straight)
 
 
 def _write_chain(
@@ -183,6 +232,8 @@ def _write_chain(
     folder: Path,
     threads: int,
     statistics: Statistics | None,
+    *,
+    ncnn: bool,
 ) -> None:
     """Segments as files, checked, and their manifest."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,19 +241,23 @@ def _write_chain(
     if len(set(exported.outputs)) != 1:
         got = f"the network has {len(set(exported.outputs))} outputs"
         raise UserError("partition.plans", got, allowed="one", next_step="use partition.parts")
+    pairs: Sequence[NcnnPair | None] = [None] * len(groups)
+    if ncnn:
+        pairs = write_ncnn(folder, exported, net.input_shape(config))
     segments = []
-    for name, session, macs in zip(exported.files, exported.sessions, exported.macs, strict=True):
+    for name, pair, session, macs in zip(exported.files, pairs, exported.sessions, exported.macs, strict=True):
         read, given = (tuple(map(tensor_of, each)) for each in (session.get_inputs(), session.get_outputs()))
         other = next((one for one in (*read, *given) if one.element_type != FLOAT), None)
         if other is not None:
             got = f"'{other.name}' is {other.element_type}"
             raise UserError("partition.plans", got, allowed=FLOAT, next_step="use partition.parts")
         inputs, outputs = (tuple(ChainTensor(name=one.name, shape=one.shape) for one in each) for each in (read, given))
-        segments.append(ChainSegment(exit=given[0].name, file=name, inputs=inputs, outputs=outputs, macs=macs))
+        own = {"exit": given[0].name, "file": name, "ncnn": pair, "macs": macs}
+        segments.append(ChainSegment.model_validate({**own, "inputs": inputs, "outputs": outputs}))
     manifest = ChainManifest(
         format="onnx",
         digest=net.space.digest(config),
-        files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in exported.files},
+        files=digests_of(folder, exported.files, pairs),
         input=segments[0].inputs[0],
         segments=tuple(segments),
         runtime="onnxruntime",

@@ -38,6 +38,7 @@ class Settings(BaseModel):
     page: Path | None = None
     parts: Path | None = None
     plans: Path | None = None
+    ncnn: bool = False
     plans_bandwidth_mbps: tuple[Positive, Positive] = (0.1, 1000.0)
     plans_slow_down: tuple[Positive, Positive] = (1.0, 4.0)
 

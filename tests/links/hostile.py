@@ -26,6 +26,7 @@ from profiling_agents.messages import (
     Welcome,
     coded_bytes,
 )
+from profiling_agents.serving.segments.giving import GivingValues
 from profiling_agents.streams.activations import decoded_all, encoded
 from profiling_agents.streams.wire import FrameReader, FrameWriter, StreamEndError, StreamError
 
@@ -35,12 +36,16 @@ Answer = Callable[["HostileDevice", RanSegments, bytes], Any]
 
 @dataclass
 class HostileDevice:
-    """values: what it does to its tensors. answer: sends an answer's frame. digest: of the SubNet that it claims to have."""
+    """values: what it does to its tensors. answer: sends an answer's frame. digest: of the SubNet that it claims to have.
+
+    giving: it says that it gives values to other devices, and does so to those that this allows.
+    """
 
     split: SplitSubNet
     values: Callable[[Arrays], Arrays] = lambda arrays: arrays
     answer: Answer | None = None
     digest: str | None = None
+    giving: GivingValues | None = None
     runs: int = 0
     writer: asyncio.StreamWriter | None = None
     frames: FrameWriter | None = None
@@ -65,6 +70,8 @@ class HostileDevice:
                                 precision="fp32",
                                 threads=1,
                                 fingerprint="none",
+                                formats=("onnx",),
+                                hands=self.giving is not None,
                             )
                         )
                     case LoadSubNet(subnet=subnet):
@@ -95,7 +102,10 @@ class HostileDevice:
             computed_ms=0.1,
         )
         content = b"".join(part for _, part in sent)
-        if self.answer is None:
+        if self.giving is not None and request.receiver is not None:
+            times = await self.giving.give(request.receiver, message.tensors, content, request.within_ms * 1e-3)
+            await self.frames.send(message.model_copy(update={"given": times, "tensors": ()}))
+        elif self.answer is None:
             await self.frames.send(message, [content])
         else:
             await self.answer(self, message, content)
@@ -114,6 +124,8 @@ def hostile(device: HostileDevice) -> Iterator[DeviceAddress]:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         server.close()
+        if device.giving is not None:
+            device.giving.close()
         if device.writer is not None:
             device.writer.transport.abort()
             await asyncio.sleep(0.01)

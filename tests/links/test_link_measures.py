@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import BandwidthTrace, DeviceAddress, LinkMeasures, LinkRecorder, MeasuredLink, ProbeBudget
-from adaptive_runtime.links.measures import LEAST_BYTES, WeightedMean
-from adaptive_runtime.links.probing import SHARE, cost_bytes
+from adaptive_runtime.links.measures import FIRST_BYTES, LEAST_BYTES, WeightedMean
+from adaptive_runtime.links.probing import SHARE, SHARES, cost_bytes, probe_bytes
 from tests.runtime.device_files import Clock
 
 TRACE = BandwidthTrace(
@@ -80,20 +80,121 @@ def test_a_burst_says_nothing_of_the_bandwidth_and_a_change_says_all() -> None:
     assert found > 60
 
 
-@given(st.floats(0.05, 1000.0), st.floats(0.05, 3.0), st.integers(10, 3000))
-def test_probes_take_at_most_a_thousandth_of_a_link(mbps: float, step_s: float, steps: int) -> None:
+def test_small_payloads_that_are_slow_count_together_and_fast_ones_hint() -> None:
+    measures = LinkMeasures()
+    measures.up(4000, 20.0)
+    assert measures.link.up_mbps is None, "nothing to compare with"
+    measures.up(125_000, 100.0)  # 10 Mbit/s
+    for _ in range(40):
+        measures.up(FIRST_BYTES + 2600, 2.1)
+    assert not measures.changed
+    assert measures.link.up_mbps == pytest.approx(10.0)
+    measures.up(FIRST_BYTES + 2600, 0.01)
+    assert measures.changed
+    assert measures.link.up_mbps == pytest.approx(10.0), "a burst may have carried it"
+    measures.up(50_000, 4.0)  # 100 Mbit/s, and no burst
+    assert not measures.changed
+    assert measures.link.up_mbps == pytest.approx(100.0), "what was before does not count"
+    assert measures.restarts == 1
+    for _ in range(400):
+        measures.up(FIRST_BYTES + 2600, 20.8)
+    assert measures.link.up_mbps == pytest.approx(1.0, rel=0.3), "slow ones renew it, several together"
+    measures.up(1000, 500.0)
+    assert measures.link.up_mbps == pytest.approx(1.0, rel=0.3), "one packet has no time of its own"
+
+
+def test_a_hint_that_is_none_changes_nothing() -> None:
+    measures = LinkMeasures()
+    for _ in range(10):
+        measures.down(125_000, 100.0)
+    measures.down(FIRST_BYTES + 2600, 0.0)
+    measures.down(25_000, 21.0)
+    assert not measures.changed
+    assert measures.restarts == 0
+    assert measures.link.down_mbps == pytest.approx(10.0, rel=0.05)
+
+
+class IdleLink:
+    """A link that carries probes alone, and takes a bandwidth from a time on. burst: trains come at once."""
+
+    def __init__(self, mbps: float, *, burst: bool = False) -> None:
+        self.mbps, self.burst, self.now_s = mbps, burst, 0.0
+        self.budget, self.measures = ProbeBudget(0.0), LinkMeasures()
+        self.taken = dict.fromkeys(SHARES, 0.0)
+        self._block(1 << 16)
+
+    def _block(self, size: int) -> None:
+        for add in (self.measures.up, self.measures.down):
+            add(size, size * 8e-3 / self.mbps)
+
+    @property
+    def believed_mbps(self) -> float:
+        return self.measures.link.up_mbps or 0.0
+
+    def wait(self, seconds: float, until_mbps: float = math.inf) -> float:
+        """How long it was, until so much is believed at most."""
+        start_s = self.now_s
+        while self.now_s - start_s < seconds and self.believed_mbps < until_mbps:
+            self.now_s += 0.25
+            mbps, changed = self.believed_mbps, self.measures.changed
+            kind = self.budget.due(self.now_s, mbps, changed=changed)
+            if kind is None:
+                continue
+            self.taken[kind] += cost_bytes(kind, mbps)
+            size, before = probe_bytes(kind, mbps), self.measures.restarts
+            if kind == "train":
+                took_ms = 0.0 if self.burst else (size - FIRST_BYTES) * 8e-3 / self.mbps
+                self.measures.up(size, took_ms)
+                self.measures.down(size, took_ms)
+            elif kind == "block":
+                self._block(size)
+                if changed:
+                    self.budget.answered(self.now_s, confirmed=self.measures.restarts > before)
+        return self.now_s - start_s
+
+
+@pytest.mark.parametrize(("mbps", "within_s"), [(1.0, 90.0), (5.0, 20.0), (10.0, 12.0), (50.0, 12.0), (200.0, 60.0)])
+def test_an_idle_link_that_became_faster_is_noticed_soon(mbps: float, within_s: float) -> None:
+    link = IdleLink(mbps)
+    link.wait(400.0)
+    assert sum(link.taken.values()) <= SHARE * mbps * 125e3 * 400.0
+    link.mbps = 8 * mbps
+    assert link.wait(600.0, until_mbps=6 * mbps) <= within_s
+
+
+def test_an_idle_link_that_became_slower_is_noticed_soon() -> None:
+    link = IdleLink(10.0)
+    link.wait(400.0)
+    link.mbps = 1.0
+    link.wait(20.0)
+    assert link.believed_mbps == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_shaper_that_lets_bursts_pass_costs_few_blocks() -> None:
+    """Its trains hint at a faster link each time, which blocks deny."""
+    plain, bursty = IdleLink(5.0), IdleLink(5.0, burst=True)
+    for link in (plain, bursty):
+        link.wait(3600.0)
+        assert link.believed_mbps == pytest.approx(5.0)
+        assert sum(link.taken.values()) <= SHARE * 5.0 * 125e3 * 3600.0
+    assert bursty.taken["block"] <= plain.taken["block"] + cost_bytes("block", 5.0), "the saved one"
+
+
+@given(st.floats(0.05, 1000.0), st.floats(0.05, 3.0), st.integers(10, 3000), st.booleans())
+def test_probes_take_at_most_a_thousandth_of_a_link(mbps: float, step_s: float, steps: int, changed: bool) -> None:
     budget, taken = ProbeBudget(0.0), 0.0
     for step in range(1, steps + 1):
-        kind = budget.due(step * step_s, mbps)
+        kind = budget.due(step * step_s, mbps, changed=changed)
         taken += 0.0 if kind is None else cost_bytes(kind, mbps)
         assert taken <= SHARE * mbps * 125e3 * step * step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mbps", [1.0, 5.0, 100.0])
-def test_an_idle_link_is_probed_in_both_ways(mbps: float) -> None:
+def test_an_idle_link_is_probed_in_all_ways(mbps: float) -> None:
     budget = ProbeBudget(0.0)
     kinds = [budget.due(second / 4, mbps) for second in range(1, 4 * 600)]
     assert kinds.count("ping") >= 20
+    assert kinds.count("train") >= 7
     assert kinds.count("block") >= 3
 
 
@@ -142,4 +243,6 @@ def test_a_link_is_recorded_as_a_trace() -> None:
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
     with pytest.raises(AdaptiveError, match="allowed: tcp://HOST:PORT, tls://HOST:PORT"):
         DeviceAddress(url=url, token="t" * 16).check()
+    with pytest.raises(AdaptiveError, match="allowed: tcp://HOST:PORT, tls://HOST:PORT"):
+        DeviceAddress(url="tcp://host:1", token="t" * 16, peer_url=url).check()
     assert "t" * 16 not in repr(DeviceAddress(url=url, token="t" * 16))

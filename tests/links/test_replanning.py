@@ -283,6 +283,10 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
             assert until({"a"}), network.links
             assert network.counts.answered == asked
             assert network.counts.failed == network.counts.wrong == 0
+            told = [event for event in network.events if event.state == "plan"]
+            assert [event.device for event in told] == [HOME] * len(choice.changes)
+            assert [event.reason for event in told] == [f"{one.taken}: {one.reason}" for one in choice.changes]
+            assert any(event.reason.startswith("home 0, a 1-3: ") for event in told)
     there, back, again = choice.changes
     assert there.taken.peers == again.taken.peers == {"a"}
     assert not back.taken.peers

@@ -106,10 +106,10 @@ def loaded(device: ServingDevice, split: SplitSubNet) -> Iterator[Caller]:
 
 BEFORE_THE_TOKEN: dict[str, tuple[bytes, str]] = {
     "a web page": (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", "the bytes are no frame of a stream"),
-    "a wrong token": (frame(Hello(protocol=1, token="wrong")), "missing or wrong token"),
+    "a wrong token": (frame(Hello(protocol=STREAM_PROTOCOL, token="wrong")), "missing or wrong token"),
     "no token": (frame(SentProbe(request=0, bytes=0, back=0)), "a stream begins with the token"),
     "a payload with the token": (frame(HELLO, b"1234"), "a stream begins with the token"),
-    "another protocol": (frame(Hello(protocol=99, token=TOKEN)), "streams of protocol 99; allowed: 1"),
+    "another protocol": (frame(Hello(protocol=99, token=TOKEN)), f"streams of protocol 99; allowed: {STREAM_PROTOCOL}"),
     "a huge header": (frame(HELLO, header_bytes=2**32 - 1), "header of 4294967295 bytes; allowed here: 1024"),
     "no JSON": (frame(b"\x80\x04pickle"), "frame: "),
     "an unknown message": (frame(b'{"kind":"exec"}'), "frame: "),

@@ -174,5 +174,5 @@ def test_a_check_allows_what_the_coding_does_and_no_more(error: float, wrong: bo
     expected = np.linspace(-1, 1, 100, dtype=np.float32)
     got = expected.copy()
     got[-1] += error
-    check = SpotCheck("a", 0, 0, {}, {"y": got}, "fp16")
+    check = SpotCheck(("a",), 0, 0, {}, {"y": got}, "fp16")
     assert (largest_difference(check, {"y": expected}) > 1e-3) == wrong

@@ -75,6 +75,32 @@ def test_tensors_between_two_other_devices_go_through_home(drawn: tuple[int, flo
     assert min(found.values()) == pytest.approx(exact_ms, rel=1e-6)
 
 
+@given(points, st.floats(1.0, 1000.0))
+@settings(deadline=None, max_examples=40)
+def test_values_that_go_straight_are_planned_exactly(drawn: tuple[int, float, float, float], between: float) -> None:
+    seed, mbps, slow_down, latency_ms = drawn
+    problem = problem_of(np.random.default_rng(seed), devices=3)
+    now = PartitionConditions.of(3, mbps, latency_ms, (slow_down, 1.0, 1.0))
+    bandwidth_mbps = now.bandwidth_mbps.copy()
+    ways = [(1, 2), (2, 1)]
+    for way in ways:
+        bandwidth_mbps[way] = between
+    now = replace(now, bandwidth_mbps=bandwidth_mbps)
+    ahead = plan_ahead(problem, now, LOW, HIGH, ways)
+    plans = placement_plans(ahead, ("phone", "tablet", "server"), (0.0, 0.0, 0.0), DIGEST)
+    exact_ms = PartitionPlanner(problem, widest=1).fastest(now).latency_ms(now)
+    choice = EnvelopePlacements(plans)
+    choice.ran_at_home(0, [slow_down * ms for ms in plans.home_ms])
+    links = dict.fromkeys(plans.peers, MeasuredLink(up_mbps=mbps, down_mbps=mbps, round_trip_ms=2 * latency_ms))
+    names = ("tablet→server", "server→tablet")
+    known = MeasuredLink(up_mbps=between, round_trip_ms=2 * latency_ms)
+    for between_now in (known, MeasuredLink()):  # as measured, or as planned
+        found = choice.latencies_ms({**links, **dict.fromkeys(names, between_now)})
+        assert min(found.values()) == pytest.approx(exact_ms, rel=1e-6)
+    through = min(choice.latencies_ms(links).values())
+    assert through >= exact_ms - 1e-9 or between < mbps, "without the way through home"
+
+
 def test_without_a_link_all_is_at_home_and_limits_are_kept() -> None:
     problem = problem_of(np.random.default_rng(1), devices=2)
     (plan,) = plan_ahead(problem, PartitionConditions.of(2, 0.0, 1.0), LOW, HIGH).plans

@@ -1,4 +1,5 @@
-"""One home's connection: the token first, then the SubNet and its missing files, then requests.
+"""One home's connection: the token first, then the SubNet and its missing files, then requests. Or that of another device,
+which shows a proof and gives values.
 
 Whatever breaks the rules ends the connection with one line. No payload is read that the SubNet does not have.
 """
@@ -6,19 +7,24 @@ Whatever breaks the rules ends the connection with one line. No payload is read 
 import asyncio
 import hmac
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from profiling_agents.messages import (
     HOME_MESSAGES,
     STREAM_PROTOCOL,
     AgentError,
+    GivenTimes,
+    GivenValues,
     Hello,
+    HelloDevice,
     HomeMessage,
     KeptFile,
     LoadedSubNet,
     LoadSubNet,
+    MissedValues,
     RanSegments,
     RefusedStream,
     ReturnedProbe,
@@ -26,11 +32,16 @@ from profiling_agents.messages import (
     SentFile,
     SentProbe,
     ServedSubNet,
+    Shape,
+    TookValues,
     Welcome,
     coded_bytes,
 )
-from profiling_agents.serving.segments.subnets import SegmentsFailedError, ServedSubNets
+from profiling_agents.serving.segments.awaited import AwaitedValues
+from profiling_agents.serving.segments.giving import GivingValues, NotGivenError
+from profiling_agents.serving.segments.subnets import SegmentsFailedError, SegmentsRun, ServedSubNets
 from profiling_agents.serving.store import StoreFullError
+from profiling_agents.streams.proofs import proof_of
 from profiling_agents.streams.wire import FrameHead, FrameReader, FrameWriter, StreamEndError
 
 HELLO_LIMIT_S = 5.0
@@ -45,21 +56,25 @@ class StreamRefusedError(AgentError):
     """What a home asked for is refused, and would be again. One line."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """What all connections of a device share."""
+
+    subnets: ServedSubNets
+    awaited: AwaitedValues
+    giving: GivingValues
+    welcome: Welcome
+    token: str
+    most_file_bytes: int
+
+
 class HomeConnection:
     """A connection from its first byte to its last."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        subnets: ServedSubNets,
-        welcome: Welcome,
-        token: str,
-        most_file_bytes: int,
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: ServingParts) -> None:
         self._stream, self._frames, self._answers = writer, FrameReader(reader, HOME_MESSAGES), FrameWriter(writer)
-        self._subnets, self._welcome, self._token = subnets, welcome, token
-        self._most_file_bytes = most_file_bytes
+        self._parts, self._subnets = parts, parts.subnets
+        self._of_device = False
         self._wanted: ServedSubNet | None = None
         self._entered: str | None = None
         self._open = True
@@ -92,16 +107,27 @@ class HomeConnection:
     async def _greet(self) -> None:
         head = await self._frames.head(HELLO_BYTES)
         hello = head.message
-        if not isinstance(hello, Hello) or head.payload_bytes:
+        if not isinstance(hello, Hello | HelloDevice) or head.payload_bytes:
             raise StreamRefusedError("a stream begins with the token")
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            raise StreamRefusedError("missing or wrong token")
+        token = self._parts.token
+        if isinstance(hello, HelloDevice):
+            self._of_device = True
+            shown, expected, what = hello.proof, proof_of(token, hello.digest), "proof of the token"
+        else:
+            shown, expected, what = hello.token, token, "token"
+        if not hmac.compare_digest(shown.encode(), expected.encode()):
+            raise StreamRefusedError(f"missing or wrong {what}")
         if hello.protocol != STREAM_PROTOCOL:
             raise StreamRefusedError(f"streams of protocol {hello.protocol}; allowed: {STREAM_PROTOCOL}; update both")
-        await self._answers.send(self._welcome)
+        await self._answers.send(self._parts.welcome)
 
     async def _take(self, head: FrameHead[HomeMessage]) -> None:
+        if self._of_device and not isinstance(head.message, GivenValues):
+            raise StreamRefusedError("another device gives values, and nothing else")
         match head.message:
+            case GivenValues() as given:
+                received_ms = await self._parts.awaited.take(self._frames, head, given)
+                await self._answers.send(TookValues(request=given.request, received_ms=received_ms))
             case LoadSubNet(subnet=subnet):
                 await self._frames.payload(head, 0)
                 await self._load(subnet)
@@ -119,8 +145,9 @@ class HomeConnection:
                 raise StreamRefusedError("the token was shown already")
 
     async def _load(self, subnet: ServedSubNet) -> None:
-        if (largest := max(subnet.file_bytes.values())) > self._most_file_bytes:
-            raise StreamRefusedError(f"a file of {largest} bytes; allowed: {self._most_file_bytes} (--max-model-mib)")
+        most = self._parts.most_file_bytes
+        if (largest := max(subnet.file_bytes.values())) > most:
+            raise StreamRefusedError(f"a file of {largest} bytes; allowed: {most} (--max-model-mib)")
         self._leave()
         self._wanted = subnet
         missing = await self._subnets.enter(subnet)
@@ -143,28 +170,56 @@ class HomeConnection:
         if not subnet.has(request.first, request.last):
             got = f"segments {request.first} to {request.last}"
             raise StreamRefusedError(f"{got}; allowed: 0 to {len(subnet.segments) - 1}")
-        names = subnet.entering(request.first, request.last)
-        if len(request.tensors) != len(names):
+        shapes = [subnet.shapes[name] for name in subnet.entering(request.first, request.last)]
+        expected = 0 if request.ticket is not None else len(shapes)
+        if len(request.tensors) != expected:
+            read = "come with its ticket" if request.ticket is not None else f"read {len(shapes)}"
             raise StreamRefusedError(
-                f"{len(request.tensors)} tensors; segments {request.first} to {request.last} read {len(names)}"
+                f"{len(request.tensors)} tensors; segments {request.first} to {request.last} {read}"
             )
-        shapes = subnet.shapes
+        if request.ticket is not None:
+            await self._frames.payload(head, 0)
+            await self._later(self._await(self._entered, request, request.ticket, shapes))
+            return
         start_s = time.perf_counter()
-        content = await self._frames.payload(head, coded_bytes([shapes[name] for name in names], request.tensors))
+        content = await self._frames.payload(head, coded_bytes(shapes, request.tensors))
         received_ms = (time.perf_counter() - start_s) * 1e3
         await self._later(self._answer(self._entered, request, content, received_ms))
 
+    async def _await(self, digest: str, request: RunSegments, ticket: str, shapes: Sequence[Shape]) -> None:
+        """A run whose values come by another way."""
+        came = await self._parts.awaited.wait(ticket, shapes, request.within_ms * 1e-3)
+        if came is None:
+            await self._answers.send(MissedValues(request=request.request))
+            return
+        request = request.model_copy(update={"tensors": came.tensors})
+        await self._answer(digest, request, came.content, came.received_ms)
+
     async def _answer(self, digest: str, request: RunSegments, content: bytearray, received_ms: float) -> None:
         found = await self._subnets.run(digest, request, content, lambda: self._open)
+        given, not_given = await self._given(request, found)
         answer = RanSegments(
             request=request.request,
-            tensors=found.activations,
+            tensors=found.activations if given is None else (),
             received_ms=received_ms,
             waited_ms=found.waited_ms,
             computed_ms=found.computed_ms,
+            given=given,
+            not_given=not_given,
         )
         if self._open:
-            await self._answers.send(answer, [found.content])
+            await self._answers.send(answer, [found.content] if given is None else [])
+
+    async def _given(self, request: RunSegments, found: SegmentsRun) -> tuple[GivenTimes | None, str]:
+        """Give what left the run to its receiver, if it has one; or the line that says why that did not succeed."""
+        if request.receiver is None:
+            return None, ""
+        within_s = request.within_ms * 1e-3
+        try:
+            given = await self._parts.giving.give(request.receiver, found.activations, found.content, within_s)
+        except NotGivenError as error:
+            return None, str(error)[:300]
+        return given, ""
 
     async def _later(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it beside reading on, when there is room for it. A failure ends the connection."""

@@ -11,13 +11,15 @@ from pathlib import Path
 from profiling_agents.execution.child import MODELS
 from profiling_agents.execution.settings import WorkerSettings
 from profiling_agents.messages import MIB, STREAM_PROTOCOL, AgentError, RefusedStream, Welcome
-from profiling_agents.network.endpoint import Endpoint
+from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.guard import MAX_CONNECTIONS
 from profiling_agents.network.server import wait_for_stdin
 from profiling_agents.serving.capabilities import fingerprint
 from profiling_agents.serving.options import ServerOptions
 from profiling_agents.serving.planned_walls import told
-from profiling_agents.serving.segments.connection import HELLO_LIMIT_S, HomeConnection
+from profiling_agents.serving.segments.awaited import AwaitedValues
+from profiling_agents.serving.segments.connection import HELLO_LIMIT_S, HomeConnection, ServingParts
+from profiling_agents.serving.segments.giving import GivingValues
 from profiling_agents.serving.segments.subnets import ServedSubNets
 from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
@@ -33,6 +35,7 @@ async def serve_segments(
     user = None if settings.walls is None else settings.walls.user
     models = ModelFiles(folder / MODELS, STORE_FACTOR * options.max_model_mib * MIB, user)
     subnets = ServedSubNets(settings, folder, models)
+    giving = GivingValues(options.allowed_peers, options.ca_file)
     try:
         runtime, walls = await subnets.start()
         told(options, walls)
@@ -44,8 +47,11 @@ async def serve_segments(
             fingerprint=fingerprint(
                 runtime, settings.cores, options.threads, sys.platform == "linux", options.cores_root
             ),
+            formats=runtime.formats,
+            hands=bool(options.allowed_peers),
         )
-        homes = _Homes(subnets, welcome, token, options.max_model_mib * MIB)
+        most_bytes = options.max_model_mib * MIB
+        homes = _Homes(ServingParts(subnets, AwaitedValues(), giving, welcome, token, most_bytes))
         context = _tls(options.network)
         limit_s = None if context is None else HELLO_LIMIT_S
         server = await asyncio.start_server(
@@ -53,13 +59,13 @@ async def serve_segments(
         )
         stopped = _stopped(options.network)
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"{READY}{'tcp' if context is None else 'tls'}://{shown}:{port}", flush=True)
+        print(f"{READY}{'tcp' if context is None else 'tls'}://{host_and_port(host, port)}", flush=True)
         try:
             await stopped.wait()
         finally:
             server.close()
     finally:
+        giving.close()
         await subnets.close()
 
 
@@ -90,8 +96,8 @@ def _tls(network: Endpoint) -> ssl.SSLContext | None:
 class _Homes:
     """All connections; beyond `MAX_CONNECTIONS` they are refused."""
 
-    def __init__(self, subnets: ServedSubNets, welcome: Welcome, token: str, most_file_bytes: int) -> None:
-        self._own = (subnets, welcome, token, most_file_bytes)
+    def __init__(self, parts: ServingParts) -> None:
+        self._parts = parts
         self._open = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,7 +105,7 @@ class _Homes:
         kept(writer)
         self._open += 1
         try:
-            connection = HomeConnection(reader, writer, *self._own)
+            connection = HomeConnection(reader, writer, self._parts)
             if self._open > MAX_CONNECTIONS:
                 await connection.refuse(RefusedStream(line=f"more than {MAX_CONNECTIONS} connections", final=False))
             else:

@@ -1,0 +1,238 @@
+"""Values that leave a run go straight to another device, over one kept connection, if this device's operator allows it.
+
+The home tells the address and shows a proof that it has the other device's token. This device connects to no address that its
+operator has not named, whatever a home says.
+"""
+
+import asyncio
+import itertools
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from profiling_agents.messages import (
+    DEVICE_MESSAGES,
+    STREAM_PROTOCOL,
+    AgentError,
+    DeviceMessage,
+    GivenTimes,
+    GivenValues,
+    HelloDevice,
+    Receiver,
+    RefusedStream,
+    SentActivation,
+    TookValues,
+    Welcome,
+)
+from profiling_agents.network.endpoint import host_and_port
+from profiling_agents.streams.sockets import abandon, kept
+from profiling_agents.streams.wire import FrameReader, FrameWriter, StreamEndError, StreamError
+
+CONNECT_LIMIT_S = 2.0
+PAUSE_S = 0.5
+"""After a device was not reached, before this device tries again."""
+MOST_RECEIVERS = 8
+"""Connections that are kept; the one that was not used for longest makes room."""
+SCHEMES = ("tcp", "tls")
+LONGEST_LINE = 300
+
+
+class NotGivenError(AgentError):
+    """The values have not reached the other device; home takes them. One line."""
+
+
+class _Where(NamedTuple):
+    """To whom a connection is."""
+
+    url: str
+    digest: str
+    proof: str
+
+
+class GivingValues:
+    """The connections over which this device gives values. allowed: addresses in the form of `peer_address`.
+
+    ca_file: certificate (PEM) that other devices are checked against; None: those of the system.
+    """
+
+    def __init__(self, allowed: Sequence[str], ca_file: Path | None = None) -> None:
+        self.allowed = frozenset(allowed)
+        self._ca_file = ca_file
+        self._open: dict[_Where, asyncio.Task[_Connection]] = {}
+        self._failed_s: dict[str, float] = {}
+
+    async def give(
+        self, receiver: Receiver, tensors: tuple[SentActivation, ...], content: bytes, within_s: float
+    ) -> GivenTimes:
+        """Give coded tensors to the run that waits for them. NotGivenError: they are not there, or may not be."""
+        host, port, secure = self._checked(receiver.url)
+        start_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(within_s):
+                connection = await self._connection(receiver, host, port, secure=secure)
+                received_ms = await connection.give(receiver.ticket, tensors, content)
+                total_ms = (time.perf_counter() - start_s) * 1e3
+                return GivenTimes(bytes=len(content), total_ms=total_ms, received_ms=min(received_ms, total_ms))
+        except TimeoutError as error:
+            raise NotGivenError(f"{host_and_port(host, port)}: has not taken values in time") from error
+        except (OSError, StreamError, StreamEndError) as error:
+            said = str(error) or "has closed the connection"
+            raise NotGivenError(f"{host_and_port(host, port)}: {said}"[:LONGEST_LINE]) from error
+
+    def close(self) -> None:
+        """End all connections."""
+        for where in tuple(self._open):
+            self._drop(where)
+
+    def _checked(self, url: str) -> tuple[str, int, bool]:
+        """Host, port, and whether by TLS. NotGivenError: no address, or none that the operator allows."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if host is None or port is None or parts.scheme not in SCHEMES:
+            raise NotGivenError("the receiver's address is none; allowed: tcp://HOST:PORT, tls://HOST:PORT")
+        if (address := host_and_port(host, port)) not in self.allowed:
+            shown = "".join(char if char.isprintable() else " " for char in address)[:100]
+            raise NotGivenError(f"{shown} is not allowed here; its operator allows it with --allow-peer {shown}")
+        return host, port, parts.scheme == "tls"
+
+    async def _connection(self, receiver: Receiver, host: str, port: int, *, secure: bool) -> "_Connection":
+        """The one that is open, or a new one; several who need it wait for the same. OSError, StreamError, StreamEndError."""
+        where, address = _Where(receiver.url, receiver.digest, receiver.proof), host_and_port(host, port)
+        opening = self._open.pop(where, None)
+        if opening is None or _has_ended(opening):
+            if time.monotonic() - self._failed_s.get(address, -PAUSE_S) < PAUSE_S:
+                raise StreamError("was not reached just now")
+            opening = asyncio.create_task(self._opened(where, host, port, secure=secure))
+        self._open[where] = opening  # the latest last
+        for old in tuple(self._open)[:-MOST_RECEIVERS]:
+            self._drop(old)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise StreamError("the connection was ended") from None
+            raise
+
+    async def _opened(self, where: _Where, host: str, port: int, *, secure: bool) -> "_Connection":
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                return await _connected(where, host, port, self._context() if secure else None)
+        except BaseException:
+            self._failed_s[host_and_port(host, port)] = time.monotonic()
+            raise
+
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self._ca_file)
+
+    def _drop(self, where: _Where) -> None:
+        opening = self._open.pop(where)
+        if not opening.done():
+            opening.cancel()
+        elif not _has_ended(opening):
+            opening.result().end("the connection was ended")
+
+
+@dataclass(slots=True)
+class _Connection:
+    """An open connection to a device that takes values."""
+
+    stream: asyncio.StreamWriter
+    frames: FrameReader[DeviceMessage]
+    ended: bool = False
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _waiting: "dict[int, asyncio.Future[float]]" = field(default_factory=dict)
+    _reading: "asyncio.Task[None] | None" = None
+    _giver: FrameWriter | None = None
+
+    async def greet(self, where: _Where) -> None:
+        """Show the proof. StreamError, StreamEndError, OSError."""
+        self._giver = FrameWriter(self.stream)
+        await self._giver.send(HelloDevice(protocol=STREAM_PROTOCOL, digest=where.digest, proof=where.proof))
+        head = await self.frames.head()
+        await self.frames.payload(head, 0)
+        if isinstance(head.message, RefusedStream):
+            raise StreamError(f"refuses: {_shown(head.message.line)}")
+        if not isinstance(head.message, Welcome):
+            raise StreamError(f"answers with '{head.message.kind}'")
+        self._reading = asyncio.create_task(self._read())
+
+    async def give(self, ticket: str, tensors: tuple[SentActivation, ...], content: bytes) -> float:
+        """How long the values took to come, as the other device says [ms]."""
+        assert self._giver is not None, "greeted"
+        number = next(self._numbers)
+        taken: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = taken
+        try:
+            await self._giver.send(GivenValues(request=number, ticket=ticket, tensors=tensors), [content])
+            return await taken
+        except BaseException:
+            self.end("values were not given")  # a part of their frame may be on the way
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def end(self, reason: str) -> None:
+        """Close at once; values that were not taken fail with the reason."""
+        if self.ended:
+            return
+        self.ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+        abandon(self.stream)
+        for taken in self._waiting.values():
+            if not taken.done():
+                taken.set_exception(StreamError(reason))
+
+    async def _read(self) -> None:
+        reason = "has closed the connection"
+        with suppress(StreamEndError):
+            try:
+                while True:
+                    head = await self.frames.head()
+                    await self.frames.payload(head, 0)
+                    self._take(head.message)
+            except (OSError, StreamError) as error:
+                reason = str(error)
+        self.end(reason)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, RefusedStream):
+            raise StreamError(f"refuses: {_shown(message.line)}")
+        taken = self._waiting.get(message.request) if isinstance(message, TookValues) else None
+        if not isinstance(message, TookValues) or taken is None:
+            raise StreamError("answers what was not asked")
+        if not taken.done():
+            taken.set_result(message.received_ms)
+
+
+async def _connected(where: _Where, host: str, port: int, context: ssl.SSLContext | None) -> _Connection:
+    """Connected and greeted. OSError, StreamError, StreamEndError."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    except ValueError as error:  # of TLS, whose certificate errors are of two kinds
+        raise StreamError(f"cannot be reached ({error})") from error
+    kept(writer)
+    connection = _Connection(writer, FrameReader(reader, DEVICE_MESSAGES))
+    try:
+        await connection.greet(where)
+    except BaseException:
+        connection.end("not greeted")
+        raise
+    return connection
+
+
+def _shown(line: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in line).split())[:200]
+
+
+def _has_ended(opening: "asyncio.Task[_Connection]") -> bool:
+    """Whether a connection could not be opened, or is open no more."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result().ended)
