@@ -14,7 +14,7 @@ from adaptive_runtime.chains import PARTS_FILE, PartsManifest, PartTensor, Subne
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.artifacts import write_bytes
 from tasks.errors import UserError
-from tasks.partition.answer import StayRow
+from tasks.schemas.placed import StayRow
 
 TOLERANCE = 1e-5
 SMALLEST = 1e-12
