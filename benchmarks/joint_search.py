@@ -110,7 +110,8 @@ class LeastLatency:
     def code(self, lost: float) -> Codes:
         """The code that loses at most so much of the largest SubNet's score."""
         code = optimum(self.chain, np.array([1.0 + lost])).code.copy()
-        code[list(self.known)] = list(self.known.values())
+        own = {column: value for column, value in self.known.items() if column < len(code)}  # none derived
+        code[list(own)] = list(own.values())
         return code
 
     def ms(self, lost: float) -> float:

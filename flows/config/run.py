@@ -6,7 +6,7 @@ As the parameter of a flow it is a form in the Prefect UI.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -180,9 +180,9 @@ class CommonConfig(BaseModel):
         own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
         return self.profile.model_copy(update=own)
 
-    def with_budgets(self, budgets_ms: Sequence[float]) -> Self:
-        """The same with these latency budgets [ms] for every device."""
-        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None})
+    def with_budgets(self, budgets_ms: Sequence[float], **changes: Any) -> Self:
+        """The same with these latency budgets [ms] for every device. changes: of the settings of the search besides."""
+        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None, **changes})
         return self.model_copy(update={"search": search})
 
     def answering(self, question: Question | None) -> Self:

@@ -56,7 +56,7 @@ class Searched:
 
     def further(self, budgets_ms: Sequence[float]) -> tuple[Winner, ...]:
         """The winners of other budgets."""
-        config = self._config.with_budgets(budgets_ms)
+        config = self._config.with_budgets(budgets_ms, placement=())
         found = work(SEARCH, self._run, config, self._outputs, [self.device])
         return Front.read(found[self.device].folder / FRONT_FILE).winners
 

@@ -58,14 +58,19 @@ class JointSpace:
     def groups(self) -> list[list[int]]:
         """All variables in the order of the pieces: the coding, then each piece's device with the variables that no piece
         before it depends on; last those that no piece depends on.
+
+        Backwards where columns are derived: whether something is needed follows from what is behind it.
         """
         found, known = [[self.coding]], set[int]()
-        for column, piece, crossing in zip(self.placements, self.pieces.pieces, self.pieces.crossing, strict=False):
+        backwards = bool(self.space.derived)
+        pieces = list(enumerate(self.pieces.pieces))
+        for number, piece in reversed(pieces) if backwards else pieces:
+            crossing = self.pieces.crossing[number + backwards]
             of_bytes = (table.columns for table in (*crossing.floats, *crossing.others))
             scopes = (*of_bytes, piece.present.variables, *(term.variables for term in piece.terms))
             new = sorted({one for columns in scopes for one in self._deciders(columns)} - known)
             known.update(new)
-            found.append([column, *new])
+            found.append([self.placements[number], *new])
         return [*found, sorted(set(range(self.variables)) - known)]
 
     def _deciders(self, columns: Iterable[int]) -> set[int]:

@@ -114,11 +114,13 @@ class Settings(BaseModel):
         return self.method == "exact" and len(devices) == 1 and not self.limits_of(devices[0]).given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
-        """Latency budgets of one device [ms]; None: the search makes them."""
-        return (self.device_budgets_ms or {}).get(device, self.budgets_ms)
+        """Latency budgets of one device [ms]; None: the search makes them. With a placement `budgets_ms` is of all."""
+        return (self.device_budgets_ms or {}).get(device, None if device in self.placement else self.budgets_ms)
 
     def of_devices(self, devices: Sequence[str]) -> Self:
         """The settings without budgets and limits of other devices."""
         budgets = {name: own for name, own in (self.device_budgets_ms or {}).items() if name in devices}
         limits = {name: own for name, own in (self.device_limits or {}).items() if name in devices}
-        return self.model_copy(update={"device_budgets_ms": budgets or None, "device_limits": limits or None})
+        shared = None if set(devices) <= set(self.placement) else self.budgets_ms
+        update = {"budgets_ms": shared, "device_budgets_ms": budgets or None, "device_limits": limits or None}
+        return self.model_copy(update=update)

@@ -138,3 +138,13 @@ def test_losses_are_measured_at_every_cut_and_zero_in_fp32() -> None:
     assert 0 <= min(found.losses["int8"]) <= max(found.losses["int8"]) <= found.accuracy
     assert max(found.losses["fp16"]) <= 0.05
     assert found.table(("int8", "fp32")).shape == (cuts, 2)
+
+
+def test_budgets_of_a_placement_are_not_those_of_its_single_devices() -> None:
+    given = Settings(placement=DEVICES, budgets_ms=(5.0,), device_budgets_ms={"server": (2.0,)})
+    assert given.budgets_of("phone+server") == (5.0,)
+    assert given.budgets_of("phone") is None
+    assert given.budgets_of("server") == (2.0,)
+    assert given.budgets_of("tablet") == (5.0,)
+    assert given.of_devices(["phone"]).budgets_ms is None
+    assert given.of_devices(["tablet"]).budgets_ms == (5.0,)
