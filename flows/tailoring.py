@@ -10,6 +10,7 @@ from flows.pages.publish import publish_plan
 from flows.pages.tables import plan_rows
 from flows.run import Run
 from flows.session import open_run
+from flows.stages.joint import found_jointly
 from flows.stages.policies import readable_policies
 from flows.stages.predictors import plan
 from flows.stages.questions import answer
@@ -31,12 +32,13 @@ def tailor(
         outputs = walk(table, run, config, until)
         exports = readable_exports(config, outputs) if until in ("export", "report") else {}
         readable_policies(config, outputs)
+        joint = found_jointly(outputs)
         if until == "report":
-            return {**report(run, config, outputs), **exports}
+            return {**report(run, config, outputs), **exports, **joint}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}
-        return {**results(table, run, outputs, until), **exports, **answered}
+        return {**results(table, run, outputs, until), **exports, **joint, **answered}
 
 
 def _plan(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, ProfilePlan]:

@@ -30,10 +30,12 @@ class Chain:
         gain: Sequence[Table],
         costs: Sequence[Sequence[Table]],
         derived: Sequence[Derived] = (),
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         """NotANumber when a table has an entry that is none, TooEntangled when no order of the variables has small tables.
 
-        cardinalities: of the V variables. derived: columns of the tables beyond these; codes have none of them.
+        cardinalities: of the V variables. derived: columns of the tables beyond these; codes have none of them. groups: of
+        the variables, where it is known that tables are small when one group is decided after the other (`best_order`).
         """
         if any(np.isnan(values).any() for tables in (gain, *costs) for _, values in tables):
             raise NotANumber("a table has an entry that is no number (NaN)")
@@ -41,7 +43,7 @@ class Chain:
         self.cardinalities = tuple(map(int, cardinalities))
         self.constraints = len(costs)
         scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}
-        self.order = best_order(self.cardinalities, scopes, [one.columns for one in derived])
+        self.order = best_order(self.cardinalities, scopes, [one.columns for one in derived], groups)
         self.eliminations: tuple[Elimination, ...] = eliminate(self.order, self.cardinalities, [gain, *costs], derived)
 
     def view(self, rows: Sequence[int], prices: Values | None = None, weight: float = 1.0) -> "Chain":

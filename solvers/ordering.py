@@ -17,18 +17,50 @@ Adjacency = dict[int, set[int]]
 
 
 def best_order(
-    cardinalities: Sequence[int], scopes: Iterable[frozenset[int]], derived: Sequence[Sequence[int]] = ()
+    cardinalities: Sequence[int],
+    scopes: Iterable[frozenset[int]],
+    derived: Sequence[Sequence[int]] = (),
+    groups: Sequence[Sequence[int]] = (),
 ) -> tuple[int, ...]:
     """The order with the smallest tables of several greedy ones, which begin with none or a few of the hubs.
 
     A hub is one of the variables with most neighbours. scopes: of the tables. derived: the columns that each derived column,
-    behind those of the variables, follows from. TooEntangled when no order has small tables.
+    behind those of the variables, follows from. groups: of all variables, decided one group after the other, in the place of
+    the hubs. TooEntangled when no order has small tables.
     """
     count = len(cardinalities)
     neighbours: Adjacency = {column: set() for column in range(count + len(derived))}
     for scope in (*scopes, *(frozenset((*columns, column)) for column, columns in enumerate(derived, start=count))):
         for column in scope:
             neighbours[column] |= scope - {column}
+    if groups:
+        found = [_by_groups(_Walk(cardinalities, neighbours, derived), groups)]
+    else:
+        found = _from_hubs(cardinalities, neighbours, derived)
+    entries, order = min(found)
+    if (
+        entries > LARGEST_TABLE * count and not derived
+    ):  # states that are never reached are counted where columns follow
+        raise TooEntangled(entries)
+    return tuple(order)
+
+
+def _by_groups(walk: "_Walk", groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+    """Entries and order where one group is decided after the other; of a group always what leaves the smallest frontier."""
+    for group in groups:
+        waiting = set(group)
+        while waiting:
+            nearest = min(waiting, key=lambda one: (walk.size(walk.left(one)), one))
+            walk.decide(nearest)
+            waiting.remove(nearest)
+    return walk.entries, walk.order
+
+
+def _from_hubs(
+    cardinalities: Sequence[int], neighbours: Adjacency, derived: Sequence[Sequence[int]]
+) -> list[tuple[int, list[int]]]:
+    """Entries and order of each style, behind none or a few of the hubs."""
+    count = len(cardinalities)
     hubs = sorted(range(count), key=lambda variable: -len(neighbours[variable]))
     styles = (_nearest, _by_parts, _as_derived) if derived else (_nearest, _by_parts)
     found = []
@@ -39,12 +71,7 @@ def best_order(
                 known = len(walk.order)
                 walk.decide(hubs[known] if known < hub_count else style(walk))
             found.append((walk.entries, walk.order))
-    entries, order = min(found)
-    if (
-        entries > LARGEST_TABLE * count and not derived
-    ):  # states that are never reached are counted where columns follow
-        raise TooEntangled(entries)
-    return tuple(order)
+    return found
 
 
 class _Walk:

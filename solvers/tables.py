@@ -3,7 +3,7 @@
 Codes are integer matrices (n, V): a row is an assignment, a column a variable, an entry the index of a choice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple, Self, TypeVar
@@ -37,6 +37,11 @@ class Table(NamedTuple):
     def over(self, scope: Sequence[int]) -> Values:
         """The values, as an array that broadcasts over `scope`: see `spread`."""
         return spread(self.columns, self.values, scope)
+
+    def under(self, known: Mapping[int, int]) -> "Table":
+        """The table with some columns at known values; the others keep their numbers."""
+        at = tuple(known.get(column, slice(None)) for column in self.columns)
+        return Table(tuple(column for column in self.columns if column not in known), np.asarray(self.values)[at])
 
     def scaled(self, factor: float) -> "Table":
         """The table times a number."""

@@ -8,7 +8,16 @@ from tailor_ir.exits import PASSES as EXIT_PASSES
 from tailor_ir.exits import ExitParts, FirstExit
 from tailor_ir.operators.features import OperatorFeature, operator_model
 from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
-from tailor_ir.partition import HandedValue, OperatorFlow, PrePartition, SubnetDataflow, find_flows
+from tailor_ir.partition import (
+    HandedValue,
+    NetworkPiece,
+    NetworkPieces,
+    OperatorFlow,
+    PrePartition,
+    SubnetDataflow,
+    find_flows,
+    find_pieces,
+)
 from tailor_ir.spaces.kinds import KINDS
 from tailor_ir.spaces.selectors import asks_for_exits
 from tailor_ir.spaces.space import Space
@@ -38,6 +47,8 @@ __all__ = [
     "FirstWeights",
     "HandedValue",
     "ImportFailed",
+    "NetworkPiece",
+    "NetworkPieces",
     "OperatorFeature",
     "OperatorFlow",
     "OperatorTerm",
@@ -60,6 +71,7 @@ __all__ = [
     "compile",
     "convert",
     "find_flows",
+    "find_pieces",
     "load",
     "load_spec",
     "operator_model",

@@ -421,6 +421,17 @@ class SuperNet:
         for number, model in enumerate(models):
             write_onnx(model, Path(folder) / f"{number}.onnx")
 
+    def parts(
+        self,
+        config: Mapping[str, Choice],
+        groups: Sequence[Sequence[int]],
+        statistics: Statistics | None = None,
+    ) -> tuple[nn.Module, ...]:
+        """The parts of a SubNet that is split as stand-alone networks (`build`); groups and errors as `export_parts`."""
+        codes = self.space.row(config)
+        parts = split_parts(self.structure, codes, self.pre_partition().under(codes), groups, self.batch)
+        return tuple(build_nodes(self.elastic, part.subnet, part.inputs, statistics) for part in parts)
+
     def _element_bytes(self) -> dict[str, int]:
         """Bytes of an element, by value, where they are not those of float32."""
         types = element_types(self.structure.graph, self.constants())

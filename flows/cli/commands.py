@@ -16,17 +16,20 @@ from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.pipeline import pipeline
+from flows.results import of
 from flows.stages import ADAPTATION, PIPELINE
 from flows.stages.forecast import Expectation, forecast
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
 from tasks.choose import Question
+from tasks.choose.placed import joint_table, placed_tables
 from tasks.choose.terminal import chosen_tables, comparison_table, front_table
 from tasks.enumerate import listing
 from tasks.errors import UserError
 from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
+from tasks.schemas.placed import JointFront, PlanRow
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
@@ -45,7 +48,7 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
     result = _call(command, config, arguments.dry_run, question)
     if question and not question.files:
         for row in result.get("chosen", ()):
-            terminal.show(chosen_tables(row))
+            terminal.show(placed_tables(row) if "plan" in row else chosen_tables(row))
             file = arguments.to or config.output_dir / CHOSEN_FOLDER / f"{row['device']}.json"
             row["file"] = str(write_chosen(row, file))
             terminal.say(f"file: {row['file']}")
@@ -61,6 +64,8 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
             terminal.show(
                 front_table(Front.read(Path(stage["folder"]) / FRONT_FILE)) if searched else _stage_table(stage)
             )
+    if joint := result.get("joint"):
+        terminal.show(of(JointFront, joint_table)(joint))
     if exports := result.get("exports"):
         terminal.say(f"exported files: {', '.join(exports.values())}")
     if command == "enumerate":
@@ -83,9 +88,12 @@ def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], Flow
 def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
     """Write a chosen SubNet, whole or not at all. UserError when that cannot be."""
     subnet = Winner.model_validate({name: row[name] for name in Winner.model_fields if name in row})
+    placed: dict[str, Any] = {}
+    if "plan" in row:
+        placed = {"plan": PlanRow.model_validate(row["plan"]), "coding": row["coding"]}
     try:
         file.parent.mkdir(exist_ok=True)
-        ChosenSubNet(device=row["device"], rule=row["rule"]["text"], subnet=subnet).write(file)
+        ChosenSubNet(device=row["device"], rule=row["rule"]["text"], subnet=subnet, **placed).write(file)
     except OSError as error:
         elsewhere = "--to FILE.json writes it elsewhere"
         raise UserError(f"'{file}'", f"cannot be written ({error.strerror})", next_step=elsewhere) from error

@@ -55,7 +55,7 @@ def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | A
 
     model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.command == "adapt" else RunConfig
     found = validate(model, config)
-    if arguments.to and len(found.device) > 1:
+    if arguments.to and len(found.device) > 1 and not found.search.placement:
         got = f"{len(found.device)} devices have a chosen SubNet each"
         raise UserError("--to", got, allowed=", ".join(found.device), next_step="write --device NAME")
     return found

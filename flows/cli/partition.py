@@ -17,7 +17,7 @@ from tasks.errors import UserError
 from tasks.partition.settings import Settings
 
 if TYPE_CHECKING:
-    from tasks.partition import PartitionAnswer, PlanRow
+    from tasks.partition import PartitionAnswer
 
 PAGE_FILE = "partition.html"
 KIB = 1024
@@ -61,7 +61,10 @@ def execute(arguments: Arguments) -> PartitionJson:
     tables = open_tables(config.output_dir, settings.devices)
     net = tailor_ir.load(config.supernet or find_supernet(config.output_dir))
     if config.subnet.endswith(FILE_END):
-        subnet: Mapping[str, Any] = ChosenSubNet.read(Path(config.subnet)).subnet.config
+        chosen = ChosenSubNet.read(Path(config.subnet))
+        subnet: Mapping[str, Any] = chosen.subnet.config
+        if settings.coding is None and settings.plans is None:
+            settings = settings.model_copy(update={"coding": chosen.coding})
     else:
         subnet = net.max_config if config.subnet == ENDS[0] else net.min_config
     answer = plan_partition(net, subnet, tables, settings)
@@ -109,15 +112,14 @@ def _show(answer: "PartitionAnswer", terminal: Terminal) -> None:
     for plan in answer.plans:
         period = [] if plan.period_ms is None else [f"{plan.period_ms:.4g} ({plan.bottleneck})"]
         others = [_number(plan.others_ms.get(name)) for name in answer.plans[0].others_ms]
-        sent = sum(transfer.bytes for transfer in plan.transfers)
-        first = (f"{plan.bandwidth_mbps:g}", f"{plan.latency_ms:.4g}", f"{sent / KIB:.4g}", escape(_stays(plan)))
+        first = (
+            f"{plan.bandwidth_mbps:g}",
+            f"{plan.latency_ms:.4g}",
+            f"{plan.sent_bytes / KIB:.4g}",
+            escape(plan.text),
+        )
         plans.add_row(*first, *period, *others)
     terminal.show(cuts, plans)
-
-
-def _stays(plan: "PlanRow") -> str:
-    """`phone 0–7, server 8–20`."""
-    return ", ".join(f"{stay.device} {min(stay.operators)}–{max(stay.operators)}" for stay in plan.stays)
 
 
 def _number(value: float | None) -> str:

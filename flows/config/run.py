@@ -6,7 +6,7 @@ As the parameter of a flow it is a form in the Prefect UI.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -107,6 +107,24 @@ class CommonConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _devices_of_a_placement_have_tables(self) -> Self:
+        placement = self.search.placement
+        for name in placement:
+            if name not in self.device:
+                raise ValueError(f"search.placement: no such device '{name}'; allowed: {', '.join(self.device)}")
+        in_int8 = [name for name in placement if name in self.in_int8]
+        if in_int8 and len(in_int8) < len(placement):
+            raise ValueError(
+                f"search.placement: {', '.join(in_int8)} in int8 and others not, which are two accuracies of one SubNet; "
+                "allowed: all in int8, or none"
+            )
+        batches = {name: self.device[name].batch for name in placement}
+        if len(set(batches.values())) > 1:
+            got = ", ".join(f"{name} {batch}" for name, batch in batches.items())
+            raise ValueError(f"search.placement: batches differ ({got}); allowed: one batch for all of its devices")
+        return self
+
+    @model_validator(mode="after")
     def _int8_is_of_all_devices_together(self) -> Self:
         if not self.in_int8:
             return self
@@ -162,9 +180,9 @@ class CommonConfig(BaseModel):
         own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
         return self.profile.model_copy(update=own)
 
-    def with_budgets(self, budgets_ms: Sequence[float]) -> Self:
-        """The same with these latency budgets [ms] for every device."""
-        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None})
+    def with_budgets(self, budgets_ms: Sequence[float], **changes: Any) -> Self:
+        """The same with these latency budgets [ms] for every device. changes: of the settings of the search besides."""
+        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None, **changes})
         return self.model_copy(update={"search": search})
 
     def answering(self, question: Question | None) -> Self:

@@ -16,6 +16,7 @@ from tasks.schemas.baselines import Baselines, Compared
 from tasks.schemas.exports import Exports, Latency
 from tasks.schemas.front import Front
 from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.placed import JointFront
 from tasks.schemas.resources import Resources
 from tasks.schemas.results import (
     BaseResult,
@@ -228,6 +229,18 @@ def refined(result: Front) -> Facts:
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "validation accuracy": _range((row.measured_accuracy for row in rows), percent),
+    }
+
+
+def joint(result: JointFront) -> Facts:
+    """Of a search over several devices together."""
+    rows = result.winners
+    return {
+        "winners": count(len(rows)),
+        "pieces": count(result.pieces),
+        "predicted latency": _range((row.predicted_ms for row in rows), milliseconds),
+        "predicted accuracy": _range((row.predicted_accuracy for row in rows), percent),
+        "plans that send": count(sum(bool(row.plan.transfers) for row in rows)),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import tailor_ir
 from flows.config import FlowConfig
 from flows.run import Run
+from flows.stages.joint import NAME as JOINT
 from flows.stages.spec import ALONE, Context, Outputs
 from flows.stages.walk import work
 from flows.stages.winners import EXPORT, SEARCH, readable_exports
@@ -25,6 +26,7 @@ from tasks.profile import LUT_FOLDER
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
 from tasks.schemas.latency import VALIDATION_FILE, LatencyValidation
+from tasks.schemas.placed import JOINT_FILE, JointFront
 from tasks.schemas.results import BaseResult
 from tasks.schemas.subnets import Named
 from tasks.search.feasible import LATENCY, Cost
@@ -54,7 +56,7 @@ class Searched:
 
     def further(self, budgets_ms: Sequence[float]) -> tuple[Winner, ...]:
         """The winners of other budgets."""
-        config = self._config.with_budgets(budgets_ms)
+        config = self._config.with_budgets(budgets_ms, placement=())
         found = work(SEARCH, self._run, config, self._outputs, [self.device])
         return Front.read(found[self.device].folder / FRONT_FILE).winners
 
@@ -84,6 +86,8 @@ def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -
     """`chosen` or `compared`: a row for each device; or the exported files. UserError when there is no such SubNet."""
     if question.files:
         return _exported(run, config, question.files, outputs)
+    if question.rule and config.search.placement:
+        return {"chosen": [_placed(question.rule, Searched(run, config, config.search.placement[0], outputs), outputs)]}
     searches = [Searched(run, config, name, outputs) for name in config.device]
     if question.rule:
         return {"chosen": [_chosen(question.rule, one) for one in searches]}
@@ -125,6 +129,20 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
         "largest_ms": searched.front.largest.predicted_ms,
         **row.to_json(),
         "architecture": architecture(searched.layers(), row.config),
+    }
+
+
+def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
+    """The SubNet that a rule chooses among the winners over several devices together, with its plan. home: the first device."""
+    base, winners = _base(home), JointFront.read(outputs[JOINT][ALONE].folder / JOINT_FILE).winners
+    digests = tuple(row.digest for row in winners)
+    row = choose(rule, home.front.model_copy(update={"winners": winners, "front": digests}), base["accuracy"])
+    return {
+        "device": home.device,
+        "rule": {"kind": rule.kind, "value": rule.value, "text": rule.text},
+        "base": base,
+        "largest_ms": home.front.largest.predicted_ms,
+        **row.to_json(),
     }
 
 

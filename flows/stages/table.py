@@ -1,6 +1,7 @@
 """The stages of a run, in the order that they are worked. A new stage is one row here."""
 
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
+from flows.stages.joint import CODINGS, JOINT
 from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
@@ -15,6 +16,8 @@ FOR_DEVICES = (
     INT8,
     LATENCY,
     RESOURCES,
+    CODINGS,
+    JOINT,
     SEARCH,
     REFINE,
     POLICY,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from solvers.tables import Codes
 from tailor_ir.axes import Axis
-from tailor_ir.operators.table import OperatorPlace, OperatorTable, running_order
+from tailor_ir.operators.table import OperatorPlace, OperatorTable, OperatorTerm, running_order
 from tailor_ir.partition.dataflow import INPUT, HandedValue, SubnetDataflow
 from tailor_ir.spaces.grids import Grids
 from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Roster, Variables
@@ -93,6 +93,12 @@ class PrePartition:
     def cuts(self) -> int:
         """Number of cuts, the ones before the first and behind the last operator included."""
         return len(self.operators) + 1
+
+    @cached_property
+    def terms(self) -> tuple[OperatorTerm, ...]:
+        """The operators as functions of the few variables that each depends on, in the order of `operators`."""
+        terms = tuple(self._table.terms())
+        return tuple(terms[at] for at in self._order)
 
     def crossing_bytes(self, codes: Codes) -> NDArray[np.int64]:
         """Bytes (n, cuts) that cross each cut in each SubNet of codes (n, V)."""

@@ -24,7 +24,7 @@ WHOLE = "whole SubNet"
 
 def chosen_tables(row: Row) -> RenderableType:
     """The SubNet that a rule chose: its predictions, and its stages with their share of the latency."""
-    facts = _facts(f"{row['device']}: {row['rule']['text']}")
+    facts = facts_table(f"{row['device']}: {row['rule']['text']}")
     speed_up = row["largest_ms"] / row["predicted_ms"]
     facts.add_row(
         "latency",
@@ -61,7 +61,8 @@ def front_table(front: Front) -> Table:
     return table
 
 
-def _facts(title: str) -> Table:
+def facts_table(title: str) -> Table:
+    """A table of facts under a title, without heads."""
     return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
 
 

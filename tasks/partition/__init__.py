@@ -1,19 +1,22 @@
 """A SubNet split over several devices: plans from tables of devices and links, a page, and the parts as files."""
 
-from tasks.partition.answer import CutRow, PartitionAnswer, PlanRow, StayRow
+from tasks.partition.answer import CutRow, PartitionAnswer
 from tasks.partition.page import picture, render
 from tasks.partition.parts import write_parts
 from tasks.partition.planning import plan_partition
 from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_plans
-from tasks.partition.settings import PartitionLink, Settings
-from tasks.partition.tables import DeviceTable, DeviceTimes, find_supernet, open_tables
+from tasks.partition.settings import PartitionLink, PlacementSettings, Settings
+from tasks.partition.tables import DeviceTable, DeviceTimes, FeatureTimes, find_supernet, open_tables
+from tasks.schemas.placed import PlanRow, StayRow
 
 __all__ = [
     "CutRow",
     "DeviceTable",
     "DeviceTimes",
+    "FeatureTimes",
     "PartitionAnswer",
     "PartitionLink",
+    "PlacementSettings",
     "PlanRow",
     "PlansAhead",
     "Settings",

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from tasks.schemas.placed import PlanRow
 from tasks.schemas.stored import Config, Record, Stored
 
 
@@ -23,39 +24,6 @@ class CutRow(Record):
     cut: int
     values: tuple[str, ...]
     bytes: int
-
-
-class StayRow(Record):
-    """Operators that one device runs without a change of device. time_ms: of their computation."""
-
-    device: str
-    operators: tuple[int, ...]
-    time_ms: float
-
-
-class TransferRow(Record):
-    """What goes from one device to another for one request. time_ms: of its bytes, without latencies of messages."""
-
-    source: str
-    target: str
-    bytes: float
-    messages: int
-    time_ms: float
-
-
-class PlanRow(Record):
-    """A plan. bandwidth_mbps: of links that are not named. period_ms: between two answers, with objective=throughput.
-
-    others_ms: latency of other methods' plans by name.
-    """
-
-    bandwidth_mbps: float
-    latency_ms: float
-    period_ms: float | None = None
-    bottleneck: str | None = None
-    stays: tuple[StayRow, ...]
-    transfers: tuple[TransferRow, ...]
-    others_ms: dict[str, float]
 
 
 class PartitionAnswer(Stored):

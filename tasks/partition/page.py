@@ -8,7 +8,8 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from tasks.pages import environment, style
-from tasks.partition.answer import PartitionAnswer, PlanRow
+from tasks.partition.answer import PartitionAnswer
+from tasks.schemas.placed import PlanRow
 
 PACKAGE = "tasks.partition"
 COLOURS = ("#2f62bd", "#d9822b", "#3f8f5f", "#9b4f96", "#b3352f", "#5e6671")

@@ -6,9 +6,9 @@ from pathlib import Path
 from adaptive_runtime.chains import PARTS_FILE, NcnnPair, PartsManifest, PartTensor, SubnetPart
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.artifacts import write_bytes
-from tasks.partition.answer import StayRow
 from tasks.partition.checked import digests_of, export_checked, tensor_of
 from tasks.partition.ncnn_files import write_ncnn
+from tasks.schemas.placed import StayRow
 
 
 def write_parts(

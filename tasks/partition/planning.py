@@ -1,10 +1,12 @@
 """Plans for one SubNet: from tables, links and limits to the answer."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from solvers.errors import Infeasible
 from solvers.partition import (
     Dataflow,
@@ -26,10 +28,11 @@ from solvers.partition import (
 from tailor_ir import Choice, SubnetDataflow, SuperNet, find_flows
 from tasks.errors import UserError
 from tasks.layers import title
-from tasks.partition.answer import CutRow, OperatorRow, PartitionAnswer, PlanRow, StayRow, TransferRow
+from tasks.partition.answer import CutRow, OperatorRow, PartitionAnswer
 from tasks.partition.settings import Settings
-from tasks.partition.tables import DeviceTimes
+from tasks.partition.tables import DeviceTimes, RunOffset
 from tasks.places import places
+from tasks.schemas.placed import PlanRow, StayRow, TransferRow
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -81,9 +84,14 @@ def plan_partition(
     )
 
 
-def solver_dataflow(dataflow: SubnetDataflow) -> Dataflow:
-    """The same for the solver."""
-    values = (SentValue(writer=one.writer, readers=one.readers, bytes=float(one.bytes)) for one in dataflow.values)
+def solver_dataflow(dataflow: SubnetDataflow, coding: ActivationCoding = "fp32") -> Dataflow:
+    """The same for the solver, float32 values as they are sent in a coding."""
+    share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
+    values = []
+    for one in dataflow.values:
+        floats = one.bytes == prod(one.shape) * FLOAT_BYTES
+        sent_bytes = float(one.bytes) * (share if floats else 1.0)
+        values.append(SentValue(writer=one.writer, readers=one.readers, bytes=sent_bytes))
     return Dataflow(steps=len(dataflow.operators), values=tuple(values))
 
 
@@ -103,7 +111,7 @@ def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings
         none = np.zeros((devices, devices))
         limits.append(PartitionLimit(name="energy", per_step=per_step, per_byte=none, most=settings.energy_mj))
     return PartitionProblem(
-        dataflow=solver_dataflow(dataflow),
+        dataflow=solver_dataflow(dataflow, settings.coding or "fp32"),
         compute_ms=compute_ms,
         returns=settings.returns,
         private=settings.private,
@@ -111,7 +119,7 @@ def problem_of(dataflow: SubnetDataflow, tables: Sequence[DeviceTimes], settings
     )
 
 
-def conditions_of(tables: Sequence[DeviceTimes], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
+def conditions_of(tables: Sequence[RunOffset], settings: Settings, bandwidth_mbps: float) -> PartitionConditions:
     """A message to a device brings a run there, whose own time (`DeviceTimes.offset_ms`) goes with the message's latency."""
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))
@@ -133,10 +141,24 @@ def _plan_row(
     offset_ms: float,
 ) -> PlanRow:
     problem, names = planner.problem, settings.devices
-    found, pipeline = _fastest(planner, conditions), None
-    if settings.objective == "throughput":
-        pipeline = fastest_pipeline(problem, conditions)
-        found = plan_of(problem, conditions, pipeline.stages)
+    if settings.objective == "latency":
+        return described(_fastest(planner, conditions), problem, conditions, names, bandwidth_mbps, offset_ms)
+    pipeline = fastest_pipeline(problem, conditions)
+    found = plan_of(problem, conditions, pipeline.stages)
+    row = described(found, problem, conditions, names, bandwidth_mbps, offset_ms)
+    own = {"period_ms": pipeline.period_ms, "bottleneck": _named(pipeline.bottleneck, names)}
+    return row.model_copy(update=own)
+
+
+def described(
+    found: PartitionPlan,
+    problem: PartitionProblem,
+    conditions: PartitionConditions,
+    names: Sequence[str],
+    bandwidth_mbps: float,
+    offset_ms: float,
+) -> PlanRow:
+    """A plan of a problem for people, beside those of other methods. names: of the devices. offset_ms: of home."""
     times_ms = problem.compute_ms * conditions.slow_down
     unit_ms = conditions.ms_per_byte
     others = {name: method(problem, conditions) for name, method in OTHERS.items()}
@@ -144,8 +166,8 @@ def _plan_row(
     return PlanRow(
         bandwidth_mbps=bandwidth_mbps,
         latency_ms=found.latency_ms(conditions) + offset_ms,
-        period_ms=None if pipeline is None else pipeline.period_ms,
-        bottleneck=None if pipeline is None else _named(pipeline.bottleneck, names),
+        period_ms=None,
+        bottleneck=None,
         stays=tuple(
             StayRow(
                 device=names[stay.device],

@@ -5,6 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_DEVICES = 6
@@ -35,6 +37,7 @@ class Settings(BaseModel):
     energy_mj: Positive | None = None
     returns: bool = True
     objective: Literal["latency", "throughput"] = "latency"
+    coding: ActivationCoding | None = None
     page: Path | None = None
     parts: Path | None = None
     plans: Path | None = None
@@ -61,6 +64,10 @@ class Settings(BaseModel):
         return self
 
     def _plans_can_be(self) -> None:
+        if self.coding not in (None, "fp32"):
+            raise ValueError(
+                f"plans with coding={self.coding}: plans.json counts fp32, and the run time scales it; allowed: coding=fp32"
+            )
         for field in ("plans_bandwidth_mbps", "plans_slow_down"):
             low, high = getattr(self, field)
             if low > high:
@@ -80,3 +87,32 @@ class Settings(BaseModel):
         """The link between two devices; one that is not named has this bandwidth."""
         own = (one for name, one in self.links.items() if set(self.pair(name)) == {a, b})
         return next(own, PartitionLink(bandwidth_mbps=bandwidth_mbps, latency_ms=self.latency_ms))
+
+
+class PlacementSettings(BaseModel):
+    """Links and limits of a search over several devices, as those of a partition; bandwidth_mbps: of links without a name.
+
+    codings: of what is sent, of which one is chosen for each SubNet. coding_images: on which their losses are measured.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bandwidth_mbps: Positive = 10.0
+    latency_ms: NotNegative = 5.0
+    links: dict[str, PartitionLink] = Field(default_factory=dict)
+    slow_down: dict[str, Positive] = Field(default_factory=dict)
+    private: int = Field(default=0, ge=0)
+    memory_mib: dict[str, Positive] = Field(default_factory=dict)
+    returns: bool = True
+    codings: Annotated[tuple[ActivationCoding, ...], Field(min_length=1)] = ("fp32", "fp16", "int8")
+    coding_images: int = Field(default=256, ge=1)
+
+    def of(self, devices: tuple[str, ...]) -> Settings:
+        """The same for devices, home first. ValueError: devices or links that cannot be."""
+        own = self.model_dump(include=set(Settings.model_fields) - {"bandwidth_mbps"})
+        return Settings(devices=devices, bandwidth_mbps=(self.bandwidth_mbps,), **own)
+
+    @property
+    def ascending(self) -> tuple[ActivationCoding, ...]:
+        """The codings from the fewest bytes to fp32, which there always is."""
+        return tuple(sorted({*self.codings, "fp32"}, key=CODED_BYTES.__getitem__))

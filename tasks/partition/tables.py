@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tailor_ir import SubnetDataflow
+from tailor_ir import OperatorFeature, SubnetDataflow
 from tasks.artifacts import RESULT_FILE
 from tasks.errors import UserError
 from tasks.layers import title
@@ -23,14 +23,26 @@ LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
 SUPERNET_FOLDER = "supernet"
 
 
-class DeviceTimes(Protocol):
-    """Times of operators on one device. offset_ms: of a run besides its operators [ms]."""
+class RunOffset(Protocol):
+    """A device. offset_ms: of a run besides its operators [ms]."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def offset_ms(self) -> float: ...
+
+
+class FeatureTimes(RunOffset, Protocol):
+    """Times of operators on one device."""
+
+    def operator_ms(self, feature: OperatorFeature) -> float:
+        """Latency of an operator [ms]; NaN: it has none on the device."""
+        ...
+
+
+class DeviceTimes(RunOffset, Protocol):
+    """Times of the operators of SubNets on one device."""
 
     def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]: ...
 
@@ -50,9 +62,13 @@ class DeviceTable:
         """Of a run besides its operators [ms]."""
         return self.correction.offset_ms
 
+    def operator_ms(self, feature: OperatorFeature) -> float:
+        """Of one operator [ms]; NaN: it has no latency on the device."""
+        return operator_ms(self.lut, feature, self.correction)
+
     def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]:
         """(n,) of each operator [ms]. UserError: an operator has no latency on the device."""
-        found = np.asarray([operator_ms(self.lut, one.feature, self.correction) for one in dataflow.operators])
+        found = np.asarray([self.operator_ms(one.feature) for one in dataflow.operators])
         unknown = np.flatnonzero(np.isnan(found))
         if len(unknown):
             feature = dataflow.operators[int(unknown[0])].feature

@@ -2,7 +2,9 @@
 
 from typing import ClassVar
 
+from profiling_agents.messages import ActivationCoding
 from tasks.schemas.front import Winner
+from tasks.schemas.placed import PlanRow
 from tasks.schemas.stored import Stored
 
 
@@ -16,3 +18,7 @@ class ChosenSubNet(Stored):
     device: str
     rule: str
     subnet: Winner
+    plan: PlanRow | None = None
+    """Where it runs, of a search over several devices together."""
+    coding: ActivationCoding | None = None
+    """Of what the plan sends."""

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tasks.artifacts import OutsideKey
+from tasks.partition.settings import PlacementSettings
 
 PositiveBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+SIZES_OF_SUBNETS = ("parameters", "macs")
+"""The limits that are the same wherever a SubNet runs."""
 
 
 class WinnerLimits(BaseModel):
@@ -56,6 +63,12 @@ class Settings(BaseModel):
     device_limits: dict[str, WinnerLimits] | None = Field(
         None, description="limits of single devices, in the place of the same in `limits`"
     )
+    placement: Annotated[tuple[str, ...], OutsideKey("of the joint search, which has a key of its own")] = Field(
+        (), description="devices of one search for SubNet and device of each piece, home first"
+    )
+    partition: Annotated[PlacementSettings, OutsideKey("of the joint search, which has a key of its own")] = Field(
+        PlacementSettings(), description="links and limits of `placement`"
+    )
     population: int = Field(100, ge=4)
     parent_share: float = Field(0.25, gt=0, le=0.5)
     mutation_share: float = Field(0.5, ge=0, le=1, description="children made by mutation; the rest by crossover")
@@ -77,6 +90,20 @@ class Settings(BaseModel):
             raise ValueError(f"search.accuracy=measured is for search=genetic, not for {self.method}")
         return self
 
+    @model_validator(mode="after")
+    def _devices_can_share_a_network(self) -> Self:
+        if not self.placement:
+            return self
+        try:
+            self.partition.of(self.placement)
+        except ValidationError as error:
+            raise ValueError(f"placement: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        other = next((name for name in self.limits.given if name not in SIZES_OF_SUBNETS), None)
+        if other is not None:
+            allowed = f"{', '.join(SIZES_OF_SUBNETS)}, and partition.memory_mib"
+            raise ValueError(f"limits.{other}: it is of a SubNet on one device; allowed with placement: {allowed}")
+        return self
+
     def limits_of(self, device: str) -> WinnerLimits:
         """The limits of winners on one device."""
         own = (self.device_limits or {}).get(device, WinnerLimits()).given
@@ -87,11 +114,13 @@ class Settings(BaseModel):
         return self.method == "exact" and len(devices) == 1 and not self.limits_of(devices[0]).given
 
     def budgets_of(self, device: str) -> tuple[float, ...] | None:
-        """Latency budgets of one device [ms]; None: the search makes them."""
-        return (self.device_budgets_ms or {}).get(device, self.budgets_ms)
+        """Latency budgets of one device [ms]; None: the search makes them. With a placement `budgets_ms` is of all."""
+        return (self.device_budgets_ms or {}).get(device, None if device in self.placement else self.budgets_ms)
 
     def of_devices(self, devices: Sequence[str]) -> Self:
         """The settings without budgets and limits of other devices."""
         budgets = {name: own for name, own in (self.device_budgets_ms or {}).items() if name in devices}
         limits = {name: own for name, own in (self.device_limits or {}).items() if name in devices}
-        return self.model_copy(update={"device_budgets_ms": budgets or None, "device_limits": limits or None})
+        shared = None if set(devices) <= set(self.placement) else self.budgets_ms
+        update = {"budgets_ms": shared, "device_budgets_ms": budgets or None, "device_limits": limits or None}
+        return self.model_copy(update=update)

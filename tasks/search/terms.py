@@ -121,10 +121,11 @@ def chain_of_tables(
     gain: Sequence[Table],
     costs: Sequence[Sequence[Table]],
     derived: Sequence[Derived] = (),
+    groups: Sequence[Sequence[int]] = (),
 ) -> Chain:
     """A chain of tables. UserError when an entry is no number, or too many variables share tables."""
     try:
-        return Chain(cardinalities, gain, costs, derived)
+        return Chain(cardinalities, gain, costs, derived, groups)
     except NotANumber as error:
         raise UserError(
             "search.method=exact",

@@ -1,0 +1,98 @@
+"""The stages that search SubNets together with the devices of their pieces: what codings lose, and the winners."""
+
+from pathlib import Path
+from typing import Any
+
+import tasks.joint.losses
+import tasks.joint.stage
+from flows.config import FlowConfig
+from flows.pages import facts
+from flows.results import of
+from flows.stages.spec import ALONE, Context, Outputs, StageSpec
+from tasks.artifacts import key_settings
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.joint.losses import CODINGS_FILE
+from tasks.lut import Lut
+from tasks.partition.tables import DeviceTable
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.validate import LATENCY_FILE
+from tasks.profile import LUT_FOLDER
+from tasks.progress import Progress
+from tasks.schemas.placed import JOINT_FILE, JointFront
+from tasks.schemas.stored import StageResult
+
+NAME = "joint"
+SETTINGS = {"tolerance", "budgets_ms", "budget_count", "limits", "seed", "placement", "partition"}
+"""The settings of a search that count here."""
+OF_LOSSES = {"codings", "coding_images"}
+
+
+def _codes(config: FlowConfig, until: str) -> bool:
+    """Whether other codings than fp32 may be chosen."""
+    return bool(config.search.placement) and len(config.search.partition.ascending) > 1
+
+
+def _codings(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.config
+    return tasks.joint.losses.run(config.search.partition, config.predict, config.data, at.trained, out, progress)
+
+
+CODINGS = StageSpec(
+    name="codings",
+    body=_codings,
+    needs=("finetune",),
+    modules=("tasks.joint.losses",),
+    settings=lambda at: {
+        **key_settings(at.config.predict, EvaluationSettings),
+        **at.config.search.partition.model_dump(mode="json", include=OF_LOSSES),
+    },
+    inputs=lambda at: (at.data, at.trained),
+    artifacts=lambda at: (CODINGS_FILE,),
+    wanted=_codes,
+)
+"""What each coding of sent values loses of the accuracy."""
+
+
+def _table(at: Context, device: str) -> DeviceTable:
+    lut = Lut.open(at.file("profile", LUT_FOLDER, device))
+    return DeviceTable(device, lut, LatencyPredictor.load(at.file("latency", LATENCY_FILE, device)).correction)
+
+
+def _joint(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings = at.config.search
+    tables = [_table(at, device) for device in settings.placement]
+    accuracy = AccuracyPredictor.load(at.sensitivities(settings.placement[0]))
+    losses = at.output("codings", ALONE).folder if at.has("codings") else None
+    return tasks.joint.stage.run(at.trained, tables, accuracy, settings, losses, out, progress)
+
+
+def _inputs(at: Context) -> tuple[Any, ...]:
+    devices = at.config.search.placement
+    return (
+        at.trained,
+        at.sensitivities(devices[0]),
+        *(at.file("profile", LUT_FOLDER, device) for device in devices),
+        *(at.file("latency", LATENCY_FILE, device) for device in devices),
+        *([at.file("codings", CODINGS_FILE, ALONE)] if at.has("codings") else []),
+    )
+
+
+JOINT = StageSpec(
+    name=NAME,
+    body=_joint,
+    needs=("finetune", "profile", "sensitivities", "latency"),
+    reads=("int8", "codings"),
+    modules=("tasks.joint.stage",),
+    settings=lambda at: at.config.search.model_dump(mode="json", include=SETTINGS),
+    inputs=_inputs,
+    artifacts=lambda at: (JOINT_FILE,),
+    facts=of(JointFront, facts.joint),
+    wanted=lambda config, until: bool(config.search.placement),
+)
+"""For every latency budget the best SubNet over several devices together, with its plan."""
+
+
+def found_jointly(outputs: Outputs) -> dict[str, StageResult]:
+    """`joint`: the winners over several devices together, of a run that searches them."""
+    return {NAME: outputs[NAME][ALONE].result} if NAME in outputs else {}

@@ -1,0 +1,120 @@
+"""What codings lose of the accuracy: measured at each cut between pieces, on the largest SubNet.
+
+One value at a time crosses in a coding; a SubNet that sends several is predicted to lose the sum, as a SubNet with several
+modifications is. A gain, which is chance, counts as no loss.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import tailor_ir
+from profiling_agents.messages import ActivationCoding
+from profiling_agents.streams.activations import decoded, encoded
+from tailor_ir import SuperNet, find_pieces
+from tasks.data import Batch, DataSettings
+from tasks.evaluation.settings import EvaluationSettings
+from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.partition.settings import PlacementSettings
+from tasks.predict.sensitivity import images_of
+from tasks.progress import Progress
+from tasks.schemas.stored import StageResult, Stored
+
+CODINGS_FILE = "codings.json"
+FP32: ActivationCoding = "fp32"
+
+
+class CodingLosses(Stored):
+    """Of the largest SubNet. accuracy: in fp32, on `images` images. losses: by coding, at each cut."""
+
+    STAGE: ClassVar[str] = "search"
+    KIND: ClassVar[str] = "losses of codings"
+
+    images: int
+    accuracy: float
+    losses: dict[str, tuple[float, ...]]
+
+    def table(self, codings: tuple[ActivationCoding, ...]) -> NDArray[np.float64]:
+        """(cuts, codings)."""
+        cuts = max(map(len, self.losses.values()), default=0)
+        return np.stack([np.asarray(self.losses.get(coding, (0.0,) * cuts)) for coding in codings], axis=1)
+
+
+def run(
+    settings: PlacementSettings,
+    evaluation: EvaluationSettings,
+    data: DataSettings,
+    supernet: Path,
+    out: Path,
+    progress: Progress,
+) -> StageResult:
+    """Write `codings.json`."""
+    net = tailor_ir.load(supernet)
+    return measured_losses(net, images_of(evaluation, data), settings, progress).write(out / CODINGS_FILE)
+
+
+def no_losses(cuts: int) -> CodingLosses:
+    """Where fp32 alone is sent."""
+    return CodingLosses(images=0, accuracy=0.0, losses={FP32: (0.0,) * cuts})
+
+
+@torch.no_grad()
+def measured_losses(
+    net: SuperNet, images: EvaluationData, settings: PlacementSettings, progress: Progress
+) -> CodingLosses:
+    """What each coding loses at each cut of the largest SubNet, on at most `coding_images` images."""
+    config, pieces = net.max_config, find_pieces(net.pre_partition())
+    dataflow = net.pre_partition().under(net.space.row(config))
+    piece_of = pieces.of_operators()
+    groups: dict[int, list[int]] = {}
+    for at, position in enumerate(dataflow.positions):
+        groups.setdefault(piece_of[position], []).append(at)
+    net.elastic.to(images.device)
+    modules = net.parts(config, list(groups.values()), statistics_of(net, config, images))
+    coded = [coding for coding in settings.ascending if coding != FP32]
+    right = np.zeros((len(modules) + 1, 1 + len(coded)), np.int64)
+    batches, total = list(_first(images, net.input_shape(config)[-2:], settings.coding_images)), 0
+    with progress.bar("accuracy of codings", len(batches) * len(right)) as bar:
+        for x_BCHW, y_B in batches:
+            total += len(y_B)
+            values = [x_BCHW]
+            for module in modules:
+                values.append(module(values[-1]))
+            right[:, 0] += _right(values[-1], y_B)
+            for cut, value in enumerate(values):
+                for column, coding in enumerate(coded, start=1):
+                    logits_BK = _coded(value, coding)
+                    for module in modules[cut:]:
+                        logits_BK = module(logits_BK)
+                    right[cut, column] += _right(logits_BK, y_B)
+                bar.advance()
+    lost = np.maximum(right[:, :1] - right, 0) / total
+    before = np.searchsorted(np.asarray(list(groups)), np.arange(len(pieces.crossing)))  # parts before each cut
+    losses = {coding: tuple(lost[before, column].tolist()) for column, coding in enumerate([FP32, *coded])}
+    return CodingLosses(images=total, accuracy=float(right[0, 0] / total), losses=losses)
+
+
+def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator[Batch]:
+    left = most
+    for x_BCHW, y_B in images.batches((size[0], size[1])):
+        if left <= 0:
+            return
+        yield x_BCHW[:left], y_B[:left]
+        left -= len(y_B)
+
+
+def _right(logits_BK: torch.Tensor, y_B: torch.Tensor) -> int:
+    return int((logits_BK.argmax(1) == y_B).sum())
+
+
+def _coded(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:
+    """A value as it arrives: of each image by itself, as requests are."""
+    arrived = []
+    for one in value.cpu().numpy():
+        sent, content = encoded(one, coding)
+        arrived.append(decoded(sent, one.shape, content))
+    return torch.from_numpy(np.stack(arrived)).to(value.device)
