@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking, searching, serving
+from adaptive_runtime.cli import checking, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking, "search": searching, "serve": serving}
+COMMANDS = {"check": checking, "search": searching, "serve": serving, "split": splitting}
 BAD_INPUT = 2
 
 
@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, or 2 after one line on stderr."""
-    parser = _Parser(prog=PROGRAM, description="Serve the SubNets of a bundle on this device.")
+    parser = _Parser(prog=PROGRAM, description="Run and serve SubNets on this device.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         command.add_arguments(commands.add_parser(name, help=command.HELP, description=command.HELP))

@@ -19,7 +19,7 @@ class ModelAnswer(NamedTuple):
 
     classes (N,): indices; logits (N, K): of the exits that answered. subnet: its digest. exit: by sample the name of the exit.
     confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability. latency_ms: of the
-    whole request, from the call to this answer.
+    whole request, from the call to this answer. devices: that ran segments of it, where the SubNet is split over several.
     """
 
     classes: NDArray[np.int64]
@@ -28,6 +28,7 @@ class ModelAnswer(NamedTuple):
     exit: tuple[str, ...]
     confidence: NDArray[np.float64]
     latency_ms: float
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

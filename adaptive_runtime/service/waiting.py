@@ -26,17 +26,18 @@ REMEMBERED = 0.8
 @dataclass(slots=True, eq=False)
 class _Waiting:
     images: Images
+    until_s: float
     answer: asyncio.Future[ModelAnswer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     runs: bool = False
 
 
 class RequestQueue:
-    """At most `places` requests that wait, and `workers` that run. infer: what answers images.
+    """At most `places` requests that wait, and `workers` that run. infer: what answers images, by a time if it can.
 
     The clock is monotonic: the wall clock may jump.
     """
 
-    def __init__(self, infer: Callable[[Images], ModelAnswer], places: int, workers: int) -> None:
+    def __init__(self, infer: Callable[[Images, float], ModelAnswer], places: int, workers: int) -> None:
         self._infer, self.places, self.workers = infer, places, workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="infer")
         self._waiting: deque[_Waiting] = deque()
@@ -73,7 +74,7 @@ class RequestQueue:
         if time.monotonic() + wait_s >= until_s:
             line = f"no answer before the deadline: {ahead} requests are ahead"
             raise RequestRefused(504, line, outcome="expired")
-        own = _Waiting(images)
+        own = _Waiting(images, until_s)
         self._waiting.append(own)
         self._news.release()
         done, _ = await asyncio.wait([own.answer], timeout=until_s - time.monotonic())
@@ -93,7 +94,8 @@ class RequestQueue:
             self._running += 1
             start_s = time.monotonic()
             try:
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._infer, own.images)
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(self._threads, self._infer, own.images, own.until_s)
             except Exception as error:  # noqa: BLE001 - raised again where the request waits
                 if not own.answer.done():
                     own.answer.set_exception(error)

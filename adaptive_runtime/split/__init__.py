@@ -5,6 +5,7 @@
 
 from adaptive_runtime.split.answers import SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.network import SplitNetwork
+from adaptive_runtime.split.opening import PlannedSplit
 from adaptive_runtime.split.options import SplitOptions
 from adaptive_runtime.split.planned import PLANS_FILE, LinkUse, PlacementPlans, PlannedPlacement
 from adaptive_runtime.split.plans import HOME, PlacedSegments, PlacementChoice, PreferredPlacements
@@ -21,6 +22,7 @@ __all__ = [
     "PlacementPlans",
     "PlanChange",
     "PlannedPlacement",
+    "PlannedSplit",
     "PreferredPlacements",
     "ReplanRules",
     "SplitAnswer",
