@@ -155,7 +155,9 @@ def test_the_terminal_names_files_that_are_missing(hostile: Report, data: Report
 
 def test_a_subnet_over_several_devices_is_shown_with_its_cuts_and_plans(sources: Sources, hostile: Report) -> None:
     (device,) = sources.devices
-    asked = PartitionSettings(devices=(device.name, "server"), bandwidth_mbps=(0.01, 1e6), slow_down={device.name: 8.0})
+    asked = PartitionSettings(
+        devices=(device.name, "server"), bandwidth_mbps=(1e-4, 1e6), latency_ms=0.0, slow_down={device.name: 1000.0}
+    )
     split = replace(sources, devices=[device, replace(device, name="server")], partition=asked)
     report = gather(split, Settings())
     found = PartitionAnswer.of_json(report["partition"], "report")
@@ -166,7 +168,7 @@ def test_a_subnet_over_several_devices_is_shown_with_its_cuts_and_plans(sources:
     assert str(picture(found)) in html
     words = Page(html).words
     assert f"The largest SubNet on {device.name}, server; the first is home" in words
-    assert all(name in words for name in ("Operators and cuts", "best single cut (Neurosurgeon)", "0.01"))
+    assert all(name in words for name in ("Operators and cuts", "best single cut (Neurosurgeon)", "0.0001"))
     assert hostile["partition"] is None
     assert "Over several devices" not in render(hostile)
 
