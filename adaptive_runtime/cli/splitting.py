@@ -140,7 +140,7 @@ def _lines(devices: list[dict[str, Any]], plan: dict[str, Any], rows: list[dict[
 
 
 def _mbps(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g} Mbit/s"
+    return "unknown" if value is None else f"{value:.3g} Mbit/s" if value < 100 else f"{value:.0f} Mbit/s"
 
 
 def _write_answers(file: Path, answers: NDArray[np.float32]) -> None:
