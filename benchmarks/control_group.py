@@ -10,8 +10,8 @@ from adaptive_runtime.errors import AdaptiveError
 MOUNT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "cpuacct")
 PERIOD_US = 100_000
-SHORT_PERIOD_US = 5_000
-"""For latencies: what waits for its next share of the CPU does so for less than this."""
+SHORT_PERIOD_US, LEAST_QUOTA_US = 5_000, 1_000
+"""A period for latencies, since what waits for its next share of a CPU waits for up to one; and the least quota there is."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
         except OSError as error:
             raise _refused(error) from error
     _written(groups[0] / "cpu.cfs_period_us", str(period_us))
-    _written(groups[0] / "cpu.cfs_quota_us", str(int(cpus * period_us)))
+    _written(groups[0] / "cpu.cfs_quota_us", str(round(cpus * period_us)))
     try:
         yield take
     finally:
@@ -52,6 +52,11 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
             for process in left:
                 (one.parent / "cgroup.procs").write_text(process)
             one.rmdir()
+
+
+def short_period_us(cpus: float) -> int:
+    """The shortest period in which such a quota can be."""
+    return max(SHORT_PERIOD_US, round(LEAST_QUOTA_US / cpus))
 
 
 def _written(file: Path, text: str) -> None:

@@ -1,16 +1,17 @@
 """Networks over two devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
 
     python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--home-cpus 0.25]
-    [--device-cpus CPUS] [--requests 10] [--limit-s 8] [--json links.json] [--markdown] [--quick]
+    [--device-cpus CPUS] [--coding fp32] [--requests 10] [--limit-s 8] [--json links.json] [--markdown] [--quick]
 
 It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
-(`benchmarks.shaped_links`); home may use a quarter of a CPU in each 5 ms. For each network, its segments between single
+(`benchmarks.shaped_links`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
 values are timed at home and on the device, alone. From these times and the link as it is shaped, each method places the
 segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut), DADS (the minimum cut), and a neighbour
 search as that of CAS. Then each different plan is run over each link, one request after the other.
 
-*Predicted*: times of segments, and the link as home has measured it before the requests that count. *Measured*: p50. Where
-methods agree, their plan is measured once. Where fewer than three plans are different, single cuts are measured besides.
+*Predicted*: times of segments, and the link as home has measured it before the requests that count. *Measured*: p50.
+--coding: of the tensors that ours sends; the others send fp32. Where methods agree, their plan is measured once. Where fewer
+than three plans are different, single cuts are measured besides.
 
 Bars: 90 % of all predictions within ±10 % of the measured latency; at every link ours takes at most 1.03 times the best of the
 others; over all links ours takes 20 % less than each of the others on average. With the defaults there are 100 links and at
@@ -42,13 +43,14 @@ from benchmarks.links_methods import (
 )
 from benchmarks.shaped_links import ShapedLink, namespaces, serving_device, shaped, told_by_home
 from benchmarks.tables import show
+from profiling_agents.messages import CODED_BYTES
 from tailor_ir import SuperNet
 from tasks.partition import write_chain
 
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
 MBPS, DELAYS_MS = (1.0, 5.0, 10.0, 50.0, 100.0), (2.0, 5.0, 10.0, 20.0, 50.0)
 QUICK = {"networks": NETWORKS[:2], "mbps": (10.0, 100.0), "delay_ms": (2.0, 20.0), "requests": 5, "limit_s": 4.0}
-SETTINGS = ("networks", "mbps", "delay_ms", "home_cpus", "device_cpus", "requests", "limit_s")
+SETTINGS = ("networks", "mbps", "delay_ms", "home_cpus", "device_cpus", "coding", "requests", "limit_s")
 """Options that a file of results is of."""
 OFF_BAR, WITHIN_BAR, WORSE_BAR, LESS_BAR = 0.10, 0.90, 1.03, 0.20
 TIMES_S = 6.0
@@ -111,7 +113,7 @@ def measure(network: str, links: Sequence[ShapedLink], results: Results, options
     with tempfile.TemporaryDirectory() as name, namespaces():
         folder = Path(name)
         fine = written(net, fine_groups(operators_of(net)), folder / "fine")
-        plans = NetworkPlans(net, *results.times(f"{network}, fine", fine, options), links)
+        plans = NetworkPlans(net, *results.times(f"{network}, fine", fine, options), links, options.coding)
         chain = written(net, plans.groups, folder / "chain")
         times = results.times(network, chain, options)
         with serving_device(options.device_cpus) as unlimited:
@@ -132,13 +134,13 @@ def over(link: ShapedLink, plans: NetworkPlans, times: Times, chain: Path, optio
         found = json.loads(told_by_home(options.home_cpus, *words))
     return [
         {
-            "devices": devices,
+            **plan._asdict(),
             "methods": methods,
-            "predicted_ms": predicted_ms(devices, *times, row),
+            "predicted_ms": predicted_ms(plan.devices, *times, row),
             "latency_ms": float(np.median(row["latencies_ms"])),
             **row,
         }
-        for (devices, methods), row in zip(placed.items(), found, strict=True)
+        for (plan, methods), row in zip(placed.items(), found, strict=True)
     ]
 
 
@@ -204,8 +206,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--mbps", type=float, nargs="+", default=MBPS, help="of both directions")
     parser.add_argument("--delay-ms", type=float, nargs="+", default=DELAYS_MS, help="of one direction")
-    parser.add_argument("--home-cpus", type=float, default=0.25, help="at least 0.2")
+    parser.add_argument("--home-cpus", type=float, default=0.25)
     parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
+    parser.add_argument("--coding", choices=sorted(CODED_BYTES), default="fp32", help="of what ours sends")
     parser.add_argument("--requests", type=int, default=10, help="of each plan")
     parser.add_argument(
         "--limit-s", type=float, default=8.0, help="for the requests of one plan; three are made anyway"

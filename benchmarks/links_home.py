@@ -1,7 +1,8 @@
 """Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over one link.
 
     python -m benchmarks.links_home CHAIN --times-s 3
-    python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["home", "device"], …]' --requests 10 --limit-s 10
+    python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
+        [--requests 10] [--limit-s 10]
 
 It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start.
 """
@@ -18,11 +19,12 @@ import numpy as np
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
 
 DEVICE = "device"
-WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 2, 3, 10
+WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 5, 2, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
@@ -54,38 +56,56 @@ def times_ms(split: SplitSubNet, for_s: float) -> list[float]:
 
 
 def measured(
-    split: SplitSubNet, url: str, plans: Sequence[Sequence[str]], requests: int, limit_s: float
+    split: SplitSubNet, url: str, plans: Sequence[tuple[ActivationCoding, Sequence[str]]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """For each plan, in the order of `plans`: what `over` tells. Plans of one coding share a connection."""
+    found: dict[int, dict[str, Any]] = {}
+    for coding in dict.fromkeys([coding for coding, _ in plans] or ["fp32"]):
+        own = {at: PlacedSegments(devices=tuple(each)) for at, (one, each) in enumerate(plans) if one == coding}
+        rows = over(split, url, coding, list(own.values()), options)
+        found |= zip(own, rows, strict=True)
+    return [found[at] for at in range(len(plans))]
+
+
+def over(
+    split: SplitSubNet,
+    url: str,
+    coding: ActivationCoding,
+    plans: Sequence[PlacedSegments],
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """For each plan: the link as it is known before the requests that count, what a request sends, and all latencies."""
     choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)))
     devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
     (x,) = inputs(split, 1)
-    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0)) as network:
+    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
         if not network.wait_for(timeout_s=CONNECT_S):
             raise SystemExit(f"not connected: {network.states}")
         rows = []
-        for devices_of_plan in plans:
-            choice.plan = PlacedSegments(devices=tuple(devices_of_plan))
-            for _ in range(WARM_UPS):
-                network.infer(x, DEADLINE_MS)
+        for plan in plans:
+            choice.plan = plan
+            begin_s = time.monotonic()
+            for number in range(WARM_UPS):
+                if number < LEAST_WARM_UPS or time.monotonic() < begin_s + options.limit_s / 2:
+                    network.infer(x, DEADLINE_MS)
             link = network.links[DEVICE]
             found: list[SplitAnswer] = []
-            end_s = time.monotonic() + limit_s
-            while len(found) < requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
+            end_s = time.monotonic() + options.limit_s
+            while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
                 found.append(network.infer(x, DEADLINE_MS))
             if any(one.at_home for one in found):
                 raise SystemExit(f"finished at home: {found[-1].at_home}")
-            sent = _sent(split, choice.plan)
+            sent = _sent(split, plan, CODED_BYTES[coding])
             rows.append({"link": link.model_dump(), **sent, "latencies_ms": [one.latency_ms for one in found]})
         return rows
 
 
-def _sent(split: SplitSubNet, plan: PlacedSegments) -> dict[str, int]:
+def _sent(split: SplitSubNet, plan: PlacedSegments, value_bytes: int) -> dict[str, int]:
     """Messages and bytes of a request."""
     subnet, legs = split.subnet, [leg for leg in plan.legs if leg.device != HOME]
     up = (name for leg in legs for name in subnet.entering(leg.first, leg.last))
     down = (name for leg in legs for name in subnet.leaving(leg.first, leg.last))
-    bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in subnet.shapes.items()}
+    bytes_of = {name: value_bytes * int(np.prod(shape)) for name, shape in subnet.shapes.items()}
     return {
         "messages": len(legs),
         "up_bytes": sum(bytes_of[name] for name in up),
@@ -109,7 +129,7 @@ def main() -> None:
     if options.times_s is not None:
         print(json.dumps(times_ms(split, options.times_s)))
     else:
-        print(json.dumps(measured(split, options.device, options.plans, options.requests, options.limit_s)))
+        print(json.dumps(measured(split, options.device, options.plans, options)))
 
 
 if __name__ == "__main__":

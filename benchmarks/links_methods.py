@@ -1,11 +1,12 @@
 """What methods make of a network and a link, for `benchmarks.links`: segments, placements, and what they are predicted to take.
 
-Segments are what lies between cuts that a single value crosses. All methods get the same segments with the same times.
+Segments are what lies between cuts that a single value crosses. All methods get the same segments with the same times. Ours may
+send tensors in another coding, of which it knows when it plans; the others send fp32.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import timm
@@ -16,11 +17,11 @@ from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.split import HOME
 from benchmarks.links_home import DEVICE
 from benchmarks.shaped_links import ShapedLink
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from solvers.partition import (
     INPUT,
     Dataflow,
     PartitionConditions,
-    PartitionPlan,
     PartitionPlanner,
     PartitionProblem,
     SentValue,
@@ -44,6 +45,14 @@ NAMES = (HOME, DEVICE)
 LEAST_PLANS = 3
 Groups = tuple[tuple[int, ...], ...]
 Placement = tuple[str, ...]
+FP32: ActivationCoding = "fp32"
+
+
+class CodedPlan(NamedTuple):
+    """The device of each segment, and in which coding tensors cross."""
+
+    coding: ActivationCoding
+    devices: Placement
 
 
 def super_net(name: str) -> tailor_ir.SuperNet:
@@ -60,8 +69,8 @@ def fine_groups(dataflow: Dataflow) -> Groups:
     return tuple(tuple(range(start, end)) for start, end in pairwise(cuts))
 
 
-def joined(dataflow: Dataflow, groups: Groups) -> Dataflow:
-    """The same with a step for each group; what stays inside a group is no value any more."""
+def joined(dataflow: Dataflow, groups: Groups, share: float = 1.0) -> Dataflow:
+    """The same with a step for each group; what stays inside a group is no value any more. share: of bytes that are sent."""
     number = {step: at for at, group in enumerate(groups) for step in group}
     number |= {INPUT: INPUT, dataflow.steps: len(groups)}
     values = []
@@ -69,52 +78,65 @@ def joined(dataflow: Dataflow, groups: Groups) -> Dataflow:
         writer = number[value.writer]
         readers = tuple(sorted({number[reader] for reader in value.readers} - {writer}))
         if readers:
-            values.append(SentValue(writer=writer, readers=readers, bytes=value.bytes))
+            values.append(SentValue(writer=writer, readers=readers, bytes=share * value.bytes))
     return Dataflow(steps=len(groups), values=tuple(values))
 
 
 class NetworkPlans:
-    """Placements of one network. groups: its segments; home_ms, device_ms: their times. links: all that are asked for."""
+    """Placements of one network. groups: its segments; home_ms, device_ms: their times. links: all that are asked for.
+
+    coding: of what ours sends.
+    """
 
     def __init__(
-        self, net: tailor_ir.SuperNet, home_ms: Sequence[float], device_ms: Sequence[float], links: Sequence[ShapedLink]
+        self,
+        net: tailor_ir.SuperNet,
+        home_ms: Sequence[float],
+        device_ms: Sequence[float],
+        links: Sequence[ShapedLink],
+        coding: ActivationCoding = FP32,
     ) -> None:
         flow = operators_of(net)
-        self.fine = fine_groups(flow)
+        self.fine, self._coding = fine_groups(flow), coding
         compute_ms = np.stack([home_ms, device_ms], axis=1)
-        self._planner = PartitionPlanner(PartitionProblem(dataflow=joined(flow, self.fine), compute_ms=compute_ms))
+        own, all_fp32 = (joined(flow, self.fine, CODED_BYTES[one] / CODED_BYTES[FP32]) for one in (coding, FP32))
+        self._planner = PartitionPlanner(PartitionProblem(dataflow=own, compute_ms=compute_ms))
+        self._problem = PartitionProblem(dataflow=all_fp32, compute_ms=compute_ms)
         self._placed = {link: self._of(link) for link in links}
         cuts = {0, len(self.fine)}
         for placed in self._placed.values():
-            cuts |= {cut for one in placed for cut, (a, b) in enumerate(pairwise(one), 1) if a != b}
+            cuts |= {cut for _, one in placed for cut, (a, b) in enumerate(pairwise(one), 1) if a != b}
         self._starts = sorted(cuts)[:-1]
         ranges = pairwise(sorted(cuts))
         self.groups = tuple(sum((self.fine[at] for at in range(start, end)), ()) for start, end in ranges)
 
-    def of(self, link: ShapedLink) -> dict[Placement, list[str]]:
+    def of(self, link: ShapedLink) -> dict[CodedPlan, list[str]]:
         """The device of each segment of `groups`, for each plan, with the methods that chose it."""
-        return {tuple(NAMES[one[at]] for at in self._starts): names for one, names in self._placed[link].items()}
+        return {
+            CodedPlan(coding, tuple(NAMES[one[at]] for at in self._starts)): names
+            for (coding, one), names in self._placed[link].items()
+        }
 
-    def _of(self, link: ShapedLink) -> dict[tuple[int, ...], list[str]]:
-        """By placement of `fine`. Where methods agree, single cuts are added, the fastest first."""
+    def _of(self, link: ShapedLink) -> dict[tuple[ActivationCoding, tuple[int, ...]], list[str]]:
+        """By coding and placement of `fine`. Where methods agree, single cuts are added, the fastest first."""
         conditions = PartitionConditions.of(2, link.mbps, link.delay_ms)
-        problem = self._planner.problem
-        plans: dict[str, PartitionPlan] = {OURS: self._planner.fastest(conditions)}
-        plans |= {name: method(problem, conditions) for name, method in OTHERS.items()}
-        found: dict[tuple[int, ...], list[str]] = {}
-        for name, plan in plans.items():
-            found.setdefault(tuple(plan.placement), []).append(name)
+        problem = self._problem
+        own = self._planner.fastest(conditions)
+        found: dict[tuple[ActivationCoding, tuple[int, ...]], list[str]] = {}
+        found[self._coding if own.sends else FP32, tuple(own.placement)] = [OURS]
+        for name, method in OTHERS.items():
+            found.setdefault((FP32, tuple(method(problem, conditions).placement)), []).append(name)
         steps = problem.dataflow.steps
         singles = [(0,) * cut + (1,) * (steps - cut) for cut in range(steps + 1)]
         for placement in sorted(singles, key=lambda one: self._latency_ms(one, conditions)):
             if len(found) >= LEAST_PLANS:
                 break
-            found.setdefault(placement, [])
+            found.setdefault((FP32, placement), [])
         return found
 
     def _latency_ms(self, placement: tuple[int, ...], conditions: PartitionConditions) -> float:
         """Of a single cut, by the planner's model."""
-        problem, cut = self._planner.problem, placement.count(0)
+        problem, cut = self._problem, placement.count(0)
         computed = problem.compute_ms[:cut, 0].sum() + problem.compute_ms[cut:, 1].sum()
         if cut == problem.dataflow.steps:
             return float(computed)

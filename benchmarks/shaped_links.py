@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from benchmarks.control_group import SHORT_PERIOD_US, group
+from benchmarks.control_group import group, short_period_us
 from tests.agents.agent_processes import environment
 
 PREFIX = "atl"
@@ -92,7 +92,7 @@ def serving_device(cpus: float | None) -> Iterator[str]:
         if not process.stdout.readline().startswith("agent ready: "):
             raise SystemExit("the agent has not started")
         if cpus is not None:
-            stack.enter_context(group(f"{PREFIX}-device", cpus, SHORT_PERIOD_US))(process.pid)
+            stack.enter_context(group(f"{PREFIX}-device", cpus, short_period_us(cpus)))(process.pid)
         yield f"tcp://{NETWORK}.2:{AGENT_PORT}"
 
 
@@ -108,7 +108,7 @@ def told_by_home(cpus: float | None, *words: str) -> str:
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{' '.join(words)}: has not started")
         if cpus is not None:
-            stack.enter_context(group(f"{PREFIX}-home", cpus, SHORT_PERIOD_US))(process.pid)
+            stack.enter_context(group(f"{PREFIX}-home", cpus, short_period_us(cpus)))(process.pid)
         told, _ = process.communicate("go\n")
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}: ended with {process.returncode}")

@@ -15,9 +15,11 @@ from adaptive_runtime.split import HOME
 from benchmarks.links import Results, bars, parsed
 from benchmarks.links_home import DEVICE
 from benchmarks.links_methods import (
+    FP32,
     LEAST_PLANS,
     OTHERS,
     OURS,
+    CodedPlan,
     NetworkPlans,
     fine_groups,
     joined,
@@ -57,12 +59,22 @@ def test_each_link_has_every_method_and_ours_is_predicted_to_be_the_fastest(net:
         placed = plans.of(link)
         assert len(placed) >= LEAST_PLANS
         assert sorted(name for names in placed.values() for name in names) == sorted((OURS, *OTHERS))
-        assert all(len(devices) == len(plans.groups) for devices in placed)
-        used |= {cut for devices in placed for cut, (a, b) in enumerate(pairwise(devices), 1) if a != b}
+        assert all(plan.coding == FP32 and len(plan.devices) == len(plans.groups) for plan in placed)
+        used |= {cut for plan in placed for cut, (a, b) in enumerate(pairwise(plan.devices), 1) if a != b}
     assert used == set(range(1, len(plans.groups))), "no segment is cut that no plan needs"
     slow, fast = plans.of(LINKS[0]), plans.of(LINKS[-2])
-    assert OURS in slow[(HOME,) * len(plans.groups)]
-    assert OURS in fast[(DEVICE,) * len(plans.groups)]
+    assert OURS in slow[CodedPlan(FP32, (HOME,) * len(plans.groups))]
+    assert OURS in fast[CodedPlan(FP32, (DEVICE,) * len(plans.groups))]
+
+
+def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
+    count = len(fine_groups(operators_of(net)))
+    plans = NetworkPlans(net, [10.0] * count, [0.1] * count, LINKS, "int8")
+    for link in LINKS:
+        codings = {name: plan.coding for plan, names in plans.of(link).items() for name in names}
+        sends = {name: DEVICE in plan.devices for plan, names in plans.of(link).items() for name in names}
+        assert {name for name, coding in codings.items() if coding != FP32} == ({OURS} if sends[OURS] else set())
+    assert any(plan.coding == "int8" for link in LINKS for plan in plans.of(link))
 
 
 def test_a_prediction_is_times_and_the_link() -> None:
