@@ -1,7 +1,7 @@
-"""A control group of version 1 in which this process and its children may use a part of the CPUs."""
+"""Control groups of version 1, whose processes may use a part of the CPUs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from adaptive_runtime.errors import AdaptiveError
 MOUNT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "cpuacct")
 PERIOD_US = 100_000
+SHORT_PERIOD_US, LEAST_QUOTA_US = 5_000, 1_000
+"""A period for latencies, since what waits for its next share of a CPU waits for up to one; and the least quota there is."""
 
 
 @contextmanager
@@ -18,23 +20,51 @@ def in_group(cpus: float | None) -> Iterator[None]:
     if cpus is None:
         yield
         return
-    groups = [MOUNT / controller / f"autotailor-{os.getpid()}" for controller in CONTROLLERS]
-    try:
-        for group in groups:
-            group.mkdir()
-        (groups[0] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (groups[0] / "cpu.cfs_quota_us").write_text(str(int(cpus * PERIOD_US)))
-        for group in groups:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-    except OSError as error:
-        raise AdaptiveError(
-            "--cpus", f"no control group can be made here ({error})", next_step="leave it out"
-        ) from error
-    try:
+    with group(f"autotailor-{os.getpid()}", cpus) as take:
+        take(os.getpid())
         yield
+
+
+@contextmanager
+def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callable[[int], None]]:
+    """A new group with a quota of `cpus` in each period; takes processes by their numbers, with those that they start.
+
+    At the end the processes that are left go back. AdaptiveError: no group can be made here, or a process has ended.
+    """
+    groups = [MOUNT / controller / name for controller in CONTROLLERS]
+
+    def take(process: int) -> None:
+        for one in groups:
+            _written(one / "cgroup.procs", str(process))
+
+    for one in groups:
+        try:
+            one.mkdir()
+        except OSError as error:
+            raise _refused(error) from error
+    _written(groups[0] / "cpu.cfs_period_us", str(period_us))
+    _written(groups[0] / "cpu.cfs_quota_us", str(round(cpus * period_us)))
+    try:
+        yield take
     finally:
-        for group in groups:
-            left = (group / "cgroup.procs").read_text().split()  # multiprocessing's own process outlives the block
+        for one in groups:
+            left = (one / "cgroup.procs").read_text().split()  # multiprocessing's own process outlives the block
             for process in left:
-                (group.parent / "cgroup.procs").write_text(process)
-            group.rmdir()
+                (one.parent / "cgroup.procs").write_text(process)
+            one.rmdir()
+
+
+def short_period_us(cpus: float) -> int:
+    """The shortest period in which such a quota can be."""
+    return max(SHORT_PERIOD_US, round(LEAST_QUOTA_US / cpus))
+
+
+def _written(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise _refused(error) from error
+
+
+def _refused(error: OSError) -> AdaptiveError:
+    return AdaptiveError("--cpus", f"no control group can be made here ({error})", next_step="leave it out")

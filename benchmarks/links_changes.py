@@ -29,25 +29,13 @@ from rich.table import Table
 
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
-from benchmarks.links import (
-    DEADLINE_MS,
-    HOME_SPACE,
-    PREFIX,
-    RELAY_PORT,
-    START_S,
-    ShapedDevice,
-    ShapedLink,
-    command,
-    inside,
-    namespaces,
-    served,
-    shape,
-    shape_end,
-)
+from benchmarks.linked_devices import START_S, DeviceLink, LinkedDevice, namespaces, served, shape
+from benchmarks.shaped_links import HOME_SPACE, PREFIX, RELAY_PORT, command, inside, limit
 from tests.agents.agent_processes import TOKEN, environment
 from tests.links.devices import inputs, write_chain
 
 BETWEEN = "10.77.99"
+DEADLINE_MS = 60_000.0
 """The network of the link between the two devices."""
 LONGEST_S = 600.0
 POLL_S = 0.1
@@ -75,7 +63,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
     """How long a faster link is not noticed."""
-    links = [ShapedLink("a", mbps, options.delay_ms)]
+    links = [DeviceLink("a", mbps, options.delay_ms)]
     with namespaces(links) as devices, served(links, devices):
         time.sleep(0.5)
         half = options.factor * mbps / 2
@@ -90,7 +78,7 @@ def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any
 
 def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
     """Latencies through home and straight."""
-    links = [ShapedLink(name, mbps, options.delay_ms) for name in ("a", "b")]
+    links = [DeviceLink(name, mbps, options.delay_ms) for name in ("a", "b")]
     where = f"{BETWEEN}.2:{RELAY_PORT}"
     with namespaces(links) as devices:
         join(devices, options.between_mbps)
@@ -102,7 +90,7 @@ def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str,
                 return {"mbps": mbps, **json.loads(line_of(process))}
 
 
-def join(devices: dict[str, ShapedDevice], mbps: float) -> None:
+def join(devices: dict[str, LinkedDevice], mbps: float) -> None:
     """A link between both devices. It goes with their namespaces."""
     ends = {"a": f"{PREFIX}ab0", "b": f"{PREFIX}ab1"}
     spaces = {name: devices[name].space for name in ends}
@@ -111,7 +99,7 @@ def join(devices: dict[str, ShapedDevice], mbps: float) -> None:
     for last, name in enumerate(ends, 1):
         command(*inside(spaces[name], "ip", "address", "add", f"{BETWEEN}.{last}/24", "dev", ends[name]))
         command(*inside(spaces[name], "ip", "link", "set", ends[name], "up"))
-        shape_end(spaces[name], ends[name], mbps)
+        limit(spaces[name], ends[name], mbps)
 
 
 def at_home(options: argparse.Namespace) -> None:

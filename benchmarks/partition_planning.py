@@ -6,13 +6,14 @@
 Networks of timm at their own resolution, the largest SubNet of each. Times of operators follow from multiply-accumulates at
 a rate for each device, so that nothing is measured but the planner. *Pre-partition*: operators, values and cuts of all
 SubNets, once. *States*: made once for a SubNet. *Re-plan*: `PartitionPlanner.fastest` under conditions that change each
-time. *Look-up*: `PlanEnvelope.at`, a thousand at a time. Medians.
+time. *Look-up*: `PlanEnvelope.at`, a thousand at a time. *Choice*: `EnvelopePlacements.choose`, the look-up that home
+does before each request, with its hysteresis, over links that change each time. Medians.
 
 Exactness: on the first operators of each network all placements are tried (*brute force*); with two devices and no latency
 of messages the plan is compared with the minimum cut. *Worse*: how much longer other methods' plans take on average over
 five bandwidths and three latencies.
 
-Bars: a re-plan in at most 1 ms, a look-up in at most 20 µs, no difference from brute force and minimum cut.
+Bars: a re-plan in at most 1 ms, a look-up and a choice in at most 20 µs each, no difference from brute force and minimum cut.
 """
 
 import argparse
@@ -30,6 +31,8 @@ import timm
 import torch
 
 import tailor_ir
+from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.split import EnvelopePlacements
 from benchmarks.tables import show
 from solvers.partition import (
     Dataflow,
@@ -48,6 +51,7 @@ from solvers.partition import (
     plan_of,
     stays,
 )
+from tasks.partition import placement_plans, plan_ahead
 
 RE_PLAN_BAR_MS, LOOK_UP_BAR_US, DIFFERENCE_BAR = 1.0, 20.0, 1e-6
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
@@ -57,6 +61,8 @@ BANDWIDTHS_MBPS, LATENCIES_MS = (1.0, 5.0, 10.0, 50.0, 100.0), (2.0, 10.0, 50.0)
 TRIED = 7  # operators for which all placements are tried
 OTHERS = (all_at_home, all_remote, neurosurgeon, dads, neighbour_search)
 LOOK_UPS = 1000
+NO_SEGMENTS = "0" * 64
+"""The digest of plans whose segments are not written."""
 
 
 def problem_of(dataflow: tailor_ir.SubnetDataflow, devices: int) -> PartitionProblem:
@@ -125,6 +131,24 @@ def worse(planner: PartitionPlanner) -> dict[str, float]:
     return {name: mean(found) for name, found in ratios.items()}
 
 
+def choice_us(problem: PartitionProblem, rng: np.random.Generator, rounds: int) -> tuple[int, float]:
+    """How many plans home chooses among, for all sets of devices, and how long a choice takes [µs]."""
+    low, high = PlanPoint(bandwidth_mbps=1.0, slow_down=1.0), PlanPoint(bandwidth_mbps=200.0, slow_down=4.0)
+    ahead = plan_ahead(problem, PartitionConditions.of(problem.devices, 200.0, 5.0), low, high)
+    names = [f"device {number}" for number in range(problem.devices)]
+    plans = placement_plans(ahead, names, [0.0] * problem.devices, NO_SEGMENTS)
+    choice = EnvelopePlacements(plans)
+    choice.ran_at_home(0, plans.home_ms)
+    links = [{name: _link(rng) for name in plans.peers} for _ in range(LOOK_UPS)]
+    found_s = [seconds(lambda: [choice.choose(one) for one in links])[0] for _ in range(max(rounds // 10, 3))]
+    return len(plans.plans), 1e6 * median(found_s) / LOOK_UPS
+
+
+def _link(rng: np.random.Generator) -> MeasuredLink:
+    up_mbps, down_mbps = np.exp(rng.uniform(0, np.log(200), 2)).tolist()
+    return MeasuredLink(up_mbps=up_mbps, down_mbps=down_mbps, round_trip_ms=float(rng.uniform(1, 20)))
+
+
 def network_row(name: str, devices: int, rounds: int) -> dict[str, Any]:
     """All numbers of one network."""
     torch.manual_seed(0)
@@ -143,6 +167,7 @@ def network_row(name: str, devices: int, rounds: int) -> dict[str, Any]:
     points = [(float(rng.uniform(1, 200)), float(rng.uniform(1, 4))) for _ in range(LOOK_UPS)]
     looked_s = [seconds(lambda: [envelope.at(*point) for point in points])[0] for _ in range(max(rounds // 10, 3))]
     by_force, by_cut = differences(problem, rng)
+    chosen_among, chosen_us = choice_us(problem, rng, rounds)
     return {
         "network": name,
         "operators": len(dataflow.operators),
@@ -153,6 +178,8 @@ def network_row(name: str, devices: int, rounds: int) -> dict[str, Any]:
         "plans": len(envelope.plans),
         "envelope_ms": 1e3 * envelope_s,
         "look_up_us": 1e6 * median(looked_s) / LOOK_UPS,
+        "chosen_among": chosen_among,
+        "choice_us": chosen_us,
         "from_brute_force": by_force,
         "from_minimum_cut": by_cut,
         "worse": worse(planner),
@@ -172,6 +199,8 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['plans']} in {row['envelope_ms']:.0f}",
         f"{row['look_up_us']:.1f}",
         "yes" if row["look_up_us"] <= LOOK_UP_BAR_US else "NO",
+        f"{row['choice_us']:.1f} among {row['chosen_among']}",
+        "yes" if row["choice_us"] <= LOOK_UP_BAR_US else "NO",
         f"{exact:.0e}",
         "yes" if exact <= DIFFERENCE_BAR else "NO",
         *(f"{100 * share:+.0f}%" for share in row["worse"].values()),
@@ -197,7 +226,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "<= 1",
         "plans in ms",
     ]
-    heads += ["look-up, µs", "<= 20", "from exact", "<= 1e-6", *(method.__name__ for method in OTHERS)]
+    heads += [
+        "look-up, µs",
+        "<= 20",
+        "choice, µs",
+        "<= 20",
+        "from exact",
+        "<= 1e-6",
+        *(method.__name__ for method in OTHERS),
+    ]
     show(heads, [cells(row) for row in rows], markdown=arguments.markdown, width=220)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))

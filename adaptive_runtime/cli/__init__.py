@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking, searching, serving
+from adaptive_runtime.cli import checking, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking, "search": searching, "serve": serving}
+COMMANDS = {"check": checking, "search": searching, "serve": serving, "split": splitting}
 BAD_INPUT = 2
 
 
@@ -20,14 +20,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, or 2 after one line on stderr."""
-    parser = _Parser(prog=PROGRAM, description="Serve the SubNets of a bundle on this device.")
+def command_line() -> argparse.ArgumentParser:
+    """What the command line accepts."""
+    parser = _Parser(prog=PROGRAM, description="Run and serve SubNets on this device.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         command.add_arguments(commands.add_parser(name, help=command.HELP, description=command.HELP))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, or 2 after one line on stderr."""
     try:
-        arguments = parser.parse_args(argv)
+        arguments = command_line().parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
     try:

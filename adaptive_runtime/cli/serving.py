@@ -1,16 +1,25 @@
-"""`autotailor-runtime serve`: a bundle as a service."""
+"""`autotailor-runtime serve`: a bundle, or a SubNet over several devices, as a service."""
 
 import argparse
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from adaptive_runtime.service.options import TOKEN_VARIABLE, ServiceOptions
+from adaptive_runtime.cli.devices import add_devices, addresses
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.service.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
 from profiling_agents.network.arguments import add_network, endpoint, positive
 from profiling_agents.sensing.sensors import SYSTEM
 
-HELP = "Serve a bundle by the Open Inference Protocol, with metrics and a live page."
+if TYPE_CHECKING:
+    from adaptive_runtime.service.models import ServedModel
+
+HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
 RISK = "the token, the images and the answers cross the network unencrypted"
+BUNDLE_ONLY = ("budget_ms", "memory_mib", "format", "key_file", "cache", "also", "state", "adapts", "decisions")
+"""Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -37,32 +46,46 @@ model_name.__name__ = "name (letters, digits, '_', '.', '-'; at most 64)"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("bundle", type=Path, help="folder with bundle.json")
+    parser.add_argument("folder", type=Path, help="with bundle.json; with --device: with segments.json and plans.json")
     parser.add_argument("--model-name", type=model_name, default="model", metavar="NAME", help="default: model")
-    parser.add_argument(
+    add_devices(parser, required=False)
+    _add_bundle(parser.add_argument_group("bundle"))
+    _add_requests(parser.add_argument_group("requests"))
+    network = add_network(parser, PORT, RISK)
+    network.description = (
+        f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
+        "written to a file that only you can read (its name is printed)."
+    )
+    parser.add_argument("--sensors-root", type=Path, default=SYSTEM, metavar="DIR", help=argparse.SUPPRESS)
+
+
+def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
+    bundle.add_argument(
         "--budget-ms", type=above_zero, metavar="MS", help="the most accurate SubNet within it serves first"
     )
-    parser.add_argument(
+    bundle.add_argument(
         "--adapts",
         action="store_true",
         help="while the load changes, the most accurate variant within --budget-ms serves",
     )
-    parser.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
-    parser.add_argument(
+    bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
+    bundle.add_argument(
         "--memory-mib", type=above_zero, metavar="MIB", help="what SubNets may take (default: no limit)"
     )
-    parser.add_argument(
+    bundle.add_argument(
         "--format", choices=("onnx", "ncnn"), help="files that are run; default: those of the bundle's device"
     )
-    parser.add_argument("--key-file", type=Path, metavar="F", help="secret with which the bundle must be signed")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared files (default: in the bundle's folder)")
-    parser.add_argument(
+    bundle.add_argument("--key-file", type=Path, metavar="F", help="secret with which the bundle must be signed")
+    bundle.add_argument("--cache", type=Path, metavar="DIR", help="prepared files (default: in the bundle's folder)")
+    bundle.add_argument(
         "--also", type=Path, metavar="DIR", help="folder of a search on this device, whose SubNets serve, too"
     )
-    parser.add_argument(
+    bundle.add_argument(
         "--state", type=Path, metavar="DIR", help="remember there what serves, and go on with it after a restart"
     )
-    requests = parser.add_argument_group("requests")
+
+
+def _add_requests(requests: argparse._ArgumentGroup) -> None:
     requests.add_argument(
         "--queue", type=positive, default=64, help="requests that may wait (default 64); more get 429"
     )
@@ -73,36 +96,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requests.add_argument(
         "--max-body-mib", type=positive, default=8, metavar="MIB", help="size of a request (default 8); more gets 413"
     )
-    network = add_network(parser, PORT, RISK)
-    network.description = (
-        f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
-        "written to a file that only you can read (its name is printed)."
-    )
-    parser.add_argument("--sensors-root", type=Path, default=SYSTEM, metavar="DIR", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped. AdaptiveError, AgentError: it cannot start."""
     from adaptive_runtime.service.running import serve
 
-    serve(
-        ServiceOptions(
-            bundle=arguments.bundle,
-            network=endpoint(arguments, TOKEN_VARIABLE),
-            model_name=arguments.model_name,
-            budget_ms=arguments.budget_ms,
-            memory_mib=arguments.memory_mib,
-            format=arguments.format,
-            key_file=arguments.key_file,
-            cache=arguments.cache,
-            also=arguments.also,
-            queue=arguments.queue,
-            workers=arguments.workers,
-            deadline_ms=arguments.deadline_ms,
-            max_body_mib=arguments.max_body_mib,
-            state=arguments.state,
-            adapts=arguments.adapts,
-            decisions=arguments.decisions,
+    options = ServiceOptions(
+        network=endpoint(arguments, TOKEN_VARIABLE),
+        model_name=arguments.model_name,
+        queue=arguments.queue,
+        workers=arguments.workers,
+        deadline_ms=arguments.deadline_ms,
+        max_body_mib=arguments.max_body_mib,
+    )
+    serve(options, _split(arguments) if arguments.device else _bundle(arguments))
+
+
+def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
+    from adaptive_runtime.service.models.bundles import bundle_served
+
+    given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
+    return bundle_served(BundleOptions(bundle=arguments.folder, sensors_root=arguments.sensors_root, **given))
+
+
+def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
+    """AdaptiveError: an option that is of bundles alone."""
+    from adaptive_runtime.service.models.splits import split_served
+
+    for name in BUNDLE_ONLY:
+        if getattr(arguments, name) not in (None, False):
+            option = f"--{name.replace('_', '-')}"
+            raise AdaptiveError(option, "is of bundles", next_step="leave it out with --device")
+    return split_served(
+        SplitServiceOptions(
+            folder=arguments.folder,
+            devices=addresses(arguments),
+            coding=arguments.coding,
             sensors_root=arguments.sensors_root,
         )
     )

@@ -20,7 +20,8 @@ class ModelAnswer(NamedTuple):
 
     classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
     name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
-    latency_ms: of the whole request, from the call to this answer.
+    latency_ms: of the whole request, from the call to this answer. devices: that ran segments of it, where the SubNet is split
+    over several.
     """
 
     classes: NDArray[np.int64]
@@ -29,6 +30,7 @@ class ModelAnswer(NamedTuple):
     exits: tuple[str, ...]
     confidence: NDArray[np.float64]
     latency_ms: float
+    devices: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":

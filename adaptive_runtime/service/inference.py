@@ -22,27 +22,28 @@ MOST_SAMPLES = 256
 
 
 class InferenceFormat(NamedTuple):
-    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown."""
+    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown. form: of its files."""
 
     sample: tuple[int, ...]
     classes: int | None
+    form: str
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
         """By the first SubNet of the bundle: all take images in the data's resolution."""
-        first = model.pool.bundle.manifest.subnets[0]
+        first, form = model.pool.bundle.manifest.subnets[0], model.pool.form
         size = first.preparation.resolution
-        shape = first.nets[model.pool.form].output.shape if model.pool.form in first.nets else ()
+        shape = first.nets[form].output.shape if form in first.nets else ()
         classes = shape[-1] if shape else None
-        return cls((first.input_shape[1], size, size), classes)
+        return cls((first.input_shape[1], size, size), classes, form)
 
-    def metadata(self, name: str, version: str, form: str) -> dict[str, Any]:
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
         """The model's metadata, as the protocol has it; −1: any size."""
         shapes = {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         return {
             "name": name,
             "versions": [version],
-            "platform": f"autotailor_{form}",
+            "platform": f"autotailor_{self.form}",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.sample]}],
             "outputs": [{"name": one, "datatype": DATATYPES_OUT[one], "shape": shapes[one]} for one in OUTPUTS],
         }
@@ -89,6 +90,8 @@ def written(
     }
     if late_ms > 0:
         parameters["late_ms"] = late_ms
+    if answer.devices:
+        parameters["devices"] = ",".join(answer.devices)
     head = {"model_name": model[0], "model_version": model[1], "parameters": parameters}
     if request.id:
         head["id"] = request.id

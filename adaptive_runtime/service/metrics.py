@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adaptive_runtime.deployed import ModelAnswer, ModelState
-from adaptive_runtime.service.load import LoadTold
+from adaptive_runtime.deployed import ModelAnswer
+from adaptive_runtime.service.models import DevicesTold, ServedModel
+from adaptive_runtime.split import HOME
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("answered", "late", "rejected", "expired", "refused", "failed")
@@ -18,7 +19,7 @@ PREFIX = "autotailor_"
 class ServiceMetrics:
     """Counters and histograms of requests, and what model and load are at the moment of a scrape."""
 
-    def __init__(self, state: Callable[[], ModelState], load: Callable[[], LoadTold], depth: Callable[[], int]) -> None:
+    def __init__(self, model: ServedModel, depth: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         text = "Requests by what became of them."
         self._outcomes = Counter(f"{PREFIX}requests", text, ["outcome"], registry=self._registry)
@@ -32,7 +33,7 @@ class ServiceMetrics:
         self._waited_s = Histogram(f"{PREFIX}wait_seconds", text, buckets=BUCKETS_S, registry=self._registry)
         for outcome in OUTCOMES:
             self._outcomes.labels(outcome)
-        self._registry.register(_NowCollector(state, load, depth))
+        self._registry.register(_NowCollector(model, depth))
         ProcessCollector(registry=self._registry)
 
     def count(self, outcome: str) -> None:
@@ -52,12 +53,12 @@ class ServiceMetrics:
 
 
 class _NowCollector(Collector):
-    def __init__(self, state: Callable[[], ModelState], load: Callable[[], LoadTold], depth: Callable[[], int]) -> None:
-        self._state, self._load, self._depth = state, load, depth
+    def __init__(self, model: ServedModel, depth: Callable[[], int]) -> None:
+        self._model, self._depth = model, depth
 
     def collect(self) -> Iterator[Metric]:
         """Gauges of this moment."""
-        state, load = self._state(), self._load()
+        state, load = self._model.state(), self._model.load.now
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
@@ -78,3 +79,27 @@ class _NowCollector(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        if self._model.devices is not None:
+            yield from _of_devices(self._model.devices.now)
+
+
+def _of_devices(told: DevicesTold) -> Iterator[Metric]:
+    """Plan and links of a SubNet over several devices."""
+    changes = CounterMetricFamily(f"{PREFIX}plan_changes", "Changes of plan.")
+    changes.add_metric([], told.changes)
+    yield changes
+    placed = GaugeMetricFamily(f"{PREFIX}placed_segments", "Segments on a device by the plan.", labels=["device"])
+    for name in dict.fromkeys((HOME, *(one.name for one in told.devices), *told.plan)):
+        placed.add_metric([name], told.plan.count(name))
+    yield placed
+    for name, text, values in (
+        ("device_in", "Whether a device is in: 1.", [float(one.state == "in") for one in told.devices]),
+        ("link_up_mbps", "Bandwidth to a device, Mbit/s.", [one.up_mbps for one in told.devices]),
+        ("link_down_mbps", "Bandwidth from a device, Mbit/s.", [one.down_mbps for one in told.devices]),
+        ("link_round_trip_ms", "Round trip to a device, ms.", [one.round_trip_ms for one in told.devices]),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["device"])
+        for one, value in zip(told.devices, values, strict=True):
+            if value is not None:
+                family.add_metric([one.name], value)
+        yield family

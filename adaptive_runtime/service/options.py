@@ -1,39 +1,65 @@
 """The options of a service, from the command line."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.links import DeviceAddress
+from profiling_agents.messages import ActivationCoding
 from profiling_agents.network.endpoint import Endpoint
 from profiling_agents.sensing.sensors import SYSTEM
 
 TOKEN_VARIABLE = "AUTOTAILOR_SERVICE_TOKEN"
+VERSION_DIGITS = 12
+"""Of the digest of what is served: its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """What is served, and how.
+    """How a model is served.
 
-    budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. queue: requests that may wait;
-    workers: requests that run at once. deadline_ms: of requests that name none. state: folder in which the choice is kept;
-    None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided, which can be
-    replayed. sensors_root: where the device's /sys and /proc are.
+    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none.
+    """
+
+    network: Endpoint
+    model_name: str = "model"
+    queue: int = 64
+    workers: int = 1
+    deadline_ms: float = 1000.0
+    max_body_mib: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOptions:
+    """A bundle that is served.
+
+    budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
+    choice is kept; None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided,
+    which can be replayed. sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path
-    network: Endpoint
-    model_name: str = "model"
     budget_ms: float | None = None
     memory_mib: float | None = None
     format: ChainFormat | None = None
     key_file: Path | None = None
     cache: Path | None = None
     also: Path | None = None
-    queue: int = 64
-    workers: int = 1
-    deadline_ms: float = 1000.0
-    max_body_mib: int = 8
     state: Path | None = None
     adapts: bool = False
     decisions: Path | None = None
+    sensors_root: Path = SYSTEM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitServiceOptions:
+    """A SubNet over several devices that is served. folder: with `segments.json` and `plans.json`. devices: besides home.
+
+    coding: in which tensors cross links. sensors_root: where home's /sys and /proc are.
+    """
+
+    folder: Path
+    devices: Mapping[str, DeviceAddress]
+    coding: ActivationCoding = "fp32"
     sensors_root: Path = SYSTEM

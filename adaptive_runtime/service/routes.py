@@ -12,12 +12,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.deployed import ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service import page
-from adaptive_runtime.service.inference import InferenceFormat, passed_ms, read, written
-from adaptive_runtime.service.load import LoadSource
+from adaptive_runtime.service.inference import passed_ms, read, written
 from adaptive_runtime.service.metrics import CONTENT_TYPE, ServiceMetrics
+from adaptive_runtime.service.models import ServedModel
 from adaptive_runtime.service.protocol import BINARY, LENGTH_HEADER
 from adaptive_runtime.service.recent import RecentService
 from adaptive_runtime.service.refusals import RequestRefused
@@ -31,23 +31,21 @@ BODY_S = 10.0
 
 
 class ModelService:
-    """A model behind routes. name, version: by which clients ask for it. deadline_ms: of requests that name none."""
+    """A model behind routes. name: by which clients ask for it. deadline_ms: of requests that name none."""
 
-    def __init__(
-        self,
-        model: DeployedModel,
-        queue: RequestQueue,
-        load: LoadSource,
-        *,
-        name: str,
-        version: str,
-        deadline_ms: float,
-    ) -> None:
-        self.model, self.queue, self.load = model, queue, load
-        self.name, self.version, self._deadline_ms = name, version, deadline_ms
-        self.recent = RecentService(model.state)
-        self.metrics = ServiceMetrics(lambda: model.state, lambda: load.now, lambda: queue.depth)
-        self._format = InferenceFormat.of(model)
+    def __init__(self, model: ServedModel, queue: RequestQueue, *, name: str, deadline_ms: float) -> None:
+        self.model, self.queue = model, queue
+        self.name, self.version, self._deadline_ms = name, model.version, deadline_ms
+        self.recent = RecentService(model.state())
+        self.metrics = ServiceMetrics(model, lambda: queue.depth)
+
+    def observe(self) -> ModelState:
+        """Tell what has changed since the last call. What serves now."""
+        state = self.model.state()
+        self.recent.observe(state)
+        if self.model.devices is not None:
+            self.recent.decisions.extend(self.model.devices.news())
+        return state
 
     async def server(self, request: Request) -> Response:
         """GET v2: what this server is."""
@@ -69,7 +67,7 @@ class ModelService:
     async def metadata(self, request: Request) -> Response:
         """GET the model's metadata."""
         self._known(request)
-        return JSONResponse(self._format.metadata(self.name, self.version, self.model.pool.form))
+        return JSONResponse(self.model.format.metadata(self.name, self.version))
 
     async def infer(self, request: Request) -> Response:
         """POST …/infer."""
@@ -92,16 +90,17 @@ class ModelService:
 
     async def state(self, request: Request) -> Response:
         """GET state."""
-        state = self.model.state
-        self.recent.observe(state)
+        state = self.observe()
         queue = {"depth": self.queue.depth, "places": self.queue.places, "workers": self.queue.workers}
-        told = state_told(state, self.recent, self.load.now, queue)
+        told = state_told(state, self.recent, self.model.load.now, queue)
+        if self.model.devices is not None:
+            told["split"] = self.model.devices.now.model_dump()
         return JSONResponse({"name": self.name, "version": self.version, **told})
 
     async def _infer(self, request: Request, start_s: float) -> Response:
         self._known(request)
         with self.queue.place():
-            read_request = read(await _body(request), request.headers.get(LENGTH_HEADER), self._format)
+            read_request = read(await _body(request), request.headers.get(LENGTH_HEADER), self.model.format)
             message = read_request.message
             until_s = start_s + (message.parameters.deadline_ms or self._deadline_ms) / 1e3
             try:
@@ -114,7 +113,7 @@ class ModelService:
         self._count("late" if late_ms else "answered")
         self.metrics.observe(answer, waited_ms)
         self.recent.answered(answer, waited_ms, late_ms)
-        self.recent.observe(self.model.state)
+        self.observe()
         return response
 
     def _count(self, outcome: str) -> None:
@@ -129,7 +128,7 @@ class ModelService:
             raise RequestRefused(404, f"version '{shown(given)}' of model '{name}'; allowed: {self.version}")
 
     def _readiness(self, head: dict[str, str]) -> Response:
-        ready = bool(self.model.subnets)
+        ready = self.model.works()
         return JSONResponse({**head, "ready": ready}, 200 if ready else 503)
 
 

@@ -1,19 +1,13 @@
-"""One running service: binds, loads the bundle, serves until a signal, answers what it has accepted, ends."""
+"""One running service: binds, opens the model, serves until a signal, answers what it has accepted, ends."""
 
 import asyncio
-import hashlib
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from adaptive_runtime.adapting import AdaptingOptions
-from adaptive_runtime.bundles import BUNDLE_FILE
-from adaptive_runtime.bundles.manifest import read_bytes
-from adaptive_runtime.deployed import DeployedModel, load
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.service.load import AdaptedLoad, LoadSource, LoadWatch
+from adaptive_runtime.service.models import ServedModel
 from adaptive_runtime.service.options import ServiceOptions
 from adaptive_runtime.service.page import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
@@ -33,17 +27,19 @@ OBSERVE_S = 0.2
 MOST_CONNECTIONS = 16_384
 OWN_FILES = 128
 """Files that the service opens besides connections."""
-VERSION_DIGITS = 12
 
 
-def serve(options: ServiceOptions) -> None:
-    """Run until stopped. AdaptiveError, AgentError: it cannot start."""
+def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel]) -> None:
+    """Run until stopped. opening: the model, once the port is bound. AdaptiveError, AgentError: it cannot start."""
     network = options.network
     check_bind(network)
-    with ended_by_signal(), _token(network.token) as token, bound(network.host, network.port) as listener:
-        memory, model = _loaded(options)
-        with model, _load_of(model, options) as source:
-            asyncio.run(_serve(options, listener, model, memory, source, token))
+    with (
+        ended_by_signal(),
+        _token(network.token) as token,
+        bound(network.host, network.port) as listener,
+        opening as model,
+    ):
+        asyncio.run(_serve(options, listener, model, token))
 
 
 @contextmanager
@@ -62,45 +58,10 @@ def _token(given: str | None) -> Iterator[str]:
         yield token
 
 
-def _loaded(options: ServiceOptions) -> tuple[ChoiceMemory | None, DeployedModel]:
-    """The model, with what served last, where that is remembered and still works."""
-    memory = None if options.state is None else ChoiceMemory(options.state, _digest(options.bundle, options.format))
-    adapting = AdaptingOptions(decisions=options.decisions, sensors_root=options.sensors_root)
-    model = load(
-        options.bundle,
-        options.budget_ms,
-        options.memory_mib,
-        format=options.format,
-        adapts=adapting if options.adapts else False,
-        first=None if memory is None else memory.read(),
-        key_file=options.key_file,
-        cache=options.cache,
-        also=options.also,
-    )
-    return memory, model
-
-
-@contextmanager
-def _load_of(model: DeployedModel, options: ServiceOptions) -> Iterator[LoadSource]:
-    """What is known of the load, until the end of the block."""
-    if model.adaptation is not None:
-        yield AdaptedLoad(model.adaptation)
-        return
-    with LoadWatch(options.sensors_root).running() as watch:
-        yield watch
-
-
-async def _serve(
-    options: ServiceOptions,
-    listener: socket.socket,
-    model: DeployedModel,
-    memory: ChoiceMemory | None,
-    source: LoadSource,
-    token: str,
-) -> None:
+async def _serve(options: ServiceOptions, listener: socket.socket, model: ServedModel, token: str) -> None:
     queue = RequestQueue(model.infer, options.queue, options.workers)
-    name, version = options.model_name, _digest(options.bundle)[:VERSION_DIGITS]
-    service = ModelService(model, queue, source, name=name, version=version, deadline_ms=options.deadline_ms)
+    name, version = options.model_name, model.version
+    service = ModelService(model, queue, name=name, deadline_ms=options.deadline_ms)
     connections = _connections()
     path = f"/v2/models/{name}"
     paths = (f"{path}/infer", f"{path}/versions/{version}/infer")
@@ -115,18 +76,17 @@ async def _serve(
     ready = f"{READY}{address(options.network, listener)}"
     works = [queue.work() for _ in range(options.workers)]
     try:
-        await serve_with(server, listener, options.network, ready, *works, _observe(service, memory))
+        await serve_with(server, listener, options.network, ready, *works, _observe(service, model.memory))
     finally:
         queue.close()
-        if memory is not None:
-            memory.write(model.state.serving)
+        if model.memory is not None:
+            model.memory.write(model.state().serving)
 
 
 async def _observe(service: ModelService, memory: ChoiceMemory | None) -> None:
     """Tell and remember what serves."""
     while True:
-        state = service.model.state
-        service.recent.observe(state)
+        state = service.observe()
         if memory is not None and memory.written != state.serving:
             await asyncio.to_thread(memory.write, state.serving)
         await asyncio.sleep(OBSERVE_S)
@@ -139,8 +99,3 @@ def _connections() -> int:
     files = most if hard == resource.RLIM_INFINITY else min(hard, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return max(1, files - OWN_FILES)
-
-
-def _digest(bundle: Path, form: str | None = None) -> str:
-    """Of the manifest, and of the format that was asked for: another format may have other SubNets."""
-    return hashlib.sha256(read_bytes(bundle / BUNDLE_FILE) + (form or "").encode()).hexdigest()

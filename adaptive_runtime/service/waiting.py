@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class RequestQueue:
-    """At most `places` requests that wait, and `workers` that run. infer: what answers images, in the time left [ms].
+    """At most `places` requests that wait, and `workers` that run. infer: what answers images, by a time if it can.
 
     The clock is monotonic: the wall clock may jump.
     """
@@ -92,10 +92,10 @@ class RequestQueue:
             own = self._waiting.popleft()
             own.runs = True
             self._running += 1
-            start_s, loop = time.monotonic(), asyncio.get_running_loop()
-            left_ms = 1e3 * (own.until_s - start_s)
+            start_s = time.monotonic()
             try:
-                found = await loop.run_in_executor(self._threads, self._infer, own.images, left_ms)
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(self._threads, self._infer, own.images, own.until_s)
             except Exception as error:  # noqa: BLE001 - raised again where the request waits
                 if not own.answer.done():
                     own.answer.set_exception(error)

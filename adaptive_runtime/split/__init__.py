@@ -5,6 +5,7 @@
 
 from adaptive_runtime.split.answers import SplitAnswer, SplitCounts, SplitEvent
 from adaptive_runtime.split.network import SplitNetwork
+from adaptive_runtime.split.opening import PlannedSplit
 from adaptive_runtime.split.options import SplitOptions
 from adaptive_runtime.split.planned import (
     PLANS_FILE,
@@ -28,6 +29,7 @@ __all__ = [
     "PlacementPlans",
     "PlanChange",
     "PlannedPlacement",
+    "PlannedSplit",
     "PreferredPlacements",
     "ReplanRules",
     "SplitAnswer",

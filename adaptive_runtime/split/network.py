@@ -74,18 +74,18 @@ class SplitNetwork:
         return self.submit(x_NCHW, deadline_ms).result()
 
     def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:
-        """Whether devices are in within a time; without names, all."""
+        """Whether devices are in within a time; without names, all. Those that are excluded are not waited for."""
         names = set(devices or self._runner.peers)
         return self._in_loop(self._wait(names, timeout_s))
 
     async def _wait(self, names: set[str], timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                while not names <= self._runner.links().keys():
+                while any(self._runner.peers[name].state not in ("in", "excluded") for name in names):
                     await self._runner.changed.wait()
         except TimeoutError:
             return False
-        return True
+        return names <= self._runner.links().keys()
 
     @property
     def links(self) -> dict[str, MeasuredLink]:

@@ -26,6 +26,11 @@ class Leg(NamedTuple):
     first: int
     last: int
 
+    @property
+    def segments(self) -> str:
+        """For people: `2–5`."""
+        return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
+
 
 class PlacedSegments(Message):
     """A plan: the name of the device of each segment, in order. `HOME` is the device that has the request."""
@@ -53,6 +58,11 @@ class PlacedSegments(Message):
     def peers(self) -> frozenset[str]:
         """The other devices that it needs."""
         return frozenset(self.devices) - {HOME}
+
+    @property
+    def line(self) -> str:
+        """For people: `home 0–1, server 2–5`."""
+        return ", ".join(f"{leg.device} {leg.segments}" for leg in self.legs)
 
 
 def all_at_home(segments: int) -> PlacedSegments:

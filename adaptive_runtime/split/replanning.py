@@ -76,6 +76,8 @@ class EnvelopePlacements:
         self.plans, self.rules = plans, rules or ReplanRules()
         self.changes: deque[PlanChange] = deque(maxlen=MOST_CHANGES)
         """The latest last."""
+        self.changed = 0
+        """How many changes there were, so far."""
         self._clock = clock
         share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
         self._ways = _ways(plans)
@@ -93,6 +95,11 @@ class EnvelopePlacements:
         if not self._predicted.count:
             return low
         return min(max(self._took.mean / self._predicted.mean, low), high)
+
+    @property
+    def number(self) -> int:
+        """The position of the plan in use, which is that of the latest request."""
+        return self._now
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
         """Home has run segments from the first on. The times of a run are added up, so that short segments count for little."""
@@ -160,6 +167,7 @@ class EnvelopePlacements:
     def _change(self, to: int, now_ms: float | None, to_ms: float, time_s: float, why: str) -> None:
         plans = self.plans.plans
         self.changes.append(PlanChange(time_s, plans[self._now], plans[to], now_ms, to_ms, self.slow_down, why))
+        self.changed += 1
         self._now, self._better_since_s = to, None
         if to:
             self._sent_at_s.append(time_s)

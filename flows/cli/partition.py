@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,7 +14,7 @@ from flows.compose import compose_config
 from flows.validate import validate
 from tasks.choose.pick import FILE_END
 from tasks.errors import UserError
-from tasks.partition.settings import Settings
+from tasks.partition.settings import MOST_DEVICES, Settings
 
 if TYPE_CHECKING:
     from tasks.partition import PartitionAnswer
@@ -37,6 +37,12 @@ class PartitionConfig(BaseModel):
     supernet: Path | None = None
     subnet: str = "largest"
     partition: Settings
+
+    @model_validator(mode="after")
+    def _names_devices(self) -> Self:
+        if not self.partition.asked:
+            raise ValueError(f"partition.devices: got []; allowed: two to {MOST_DEVICES} different names, home first")
+        return self
 
 
 def config_of(arguments: Arguments) -> PartitionConfig:

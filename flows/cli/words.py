@@ -67,7 +67,7 @@ _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "engine", "profile")
 _MEASURED = ("device", "engine", "profile", "predict", "resources")
-_ADAPT = ("data", *_MEASURED, "search", "refine", "policy", "baselines", "export", "report")
+_ADAPT = ("data", *_MEASURED, "search", "refine", "policy", "baselines", "export", "partition", "report")
 _ALL = (*_FINETUNE, *_ADAPT[1:])
 
 LUT_ACTIONS = {
@@ -219,8 +219,10 @@ COMMANDS = {
         "links: at home, on other devices, or split where that pays. Shows all cuts with the bytes that cross them and the "
         "exact plan for each bandwidth beside the plans of other methods, and writes them as a page. With "
         "partition.parts=FOLDER the parts of the first plan are written as ONNX files; with partition.plans=FOLDER all "
-        "segments, and the plans among which home changes at run time.",
+        "segments, and the plans among which home changes at run time. `autotailor run` with partition.devices or "
+        "partition.links has cuts and plans of its largest SubNet in its report.",
         flags=EVERYWHERE,
+        groups=("partition",),
         examples=(
             "autotailor partition partition.devices=[ncnn,onnxruntime] partition.bandwidth_mbps=[1,10,100]",
             "autotailor partition partition.devices=[phone,server] partition.private=3 --json plan.json",

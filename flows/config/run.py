@@ -3,7 +3,7 @@
 As the parameter of a flow it is a form in the Prefect UI.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
 from tasks.finetune.settings import Settings as FinetuneSettings
 from tasks.models import ModelSettings, origin_of
+from tasks.partition.settings import Settings as PartitionSettings
 from tasks.predict.resources import Settings as ResourceSettings
 from tasks.predict.settings import Settings as PredictSettings
 from tasks.profile import STORE_FOLDER
@@ -70,9 +71,28 @@ class CommonConfig(BaseModel):
     policy: PolicySettings = PolicySettings()
     baselines: BaselineSettings = BaselineSettings()
     export: ExportSettings = ExportSettings()
+    partition: PartitionSettings = PartitionSettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
     output_dir: Path = Path("outputs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _links_alone_are_of_all_devices(cls, data: Any) -> Any:
+        asked = data.get("partition") if isinstance(data, Mapping) else None
+        if isinstance(asked, Mapping) and asked.get("links") and not asked.get("devices"):
+            return {**data, "partition": {**asked, "devices": tuple(data.get("device", LOCAL_DEVICES))}}
+        return data
+
+    @model_validator(mode="after")
+    def _the_report_splits_over_devices_of_the_run(self) -> Self:
+        for name in self.partition.devices:
+            if name not in self.device:
+                raise ValueError(f"partition.devices: '{name}' is no device; allowed: {', '.join(self.device)}")
+        for field in ("page", "parts", "plans"):
+            if self.partition.asked and getattr(self.partition, field) is not None:
+                raise ValueError(f"partition.{field}: it is written by autotailor partition; allowed: null")
+        return self
 
     @model_validator(mode="after")
     def _what_differs_on_a_device_is_valid(self) -> Self:

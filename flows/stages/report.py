@@ -47,6 +47,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         given=_folder(outputs, "given"),
         enumerate=outputs["enumerate"][ALONE].folder,
         sensitivities=outputs["sensitivities"][ALONE].folder,
+        partition=config.partition if config.partition.asked else None,
         devices=[_device_sources(config, outputs, name) for name in config.device],
         stages=[output.row() for output in run.outputs],
         config=plain_config(config),

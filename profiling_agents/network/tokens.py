@@ -9,12 +9,15 @@ from profiling_agents.messages import AgentError
 MIN_TOKEN_LENGTH = 16
 
 
-def read_token(path: Path | None, variable: str) -> str | None:
-    """The token from a file, else from a variable of the environment, or None; AgentError when it is unsafe to use."""
+def read_token(path: Path | None, variable: str, option: str = "--token-file") -> str | None:
+    """The token from the file of an option, else from a variable of the environment, or None.
+
+    AgentError: it is unsafe to use.
+    """
     if path is None:
         token, where = os.environ.get(variable), variable
     else:
-        where = f"--token-file '{path}'"
+        where = f"{option} '{path}'"
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise AgentError(f"{where}: others can read it; make it private with chmod 600")

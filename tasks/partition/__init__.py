@@ -1,12 +1,12 @@
 """A SubNet split over several devices: plans from tables of devices and links, a page, and the parts as files."""
 
 from tasks.partition.answer import CutRow, PartitionAnswer
-from tasks.partition.page import picture, render
+from tasks.partition.page import picture, render, sections
 from tasks.partition.parts import write_parts
 from tasks.partition.planning import plan_partition
-from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_plans
+from tasks.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
 from tasks.partition.settings import PartitionLink, PlacementSettings, Settings
-from tasks.partition.tables import DeviceTable, DeviceTimes, FeatureTimes, find_supernet, open_tables
+from tasks.partition.tables import DeviceTable, DeviceTimes, FeatureTimes, find_supernet, open_tables, table_of
 from tasks.schemas.placed import PlanRow, StayRow
 
 __all__ = [
@@ -28,6 +28,9 @@ __all__ = [
     "plan_ahead",
     "plan_partition",
     "render",
+    "sections",
+    "table_of",
+    "write_chain",
     "write_parts",
     "write_plans",
 ]

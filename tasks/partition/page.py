@@ -43,17 +43,28 @@ class _Label:
 
 def render(answer: PartitionAnswer, command: str = "autotailor partition") -> str:
     """The whole page. The template escapes every text."""
-    templates = environment(PACKAGE)
-    templates.filters |= {"names": names}
-    page: str = templates.get_template("page.html").render(
-        title=f"Partition of {answer.network}",
-        answer=answer,
-        command=command,
-        picture=picture(answer),
-        style=style(PACKAGE),
-        others=list(answer.plans[0].others_ms),
+    page: str = (
+        environment(PACKAGE)
+        .get_template("page.html")
+        .render(
+            title=f"Partition of {answer.network}",
+            answer=answer,
+            command=command,
+            sections=sections(answer),
+            style=style(PACKAGE),
+        )
     )
     return page
+
+
+def sections(answer: PartitionAnswer) -> Markup:
+    """Plans with their picture, and the table of cuts: parts of a page."""
+    templates = environment(PACKAGE)
+    templates.filters |= {"names": names}
+    found: str = templates.get_template("plans.html").render(
+        answer=answer, picture=picture(answer), others=list(answer.plans[0].others_ms)
+    )
+    return Markup(found)
 
 
 def picture(answer: PartitionAnswer) -> Markup:

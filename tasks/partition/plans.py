@@ -151,7 +151,7 @@ def write_plans(
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
-    _write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
+    write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
     run_ms = [max(table.offset_ms, 0.0) for table in tables]
     plans = placement_plans(ahead, settings.devices, run_ms, SplitSubNet.open(folder).subnet.digest)
     write_bytes(folder / PLANS_FILE, plans.to_json().encode())
@@ -225,7 +225,7 @@ def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_m
     return PlannedPlacement(devices=devices, home_ms=home_ms, others_ms=others_ms, links=links, straight=straight)
 
 
-def _write_chain(
+def write_chain(
     net: SuperNet,
     config: Mapping[str, Choice],
     groups: Groups,
@@ -233,9 +233,12 @@ def _write_chain(
     threads: int,
     statistics: Statistics | None,
     *,
-    ncnn: bool,
+    ncnn: bool = False,
 ) -> None:
-    """Segments as files, checked, and their manifest."""
+    """Groups of operators as the segments of a chain, in `segments.json` and ONNX files, checked as parts are.
+
+    UserError: the network hands over other values than float32, or the segments do not give the answer of the whole SubNet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     exported = export_checked(net, config, groups, folder, statistics)
     if len(set(exported.outputs)) != 1:

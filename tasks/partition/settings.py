@@ -23,7 +23,7 @@ class PartitionLink(BaseModel):
 
 
 class Settings(BaseModel):
-    """Devices, links and limits of a partition."""
+    """Devices, links and limits of a partition; without devices and links nothing is split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _names_devices(self) -> Self:
-        if not 2 <= len(self.devices) <= MOST_DEVICES or len(set(self.devices)) < len(self.devices):
+        if self.asked and not 2 <= len(set(self.devices)) == len(self.devices) <= MOST_DEVICES:
             got = f"[{','.join(self.devices)}]"
             raise ValueError(f"devices: got {got}; allowed: two to {MOST_DEVICES} different names, home first")
         for field in ("slow_down", "memory_mib"):
@@ -62,6 +62,11 @@ class Settings(BaseModel):
         if self.plans is not None:
             self._plans_can_be()
         return self
+
+    @property
+    def asked(self) -> bool:
+        """Whether a SubNet is to be split at all."""
+        return bool(self.devices or self.links)
 
     def _plans_can_be(self) -> None:
         if self.coding not in (None, "fp32"):

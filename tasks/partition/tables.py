@@ -92,6 +92,12 @@ def open_tables(output_dir: Path, devices: Sequence[str]) -> tuple[DeviceTable, 
     return tuple(_table(output_dir, name) for name in devices)
 
 
+def table_of(name: str, profile: Path, latency: Path | None) -> DeviceTable:
+    """The table of a device in the folders of its stages; without a latency predictor operators count as they were measured."""
+    correction = Correction() if latency is None else LatencyPredictor.load(latency / LATENCY_FILE).correction
+    return DeviceTable(name, Lut.open(profile / LUT_FOLDER), correction)
+
+
 def find_supernet(output_dir: Path) -> Path:
     """The folder of the SuperNet that was made last, trained if one is. UserError: there is none."""
     for stage in ("finetune", "compile"):
@@ -110,9 +116,7 @@ def _table(output_dir: Path, name: str) -> DeviceTable:
         allowed = ", ".join(known) or "none, since nothing was measured"
         next_step = f"measure it: autotailor predict output_dir={output_dir} device=[{name}]"
         raise UserError(f"device '{name}'", f"has no table in '{output_dir}'", allowed=allowed, next_step=next_step)
-    predicted = _newest(stages / LATENCY_STAGE / name)
-    correction = Correction() if predicted is None else LatencyPredictor.load(predicted / LATENCY_FILE).correction
-    return DeviceTable(name, Lut.open(profiled / LUT_FOLDER), correction)
+    return table_of(name, profiled, _newest(stages / LATENCY_STAGE / name))
 
 
 def _names(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from tailor_ir import Config, SuperNet
 from tasks.artifacts import RESULT_FILE
 from tasks.layers import Layers
 from tasks.lut import Entry, Lut
+from tasks.partition import plan_partition, table_of
 from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
 from tasks.profile import LUT_FOLDER
@@ -65,6 +66,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
         "devices": [_device(device, net, _given(base, finetune), sources) for device in sources.devices],
+        "partition": _partition(net, sources),
         "sensitivities": _sensitivities(sources.sensitivities),
         "training": histories(sources),
         "ranges": range_accuracies(sources, net),
@@ -77,6 +79,15 @@ def gather(sources: Sources, settings: Settings) -> Row:
     }
     report["headline"] = headline(report, settings.accuracy_points)
     return report
+
+
+def _partition(net: SuperNet, sources: Sources) -> Row | None:
+    """The largest SubNet over several devices; None where that is not asked for. UserError: as `autotailor partition`."""
+    if sources.partition is None:
+        return None
+    of = {device.name: device for device in sources.devices}
+    tables = [table_of(name, of[name].profile, of[name].latency) for name in sources.partition.devices]
+    return plan_partition(net, net.max_config, tables, sources.partition).to_json()
 
 
 def _network(sources: Sources) -> NetworkAccuracy | None:

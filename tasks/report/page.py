@@ -9,6 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
+from tasks.partition import PartitionAnswer, sections
 from tasks.report import baselines, charts, engine, leaving, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
@@ -39,6 +40,7 @@ def render(report: Row) -> str:
             style=style(PACKAGE),
             plotlyjs=Markup(get_plotlyjs()),
             figures=_figures(report),
+            partition=_partition(report),
             baseline_title=baselines.title,
             baseline_cells=baselines.cells,
             engine_rows=engine.rows,
@@ -54,6 +56,12 @@ def render(report: Row) -> str:
         )
     )
     return page
+
+
+def _partition(report: Row) -> Markup | None:
+    """Plans and cuts of the largest SubNet; None where it is not split."""
+    found = report["partition"]
+    return None if found is None else sections(PartitionAnswer.of_json(found, "report"))
 
 
 def _for_script(breakdown: Row) -> Row:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.partition.settings import Settings as PartitionSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSources:
@@ -30,6 +32,7 @@ class DeviceSources:
 class Sources:
     """Stage folders of one run. `base` and `finetune` are None where they were not trained; `given` tells accuracies then.
 
+    `partition`: how the largest SubNet is split; None: it is not.
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
     """
 
@@ -42,6 +45,7 @@ class Sources:
     enumerate: Path
     sensitivities: Path
     devices: Sequence[DeviceSources]
+    partition: PartitionSettings | None = None
     stages: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -57,11 +57,23 @@ def write_files(document: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line `autotailor …` and where it is shown."""
+    """A command line `autotailor …` or `autotailor-runtime …` and where it is shown."""
 
     where: str
     document: Path
     words: tuple[str, ...]
+
+
+MAIN, ON_DEVICES = "autotailor", "autotailor-runtime"
+
+
+def device_commands(document: Path) -> Iterator[Command]:
+    """All `autotailor-runtime` command lines in shell blocks of a document."""
+    for block in blocks(document):
+        if block.language in SHELLS and block.run:
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for part in line.split("&&"):
+                    yield from _command(part, block.where, document, ON_DEVICES)
 
 
 def commands(document: Path) -> Iterator[Command]:
@@ -78,11 +90,11 @@ def commands(document: Path) -> Iterator[Command]:
             yield from _command(found.group(1), str(document.relative_to(ROOT)), document)
 
 
-def _command(line: str, where: str, document: Path) -> Iterator[Command]:
+def _command(line: str, where: str, document: Path, program: str = MAIN) -> Iterator[Command]:
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
-    if words and Path(words[0]).name == "autotailor":
+    if words and Path(words[0]).name == program:
         yield Command(where, document, tuple(words[1:]))
 
 

@@ -16,6 +16,7 @@ import flows.cli.partition
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
+from adaptive_runtime.cli import command_line
 from flows.cli import main
 from flows.cli.arguments import parse
 from flows.compose import compose_config, split_sweep
@@ -24,10 +25,20 @@ from flows.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
 from profiling_agents.serving.puller import check_relay
 from tasks.models import create
-from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, write_files
+from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, device_commands, write_files
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
+ON_DEVICES = [command for document in DOCUMENTS for command in device_commands(document)]
 TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("command", ON_DEVICES, ids=lambda command: f"{command.where} {command.words[0]}")
+def test_a_shown_command_of_the_run_time_is_accepted(command: Command) -> None:
+    assert command_line().parse_args(command.words).command == command.words[0]
+
+
+def test_the_documents_show_commands_of_the_run_time() -> None:
+    assert {"search", "serve", "split"} <= {command.words[0] for command in ON_DEVICES}
 
 
 def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:

@@ -63,6 +63,33 @@ def test_the_example_of_the_contract_is_valid() -> None:
     assert list(config.device) == ["ncnn"]
 
 
+def test_the_report_splits_over_all_devices_where_links_alone_are_given() -> None:
+    link = "partition.links={ncnn-onnxruntime:{bandwidth_mbps:20,latency_ms:3}}"
+    partition = validate(RunConfig, compose_config("config", [link])).partition
+    assert partition.devices == ("ncnn", "onnxruntime")
+    assert partition.link("onnxruntime", "ncnn", 1.0).latency_ms == 3
+    named = validate(RunConfig, compose_config("config", ["partition.devices=[onnxruntime,ncnn]"])).partition
+    assert named.devices == ("onnxruntime", "ncnn")
+    assert not validate(RunConfig, compose_config("config", [])).partition.asked
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["partition.devices=[ncnn,board]"], "partition.devices: 'board' is no device; allowed: ncnn, onnxruntime"),
+        (["partition.devices=[ncnn]"], r"devices: got \[ncnn\]; allowed: two to 6 different names, home first"),
+        (["partition.links={ncnn-board:{bandwidth_mbps:1,latency_ms:1}}"], "links.ncnn-board: it joins no two devices"),
+        (
+            ["partition.devices=[ncnn,onnxruntime]", "partition.parts=parts"],
+            "partition.parts: it is written by autotailor partition; allowed: null",
+        ),
+    ],
+)
+def test_a_partition_that_a_run_cannot_show_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", overrides))
+
+
 def test_space_takes_nested_names_and_bare_kinds() -> None:
     overrides = ["space.resolution=[16,32]", "space.depth=auto", "space.stage.1.width_mult=[0.5,1]"]
     space = validate(RunConfig, compose_config("config", overrides)).space

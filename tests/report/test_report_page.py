@@ -13,6 +13,8 @@ from rich.console import Console
 
 from tasks.artifacts import RESULT_FILE
 from tasks.pages.text import count, milliseconds, percent
+from tasks.partition import PartitionAnswer, picture
+from tasks.partition.settings import Settings as PartitionSettings
 from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, terminal_table
 from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
@@ -149,6 +151,26 @@ def test_the_terminal_names_files_that_are_missing(hostile: Report, data: Report
     failed = hostile["devices"][0]["winners"][0]
     assert f"1 of {different} SubNets lack files or measurements: {failed['digest']}: {HOSTILE}" in text(hostile)
     assert "lack files" not in text(data)
+
+
+def test_a_subnet_over_several_devices_is_shown_with_its_cuts_and_plans(sources: Sources, hostile: Report) -> None:
+    (device,) = sources.devices
+    asked = PartitionSettings(
+        devices=(device.name, "server"), bandwidth_mbps=(1e-4, 1e6), latency_ms=0.0, slow_down={device.name: 1000.0}
+    )
+    split = replace(sources, devices=[device, replace(device, name="server")], partition=asked)
+    report = gather(split, Settings())
+    found = PartitionAnswer.of_json(report["partition"], "report")
+    slow, fast = found.plans
+    assert [stay.device for stay in slow.stays] == [device.name]
+    assert [stay.device for stay in fast.stays][-1] == "server"
+    html = render(report)
+    assert str(picture(found)) in html
+    words = Page(html).words
+    assert f"The largest SubNet on {device.name}, server; the first is home" in words
+    assert all(name in words for name in ("Operators and cuts", "best single cut (Neurosurgeon)", "0.0001"))
+    assert hostile["partition"] is None
+    assert "Over several devices" not in render(hostile)
 
 
 def test_lut_summary_adds_up(data: Report) -> None:

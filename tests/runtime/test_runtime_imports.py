@@ -24,8 +24,8 @@ LISTED = "import sys; before = set(sys.modules); import {modules}; print(*sorted
     ("begin", "libraries", "agents"),
     [
         (None, NEEDED, {"messages", "sensing", "streams"}),
-        (COMMANDS, NEEDED, {"messages", "sensing", "network"}),
-        (SERVICE, NEEDED | SERVED, {"messages", "sensing", "network", "checksums"}),
+        (COMMANDS, NEEDED, {"messages", "sensing", "network", "streams", "startup", "checksums"}),
+        (SERVICE, NEEDED | SERVED, {"messages", "sensing", "network", "streams", "checksums"}),
     ],
     ids=["rest", "commands", "service"],
 )

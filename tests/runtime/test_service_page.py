@@ -54,6 +54,7 @@ def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tup
     assert TOKEN not in browser.current_url
     assert soon(lambda: fact(browser, "answered") == "1")
     assert fact(browser, "exit") == "whole"
+    assert not browser.find_element(By.ID, "split").is_displayed()
     assert fact(browser, "taken out") == "none"
     assert soon(lambda: points(browser, "latencies") == 1)
     running.http.post(INFER, **body(images(value=CRASHES_FROM)))

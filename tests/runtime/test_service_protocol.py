@@ -240,7 +240,7 @@ def test_the_state_has_what_the_page_shows(service: Served) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     {
-        "no bundle": (["serve"], "required: bundle"),
+        "no bundle": (["serve"], "required: folder"),
         "another option": (["serve", "{bundle}", "--bugdet-ms", "5"], "unrecognized arguments: --bugdet-ms"),
         "no port": (["serve", "{bundle}", "--port", "70000"], "invalid port (0 to 65535) value: '70000'"),
         "no queue": (["serve", "{bundle}", "--queue", "0"], "invalid positive whole number value: '0'"),

@@ -4,6 +4,7 @@ const EVERY_MS = 1000;
 const MOST_LOADS = 300;
 const STORE = "autotailor-token";
 const CONFIG = { displayModeBar: false, responsive: true };
+const COLOURS = ["#5e6671", "#2f62bd", "#d9822b", "#3f8f5f", "#9b4f96", "#b3352f"]; // home first
 const loads = [];
 const at = (id) => document.getElementById(id);
 const number = (value, unit, digits = 1) => (value === null || value === undefined ? "unknown" : `${value.toFixed(digits)} ${unit}`);
@@ -75,6 +76,28 @@ function showDecisions(state) {
   at("faults").replaceChildren(...state.load.faults.map((line) => element("li", line)));
 }
 
+function showSplit(split) {
+  at("split").hidden = !split;
+  if (!split) return;
+  const names = ["home", ...split.devices.map((one) => one.name)];
+  const boxes = split.plan.map((name, segment) => {
+    const box = element("span", `${segment} ${name}`);
+    box.style.background = COLOURS[names.indexOf(name) % COLOURS.length] || COLOURS[0];
+    return box;
+  });
+  at("plan").replaceChildren(...boxes);
+  at("predicted").textContent = `predicted ${number(split.plan_ms, "ms", 2)}, home alone ${number(split.home_ms, "ms", 2)}; ` +
+    `home's slow-down ${split.slow_down.toFixed(2)}; ${split.changes} changes of plan, ${split.at_home} answers finished at home`;
+  at("devices").replaceChildren(
+    ...split.devices.map((one) => {
+      const row = document.createElement("tr");
+      const link = [number(one.up_mbps, "Mbit/s"), number(one.down_mbps, "Mbit/s"), number(one.round_trip_ms, "ms")];
+      row.append(...[one.name, one.state, ...link, `${one.answered}`, one.reason].map((text) => element("td", text)));
+      return row;
+    }),
+  );
+}
+
 function layout(y) {
   const ink = getComputedStyle(document.body).color;
   return {
@@ -129,6 +152,7 @@ async function poll() {
     at("name").textContent = `${state.name} ${state.version}`;
     showFacts(state);
     showDecisions(state);
+    showSplit(state.split);
     showCharts(state);
     status(`up for ${Math.round(state.uptime_s)} s`, false);
   } catch (error) {

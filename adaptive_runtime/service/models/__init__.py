@@ -1,0 +1,5 @@
+"""Models as a service has them: a bundle, or a SubNet that is split over several devices."""
+
+from adaptive_runtime.service.models.served import DevicesSource, DevicesTold, DeviceTold, ServedModel
+
+__all__ = ["DeviceTold", "DevicesSource", "DevicesTold", "ServedModel"]

@@ -1,0 +1,136 @@
+"""Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over one link.
+
+    python -m benchmarks.links_home CHAIN --times-s 3
+    python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
+        [--requests 10] [--limit-s 10]
+
+It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.split.home import HomeSegments
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
+from tests.agents.agent_processes import TOKEN
+from tests.links.devices import inputs
+
+DEVICE = "device"
+WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 5, 2, 3, 10
+CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
+
+
+class OnePlan:
+    """A choice that is set between requests."""
+
+    def __init__(self, plan: PlacedSegments) -> None:
+        self.plan = plan
+
+    def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
+        """The plan that is set."""
+        return self.plan
+
+    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+        """The plan is independent of times."""
+
+
+def times_ms(split: SplitSubNet, for_s: float) -> list[float]:
+    """The mean time of each segment in runs of the whole chain: under a quota a median would miss the waits."""
+    home = HomeSegments(split)
+    (x,) = inputs(split, 1)
+    found: list[tuple[float, ...]] = []
+    end_s = time.monotonic() + for_s
+    last = len(split.subnet.segments) - 1
+    while time.monotonic() < end_s or len(found) < LEAST_RUNS:
+        found.append(home.run({split.subnet.input: x}, 0, last).took_ms)
+    means: list[float] = np.mean(found, axis=0).tolist()
+    return means
+
+
+def measured(
+    split: SplitSubNet, url: str, plans: Sequence[tuple[ActivationCoding, Sequence[str]]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """For each plan, in the order of `plans`: what `over` tells. Plans of one coding share a connection."""
+    found: dict[int, dict[str, Any]] = {}
+    for coding in dict.fromkeys([coding for coding, _ in plans] or ["fp32"]):
+        own = {at: PlacedSegments(devices=tuple(each)) for at, (one, each) in enumerate(plans) if one == coding}
+        rows = over(split, url, coding, list(own.values()), options)
+        found |= zip(own, rows, strict=True)
+    return [found[at] for at in range(len(plans))]
+
+
+def over(
+    split: SplitSubNet,
+    url: str,
+    coding: ActivationCoding,
+    plans: Sequence[PlacedSegments],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """For each plan: the link as it is known before the requests that count, what a request sends, and all latencies."""
+    choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)))
+    devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
+    (x,) = inputs(split, 1)
+    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
+        if not network.wait_for(timeout_s=CONNECT_S):
+            raise SystemExit(f"not connected: {network.states}")
+        rows = []
+        for plan in plans:
+            choice.plan = plan
+            begin_s = time.monotonic()
+            for number in range(WARM_UPS):
+                if number < LEAST_WARM_UPS or time.monotonic() < begin_s + options.limit_s / 2:
+                    network.infer(x, DEADLINE_MS)
+            link = network.links[DEVICE]
+            found: list[SplitAnswer] = []
+            end_s = time.monotonic() + options.limit_s
+            while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
+                found.append(network.infer(x, DEADLINE_MS))
+            if any(one.at_home for one in found):
+                raise SystemExit(f"finished at home: {found[-1].at_home}")
+            sent = _sent(split, plan, CODED_BYTES[coding])
+            rows.append({"link": link.model_dump(), **sent, "latencies_ms": [one.latency_ms for one in found]})
+        return rows
+
+
+def _sent(split: SplitSubNet, plan: PlacedSegments, value_bytes: int) -> dict[str, int]:
+    """Messages and bytes of a request."""
+    subnet, legs = split.subnet, [leg for leg in plan.legs if leg.device != HOME]
+    up = (name for leg in legs for name in subnet.entering(leg.first, leg.last))
+    down = (name for leg in legs for name in subnet.leaving(leg.first, leg.last))
+    bytes_of = {name: value_bytes * int(np.prod(shape)) for name, shape in subnet.shapes.items()}
+    return {
+        "messages": len(legs),
+        "up_bytes": sum(bytes_of[name] for name in up),
+        "down_bytes": sum(bytes_of[name] for name in down),
+    }
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chain")
+    parser.add_argument("--times-s", type=float)
+    parser.add_argument("--device", metavar="URL")
+    parser.add_argument("--plans", type=json.loads, default=[])
+    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--limit-s", type=float, default=10.0, help="for the requests of one plan")
+    options = parser.parse_args()
+    split = SplitSubNet.open(options.chain)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if options.times_s is not None:
+        print(json.dumps(times_ms(split, options.times_s)))
+    else:
+        print(json.dumps(measured(split, options.device, options.plans, options)))
+
+
+if __name__ == "__main__":
+    main()
