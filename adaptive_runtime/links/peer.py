@@ -190,7 +190,7 @@ class Peer:
             kind = budget.due(time.monotonic(), mbps, changed=changed)
             if kind is None:
                 continue
-            size, restarts = probe_bytes(kind, mbps), self._measures.restarts
+            size, restarts = probe_bytes(kind, mbps, budget.longer), self._measures.restarts
             try:
                 async with asyncio.timeout(PROBE_LIMIT_S):
                     await connection.probe(size, size)

@@ -23,6 +23,7 @@ BLOCK_MS, TRAIN_MS = 20.0, 1.0
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 13, 1 << 18
 LEAST_TRAIN_BYTES, MOST_TRAIN_BYTES = 1460, (1 << 13) - 1 - FIRST_BYTES
 """Behind the first packet."""
+MOST_LONGER = 4
 LEAST_PAUSE_S = 1.0
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 30.0, 960.0
 """After a hint that a block did not confirm, as shapers that let bursts pass make them; doubled each time."""
@@ -33,16 +34,16 @@ def block_bytes(mbps: float) -> int:
     return int(min(max(mbps * BLOCK_MS * 125, LEAST_BLOCK_BYTES), MOST_BLOCK_BYTES))
 
 
-def probe_bytes(kind: ProbeKind, mbps: float) -> int:
-    """The size of a probe for a bandwidth."""
+def probe_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> int:
+    """The size of a probe for a bandwidth. longer: so many times as long as usual is what comes behind a train's first packet."""
     if kind == "train":
-        return FIRST_BYTES + int(min(max(mbps * TRAIN_MS * 125, LEAST_TRAIN_BYTES), MOST_TRAIN_BYTES))
+        return FIRST_BYTES + int(min(longer * max(mbps * TRAIN_MS * 125, LEAST_TRAIN_BYTES), MOST_TRAIN_BYTES))
     return block_bytes(mbps) if kind == "block" else 0
 
 
-def cost_bytes(kind: ProbeKind, mbps: float) -> float:
+def cost_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> float:
     """What a probe takes of a link in each direction, headers included."""
-    return OVERHEAD_BYTES + PACKET_SHARE * probe_bytes(kind, mbps)
+    return OVERHEAD_BYTES + PACKET_SHARE * probe_bytes(kind, mbps, longer)
 
 
 class ProbeBudget:
@@ -52,6 +53,8 @@ class ProbeBudget:
         self._until_s = self._last_s = now_s
         self._saved: dict[ProbeKind, float] = dict.fromkeys(SHARES, 0.0)
         self._trusted_s, self._doubt_s = now_s, FIRST_DOUBT_S
+        self.longer = 1
+        """Of trains: as long as they have to be so that a burst does not carry all of one."""
 
     def due(self, now_s: float, mbps: float, *, changed: bool = False) -> ProbeKind | None:
         """The probe that is sent now, at a bandwidth of the slower direction; None: it is too early.
@@ -61,12 +64,12 @@ class ProbeBudget:
         rate = SHARE * mbps * 125e3 * (now_s - self._until_s)
         self._until_s = now_s
         for kind, share in SHARES.items():
-            most = cost_bytes(kind, mbps) * (2 if kind == "block" else 1)
+            most = cost_bytes(kind, mbps, self.longer) * (2 if kind == "block" else 1)
             self._saved[kind] = min(self._saved[kind] + share * rate, most)
         if now_s - self._last_s < LEAST_PAUSE_S:
             return None
         for kind in SHARES:
-            cost = cost_bytes(kind, mbps)
+            cost = cost_bytes(kind, mbps, self.longer)
             spare = cost if kind == "block" and not (changed and now_s >= self._trusted_s) else 0.0
             if self._saved[kind] >= cost + spare:
                 self._saved[kind] -= cost
@@ -80,3 +83,4 @@ class ProbeBudget:
             self._doubt_s = FIRST_DOUBT_S
         else:
             self._trusted_s, self._doubt_s = now_s + self._doubt_s, min(2 * self._doubt_s, LONGEST_DOUBT_S)
+            self.longer = min(2 * self.longer, MOST_LONGER)

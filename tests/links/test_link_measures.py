@@ -115,9 +115,9 @@ def test_a_hint_that_is_none_changes_nothing() -> None:
 
 
 class IdleLink:
-    """A link that carries probes alone, and takes a bandwidth from a time on. burst: trains come at once."""
+    """A link that carries probes alone. burst: so many bytes of a train come at once."""
 
-    def __init__(self, mbps: float, *, burst: bool = False) -> None:
+    def __init__(self, mbps: float, burst: int = 0) -> None:
         self.mbps, self.burst, self.now_s = mbps, burst, 0.0
         self.budget, self.measures = ProbeBudget(0.0), LinkMeasures()
         self.taken = dict.fromkeys(SHARES, 0.0)
@@ -140,10 +140,11 @@ class IdleLink:
             kind = self.budget.due(self.now_s, mbps, changed=changed)
             if kind is None:
                 continue
-            self.taken[kind] += cost_bytes(kind, mbps)
-            size, before = probe_bytes(kind, mbps), self.measures.restarts
+            longer = self.budget.longer
+            self.taken[kind] += cost_bytes(kind, mbps, longer)
+            size, before = probe_bytes(kind, mbps, longer), self.measures.restarts
             if kind == "train":
-                took_ms = 0.0 if self.burst else (size - FIRST_BYTES) * 8e-3 / self.mbps
+                took_ms = max(size - FIRST_BYTES - self.burst, 0) * 8e-3 / self.mbps
                 self.measures.up(size, took_ms)
                 self.measures.down(size, took_ms)
             elif kind == "block":
@@ -162,6 +163,15 @@ def test_an_idle_link_that_became_faster_is_noticed_soon(mbps: float, within_s: 
     assert link.wait(600.0, until_mbps=6 * mbps) <= within_s
 
 
+def test_trains_become_longer_than_the_bursts_of_a_shaper() -> None:
+    link = IdleLink(10.0, burst=1800)
+    link.wait(400.0)
+    assert link.budget.longer > 1
+    assert sum(link.taken.values()) <= SHARE * 10.0 * 125e3 * 400.0
+    link.mbps = 80.0
+    assert link.wait(600.0, until_mbps=60.0) <= 25.0
+
+
 def test_an_idle_link_that_became_slower_is_noticed_soon() -> None:
     link = IdleLink(10.0)
     link.wait(400.0)
@@ -172,7 +182,7 @@ def test_an_idle_link_that_became_slower_is_noticed_soon() -> None:
 
 def test_a_shaper_that_lets_bursts_pass_costs_few_blocks() -> None:
     """Its trains hint at a faster link each time, which blocks deny."""
-    plain, bursty = IdleLink(5.0), IdleLink(5.0, burst=True)
+    plain, bursty = IdleLink(5.0), IdleLink(5.0, burst=1 << 16)
     for link in (plain, bursty):
         link.wait(3600.0)
         assert link.believed_mbps == pytest.approx(5.0)
