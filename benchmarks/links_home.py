@@ -60,7 +60,8 @@ def measured(
 ) -> list[dict[str, Any]]:
     """For each plan, in the order of `plans`: what `over` tells. Plans of one coding share a connection."""
     found: dict[int, dict[str, Any]] = {}
-    for coding in dict.fromkeys([coding for coding, _ in plans] or ["fp32"]):
+    codings: list[ActivationCoding] = [coding for coding, _ in plans] or ["fp32"]
+    for coding in dict.fromkeys(codings):
         own = {at: PlacedSegments(devices=tuple(each)) for at, (one, each) in enumerate(plans) if one == coding}
         rows = over(split, url, coding, list(own.values()), options)
         found |= zip(own, rows, strict=True)
