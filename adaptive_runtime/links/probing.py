@@ -35,7 +35,7 @@ def block_bytes(mbps: float) -> int:
 
 
 def probe_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> int:
-    """The size of a probe for a bandwidth. longer: so many times as long as usual is what comes behind a train's first packet."""
+    """The size of a probe for a bandwidth. longer: how many times longer a train is than usual."""
     if kind == "train":
         return FIRST_BYTES + int(min(longer * max(mbps * TRAIN_MS * 125, LEAST_TRAIN_BYTES), MOST_TRAIN_BYTES))
     return block_bytes(mbps) if kind == "block" else 0
