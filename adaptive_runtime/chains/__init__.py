@@ -15,7 +15,15 @@ from adaptive_runtime.chains.manifest import (
     NcnnPair,
 )
 from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
-from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, NcnnChain, OnnxChain, require_runtime, session_options
+from adaptive_runtime.chains.runs import (
+    ChainRun,
+    ChainRuntime,
+    NcnnChain,
+    OnnxChain,
+    free_net,
+    require_runtime,
+    session_options,
+)
 
 __all__ = [
     "PARTS_FILE",
@@ -37,6 +45,7 @@ __all__ = [
     "PartsManifest",
     "SubnetPart",
     "all_leave_at",
+    "free_net",
     "require_runtime",
     "session_options",
 ]

@@ -151,7 +151,7 @@ class NcnnChain:
             )
         self.input = manifest.input.name
         self.outputs = tuple(segment.outputs[0].name for segment in manifest.segments)
-        self.close = weakref.finalize(self, _free, self.net, tuple(self._pools.values()))
+        self.close = weakref.finalize(self, free_net, self.net, tuple(self._pools.values()))
         """Free the net, at the latest when nothing refers to the chain any more."""
 
     def start(self, x_NCHW: Array) -> ChainRun:
@@ -162,7 +162,7 @@ class NcnnChain:
         return _NcnnRun(self, extractor)
 
 
-def _free(net: Any, pools: Sequence[Any]) -> None:
+def free_net(net: Any, pools: Sequence[Any]) -> None:
     """Free a net, then its memory pools: the other order crashes."""
     net.clear()
     for pool in pools:

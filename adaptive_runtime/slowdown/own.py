@@ -57,7 +57,7 @@ class OwnFactors:
         place = self._place(variant)
         self._age(at_s)
         self._covariance[COMMON, COMMON] += drift
-        length_ms = float(self._predicted_ms_V[variant]) + self.beside_ms
+        length_ms = float(self._predicted_ms_V[variant] + self._mean[BESIDE])
         error = np.log(measured_ms / length_ms) - self._mean[COMMON] - self._mean[place]
         seen = np.zeros(len(self._mean))
         seen[[COMMON, BESIDE, place]] = 1.0, 1.0 / length_ms, 1.0
@@ -70,7 +70,8 @@ class OwnFactors:
         self._mean += spread * (error / whole)
         self._mean[BESIDE] = max(0.0, self._mean[BESIDE])
         self._covariance -= np.outer(spread, spread) / whole
-        self.beside_ms = float(self._mean[BESIDE])
+        if len(self._variants) > 1:  # one variant alone tells nothing of it
+            self.beside_ms = float(self._mean[BESIDE])
         self._tell()
 
     def _place(self, variant: int) -> int:

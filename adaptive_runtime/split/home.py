@@ -11,17 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.chains import require_runtime, session_options
+from adaptive_runtime.chains import free_net, require_runtime, session_options
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, SampleDecision
 from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.segments import SplitSubNet
-from profiling_agents.backends.base import Model, ModelError, RuntimeOptions
 from profiling_agents.messages import JobMessage
 
 Array = NDArray[np.float32]
 FIRST_RUNS = 5
 FADING = 0.98
+NOT_FP32 = ("use_vulkan_compute", "use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
+"""Options of ncnn that are off."""
 
 
 Loaded = Callable[[Sequence[Array]], Sequence[Array]]
@@ -147,31 +148,45 @@ def _sessions(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
 
 
 def _nets(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
-    """One net of ncnn for each segment, in fp32, as an agent with that backend runs it. AdaptiveError: ncnn refuses one."""
-    from profiling_agents.backends.ncnn import NcnnBackend
-
-    threads = int(split.settings.get("intra_op_num_threads", 1))
-    backend = NcnnBackend(RuntimeOptions(backend="ncnn", threads=max(threads, 1)))
+    """One net of ncnn for each segment. AdaptiveError: ncnn refuses one."""
+    threads = max(1, int(split.settings.get("intra_op_num_threads", 1)))
     found: list[Loaded] = []
     with tempfile.TemporaryDirectory(prefix="autotailor-home-") as name:
         for number, segment in enumerate(jobs):
             files = [Path(name) / digest for digest in segment.files]
             for file in files:
                 file.write_bytes(split.files[file.name])
-            try:
-                model = backend.load(files, segment)
-            except ModelError as error:
-                raise AdaptiveError(f"segment {number}", f"ncnn refuses it ({error})") from error
-            found.append(_NetRun(model))
+            found.append(_NetRun(number, segment, files, threads))
     return found
 
 
 class _NetRun:
-    """A net that is freed before its memory pools: the other order crashes."""
+    """A segment in ncnn, in fp32. Its blobs have the names of its values."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        weakref.finalize(self, model.close)
+    def __init__(self, number: int, segment: JobMessage, files: Sequence[Path], threads: int) -> None:
+        import ncnn
+
+        self._segment, self._matrix_of = segment, ncnn.Mat
+        self._net = ncnn.Net()
+        pools = {"blob_allocator": ncnn.UnlockedPoolAllocator(), "workspace_allocator": ncnn.PoolAllocator()}
+        for name, value in {"num_threads": threads, **dict.fromkeys(NOT_FP32, False), **pools}.items():
+            setattr(self._net.opt, name, value)
+        param, weights = map(str, files)
+        if self._net.load_param(param) or self._net.load_model(weights):
+            raise AdaptiveError(f"segment {number}", "ncnn refuses it", next_step="use the ncnn that it was made for")
+        weakref.finalize(self, free_net, self._net, tuple(pools.values()))
 
     def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        return self._model.run(inputs)
+        segment, extractor = self._segment, self._net.create_extractor()
+        for name, array, shape in zip(segment.input_names, inputs, segment.input_shapes, strict=True):
+            own = np.ascontiguousarray(array.reshape(shape[1:] if len(shape) > 1 else shape))
+            # a Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it
+            extractor.input(name, self._matrix_of(own).clone())
+        assert segment.output_shapes is not None, "checked"
+        found = []
+        for name, shape in zip(segment.output_names, segment.output_shapes, strict=True):
+            status, matrix = extractor.extract(name)
+            if status:
+                raise AdaptiveError(f"output '{name}'", f"ncnn failed with code {status}")
+            found.append(np.array(matrix).reshape(shape))
+        return found

@@ -208,3 +208,27 @@ def test_predictions_must_be_latencies() -> None:
         SlowDown([1.0, 0.0])
     with pytest.raises(AdaptiveError, match="allowed: one latency for each variant"):
         SlowDown([])
+
+
+def test_what_a_request_takes_beside_its_run_is_learned_and_weighs_most_for_the_fastest() -> None:
+    predicted_ms, beside_ms, rng = [1.0, 4.0, 16.0], 0.8, np.random.default_rng(0)
+    slow, at_s, factor = SlowDown(predicted_ms), 1000.0, 1.5
+    for visit in range(40):
+        variant = visit % 3
+        for _ in range(8):
+            at_s += EVERY_S
+            measured_ms = factor * (predicted_ms[variant] + beside_ms) * float(np.exp(NOISE * rng.normal()))
+            slow.observe(variant, measured_ms, at_s)
+    found = slow.expect()
+    beside_ms_V = found.predicted_ms_V - predicted_ms
+    assert beside_ms_V == pytest.approx([beside_ms_V[0]] * 3)
+    assert 0.4 * beside_ms <= beside_ms_V[0] <= 1.6 * beside_ms
+    np.testing.assert_allclose(found.mean_ms_V() / (factor * (np.array(predicted_ms) + beside_ms)), 1.0, atol=0.15)
+
+
+def test_a_request_of_several_runs_counts_as_one_of_its_first_variant() -> None:
+    together, alone = SlowDown([2.0, 8.0]), SlowDown([2.0, 8.0])
+    for request in range(20):
+        together.observe_runs([1, 1, 0], 3.0 * 18.0, 0.1 * request)
+        alone.observe(1, 3.0 * 8.0, 0.1 * request)
+    np.testing.assert_allclose(together.expect().mean_ms_V(), alone.expect().mean_ms_V())
