@@ -9,9 +9,9 @@ onnxruntime and ncnn, one thread, batch 1: *expected* and *p99* latency are thos
 of exits, heads on the way counted; *saved* is against the same network without exits. --until stops earlier: before a device
 is asked, or before splits are drawn.
 
-*Chains*: the bundle of each runtime is loaded as on a device (`adaptive_runtime`). --images test images go one by one through
-its chain, which leaves early, and through the network without exits: in onnxruntime a session of one file with the same
-settings, in ncnn the bundle's own. Both take turns; latencies are those of each call from Python.
+*Chains*: the network as a chain of segments and heads, as a device has it (`adaptive_runtime`). --images test images go one by
+one through it, and leave early, and through the network without exits: in onnxruntime a session of one file with the same
+settings, in ncnn the last answer of the same net. Both take turns; latencies are those of each call from Python.
 
 The promise, as `benchmarks.exit_promise` counts it: from each of many random splits of the held-out and the test images
 together, thresholds are made on as many images as were held out, and applied to the rest, or (*in truth*) to the population
@@ -27,23 +27,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import ncnn
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import adaptive_runtime
 import tailor_ir
-from adaptive_runtime.chains import ChainFormat, session_options
-from adaptive_runtime.pool import Variant
+from adaptive_runtime.chains import ChainAnswers, ChainFormat, ExitChain, NcnnChain, session_options
+from adaptive_runtime.exits import Thresholds
 from benchmarks.bars import Terminal
+from benchmarks.exit_chains import write_chain
 from benchmarks.exit_promise import judged
 from benchmarks.int8 import NETWORKS
 from benchmarks.trained import Trained, train
@@ -114,53 +114,55 @@ def saved_row(name: str, policy: SubnetPolicy) -> dict[str, Any]:
     }
 
 
-def chained_row(name: str, bundle: Path, trained: Trained, policy: SubnetPolicy, images: int) -> dict[str, Any]:
-    """Test images one by one through the chain of a bundle and through the network without exits, in turn."""
+def chained_row(name: str, trained: Trained, policy: SubnetPolicy, images: int) -> dict[str, Any]:
+    """Test images one by one through a chain that leaves early and through the network without exits, in turn."""
     net, test = tailor_ir.load(trained.supernet), load_splits(trained.data)["test"]
-    digest = net.space.digest(policy.config)
-    taken = list(
-        islice(chain.from_iterable(zip(x.numpy(), y.tolist(), strict=True) for x, y in test.batches(64)), images)
-    )
-    early_ms, whole_ms, right, left = list[float](), list[float](), 0, Counter[str]()
-    with adaptive_runtime.load(bundle, format=FORMS[name], prepares=False) as model:
-        answerer = model.pool.answerer(Variant(digest, early=True))
-        model.pool.warm_ahead(answerer)
-        whole = whole_of(name, model, net, policy)
-        for number, (x_CHW, label) in enumerate(taken[:WARM_UP] + taken):
-            calls: list[Callable[[NDArray[np.float32]], Any]] = [answerer.answer, whole]
-            found = {}
-            for place in (0, 1) if number % 2 else (1, 0):
-                start_ns = time.perf_counter_ns()
-                found[place] = calls[place](x_CHW[None])
-                (early_ms if place == 0 else whole_ms).append((time.perf_counter_ns() - start_ns) / 1e6)
-            if number >= WARM_UP:
-                right += int(found[0].answers[0]) == label
-                left[answerer.chain.manifest.exits[int(found[0].exits[0])]] += 1
-    early, alone = (np.array(times_ms[WARM_UP:]) for times_ms in (early_ms, whole_ms))
+    assert net.space.digest(policy.config) == net.space.digest(net.max_config), "the whole network has the policy"
+    each = chain.from_iterable(zip(x.numpy(), y.tolist(), strict=True) for x, y in test.batches(64))
+    taken, thresholds = list(islice(each, images)), Thresholds.from_json(json.dumps(policy.thresholds).encode(), name)
+    times_ms: tuple[list[float], list[float]] = ([], [])
+    right = 0
+    with tempfile.TemporaryDirectory() as folder:
+        write_chain(net, FORMS[name], Path(folder))
+        with ExitChain.open(folder, thresholds) as early:
+            runs = (early.infer, whole_of(net, early, Path(folder)))
+            for number, (x_CHW, label) in enumerate(taken[:WARM_UP] + taken):
+                for place in (0, 1) if number % 2 else (1, 0):
+                    start_ns = time.perf_counter_ns()
+                    found = runs[place](x_CHW[None])
+                    times_ms[place].append((time.perf_counter_ns() - start_ns) / 1e6)
+                    if place == 0 and number >= WARM_UP:
+                        assert isinstance(found, ChainAnswers)
+                        right += int(found.answers[0]) == label
+    early_ms, whole_ms = (np.array(one[WARM_UP:]) for one in times_ms)
     return {
         "runtime": name,
         "images": len(taken),
         "accuracy": right / len(taken),
-        "whole_ms": float(alone.mean()),
-        "early_ms": float(early.mean()),
-        "early_p99_ms": float(np.quantile(early, 0.99)),
-        "whole_p99_ms": float(np.quantile(alone, 0.99)),
-        "saved": 1 - float(early.mean() / alone.mean()),
-        "left": {exit: count / len(taken) for exit, count in left.items()},
+        "whole_ms": float(whole_ms.mean()),
+        "early_ms": float(early_ms.mean()),
+        "early_p99_ms": float(np.quantile(early_ms, 0.99)),
+        "whole_p99_ms": float(np.quantile(whole_ms, 0.99)),
+        "saved": 1 - float(early_ms.mean() / whole_ms.mean()),
     }
 
 
-def whole_of(name: str, model: adaptive_runtime.DeployedModel, net: tailor_ir.SuperNet, policy: SubnetPolicy) -> Run:
-    """The network without exits."""
-    if name == "ncnn":
-        answerer = model.pool.answerer(Variant(net.space.digest(policy.config)))
-        model.pool.warm_ahead(answerer)
-        return answerer.answer
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "whole.onnx"
-        net.export(policy.config, file, fold_batch_norm=True)
-        options = session_options(model.pool.bundle.manifest.runs["onnx"].settings)
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+def whole_of(net: tailor_ir.SuperNet, early: ExitChain, folder: Path) -> Run:
+    """The network without exits: a session of one file with the same settings; in ncnn the last answer of the same net."""
+    runtime = early.runtime
+    if isinstance(runtime, NcnnChain):
+        last = runtime.outputs[-1]
+
+        def run(x_1CHW: NDArray[np.float32]) -> object:
+            extractor = runtime.net.create_extractor()
+            extractor.input(runtime.input, ncnn.Mat(x_1CHW[0]).clone())
+            return extractor.extract(last)
+
+        return run
+    file = folder / "whole.onnx"
+    net.export(net.max_config, file, fold_batch_norm=True)
+    options = session_options(early.manifest.settings)
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     given = session.get_inputs()[0].name
     return lambda x_1CHW: session.run(None, {given: x_1CHW})
 
@@ -292,10 +294,7 @@ def main() -> None:
         found = deployed(words, work)
         rows = [saved_row(name, policies.subnets[0]) for name, policies in found.items()]
         promise = promise_rows(trained, found, options.splits) if options.until == "promise" else []
-        chains = [
-            chained_row(name, work / "exports" / name / "bundle", trained, policies.subnets[0], options.images)
-            for name, policies in found.items()
-        ]
+        chains = [chained_row(name, trained, policies.subnets[0], options.images) for name, policies in found.items()]
         result = {"saved": rows, "chains": chains, "promise": promise}
     show(result, markdown=options.markdown)
     if options.json:
