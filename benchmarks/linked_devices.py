@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from benchmarks.shaped_links import AGENT_PORT, HOME_SPACE, PREFIX, RELAY_PORT, command, inside, limit
+from benchmarks.shaped_links import AGENT_PORT, HOME_SPACE, PREFIX, RELAY_PORT, added_spaces, inside, join, limit
 from tests.agents.agent_processes import environment
 
 START_S = 60.0
@@ -43,25 +43,14 @@ def shape(device: LinkedDevice, mbps: float) -> None:
 def namespaces(links: Sequence[DeviceLink]) -> Iterator[dict[str, LinkedDevice]]:
     """A namespace for home and one for each device, joined and shaped; removed at the end."""
     spaces = [HOME_SPACE, *(f"{PREFIX}-{link.device}" for link in links)]
-    made: list[str] = []
-    try:
-        for space in spaces:
-            command("ip", "netns", "add", space)
-            made.append(space)
-            command(*inside(space, "ip", "link", "set", "lo", "up"))
+    with added_spaces(spaces):
         devices = {}
         for number, (link, space) in enumerate(zip(links, spaces[1:], strict=True)):
-            ends = (f"{PREFIX}{number}h", f"{PREFIX}{number}d")
-            command("ip", "link", "add", ends[0], "netns", HOME_SPACE, "type", "veth", "peer", ends[1], "netns", space)
-            for one, end, last in ((HOME_SPACE, ends[0], 1), (space, ends[1], 2)):
-                command(*inside(one, "ip", "address", "add", f"10.77.{number}.{last}/24", "dev", end))
-                command(*inside(one, "ip", "link", "set", end, "up"))
-            devices[link.device] = LinkedDevice(space, *ends, f"tcp://10.77.{number}.2:{RELAY_PORT}")
+            ends, network = (f"{PREFIX}{number}h", f"{PREFIX}{number}d"), f"10.77.{number}"
+            join((HOME_SPACE, space), ends, network)
+            devices[link.device] = LinkedDevice(space, *ends, f"tcp://{network}.2:{RELAY_PORT}")
             shape(devices[link.device], link.mbps)
         yield devices
-    finally:
-        for space in made:
-            subprocess.run(("ip", "netns", "delete", space), check=False)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from rich.table import Table
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.linked_devices import START_S, DeviceLink, LinkedDevice, namespaces, served, shape
-from benchmarks.shaped_links import HOME_SPACE, PREFIX, RELAY_PORT, command, inside, limit
+from benchmarks.shaped_links import HOME_SPACE, PREFIX, RELAY_PORT, inside, join, limit
 from tests.agents.agent_processes import TOKEN, environment
 from tests.links.devices import inputs, write_chain
 
@@ -81,7 +81,7 @@ def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str,
     links = [DeviceLink(name, mbps, options.delay_ms) for name in ("a", "b")]
     where = f"{BETWEEN}.2:{RELAY_PORT}"
     with namespaces(links) as devices:
-        join(devices, options.between_mbps)
+        join_devices(devices, options.between_mbps)
         with served(links, devices, {"a": ("--allow-peer", where)}):
             time.sleep(0.5)
             words = [word for name in devices for word in ("--device", name, devices[name].url)]
@@ -90,16 +90,12 @@ def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str,
                 return {"mbps": mbps, **json.loads(line_of(process))}
 
 
-def join(devices: dict[str, LinkedDevice], mbps: float) -> None:
+def join_devices(devices: dict[str, LinkedDevice], mbps: float) -> None:
     """A link between both devices. It goes with their namespaces."""
-    ends = {"a": f"{PREFIX}ab0", "b": f"{PREFIX}ab1"}
-    spaces = {name: devices[name].space for name in ends}
-    first = ("ip", "link", "add", ends["a"], "netns", spaces["a"])
-    command(*first, "type", "veth", "peer", ends["b"], "netns", spaces["b"])
-    for last, name in enumerate(ends, 1):
-        command(*inside(spaces[name], "ip", "address", "add", f"{BETWEEN}.{last}/24", "dev", ends[name]))
-        command(*inside(spaces[name], "ip", "link", "set", ends[name], "up"))
-        limit(spaces[name], ends[name], mbps)
+    spaces, ends = (devices["a"].space, devices["b"].space), (f"{PREFIX}ab0", f"{PREFIX}ab1")
+    join(spaces, ends, BETWEEN)
+    for space, end in zip(spaces, ends, strict=True):
+        limit(space, end, mbps)
 
 
 def at_home(options: argparse.Namespace) -> None:

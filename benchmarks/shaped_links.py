@@ -6,7 +6,7 @@ every kernel has netem. Takes root, `ip` and `tc`.
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -52,24 +52,34 @@ def limit(space: str, end: str, mbps: float) -> None:
 
 
 @contextmanager
-def namespaces() -> Iterator[None]:
-    """Both namespaces, joined by a link without limits; removed at the end."""
-    spaces = (HOME_SPACE, DEVICE_SPACE)
+def added_spaces(spaces: Sequence[str]) -> Iterator[None]:
+    """Network namespaces, each with a loopback of its own; removed at the end."""
     made: list[str] = []
     try:
         for space in spaces:
             command("ip", "netns", "add", space)
             made.append(space)
             command(*inside(space, "ip", "link", "set", "lo", "up"))
-        pair = ("type", "veth", "peer", DEVICE_END, "netns", DEVICE_SPACE)
-        command("ip", "link", "add", HOME_END, "netns", HOME_SPACE, *pair)
-        for last, (space, end) in enumerate(zip(spaces, (HOME_END, DEVICE_END), strict=True), 1):
-            command(*inside(space, "ip", "address", "add", f"{NETWORK}.{last}/24", "dev", end))
-            command(*inside(space, "ip", "link", "set", end, "up"))
         yield
     finally:
         for space in made:
             subprocess.run(("ip", "netns", "delete", space), check=False)
+
+
+def join(spaces: tuple[str, str], ends: tuple[str, str], network: str) -> None:
+    """A link between two namespaces, whose ends have the addresses 1 and 2 of a network."""
+    command("ip", "link", "add", ends[0], "netns", spaces[0], "type", "veth", "peer", ends[1], "netns", spaces[1])
+    for last, (space, end) in enumerate(zip(spaces, ends, strict=True), 1):
+        command(*inside(space, "ip", "address", "add", f"{network}.{last}/24", "dev", end))
+        command(*inside(space, "ip", "link", "set", end, "up"))
+
+
+@contextmanager
+def namespaces() -> Iterator[None]:
+    """Both namespaces, joined by a link without limits; removed at the end."""
+    with added_spaces((HOME_SPACE, DEVICE_SPACE)):
+        join((HOME_SPACE, DEVICE_SPACE), (HOME_END, DEVICE_END), NETWORK)
+        yield
 
 
 @contextmanager
