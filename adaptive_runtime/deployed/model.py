@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import Adaptation, ServedRun
 from adaptive_runtime.bundles import BundledSubNet
-from adaptive_runtime.choice import ChoiceLimits, Decision, RequestProgress
+from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
@@ -166,12 +166,9 @@ class DeployedModel:
         starts, parts, served = range(0, len(x_NCHW), size), list[ModelAnswer](), list[ServedRun]()
         request = RequestProgress(len(starts), len(starts), budget_ms=budget_ms)
         for start in starts:
-            decision = self._adapt(request)
-            hurries = decision is not None and decision.step == "hurry"
-            active = self._rows[decision.variant] if decision is not None and hurries else self._active
+            active, effective_ms = self._adapted(request)
             parts.append(self._run(active, x_NCHW[start : start + size], served))
-            spent_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            request = request.after(0.0 if decision is None else decision.effective_ms, spent_ms)
+            request = request.after(effective_ms, (time.perf_counter_ns() - start_ns) / 1e6)
         if self.adaptation is not None:
             self.adaptation.served(served, request)
         return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
@@ -226,22 +223,27 @@ class DeployedModel:
             raise AdaptiveError(where, "the model does not adapt", next_step="load it with adapts=True")
         return self.adaptation
 
-    def _adapt(self, request: RequestProgress) -> Decision | None:
-        """Ask what should serve the next run of a request, where the model adapts and no other thread asks."""
+    def _adapted(self, request: RequestProgress) -> tuple[Answerer, float]:
+        """What serves the next run of a request, and what that should take at most [ms].
+
+        Where the model does not adapt, or another thread asks, it is what serves now, in no known time (0).
+        """
         adaptation = self.adaptation if self.chooser is None else None
         if adaptation is None or not self._choosing.acquire(blocking=False):
-            return None
+            return self._active, 0.0
         try:
             rows, out = self._rows, self._taken_out
             without = frozenset(row for row, one in enumerate(rows) if one.variant.digest in out) if out else NONE
             if len(without) == len(rows):
-                return None
+                return self._active, 0.0
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
             decision = adaptation.choose(cold, without, request)
-            if request.left == request.runs and decision.step != "hurry":
+            if decision.step == "hurry":
+                return rows[decision.variant], decision.effective_ms
+            if request.left == request.runs:
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
                 self._go_towards(rows[decision.variant], meanwhile)
-            return decision
+            return self._active, decision.effective_ms
         finally:
             self._choosing.release()
 
@@ -283,10 +285,9 @@ class DeployedModel:
     def _replace(self, failed: Answerer, error: Exception) -> None:
         """Take out a SubNet that failed while it served, and let another one serve. AdaptiveError: there is none."""
         with self._changed:
-            if self._active is not failed:  # another thread has replaced it, or it was to serve one run alone
-                self._take_out(failed, error)
-                return
             self._take_out(failed, error)
+            if self._active is not failed:  # another thread has replaced it, or it was to serve one run alone
+                return
             for answerer in self._others(failed.subnet):
                 try:
                     if not answerer.is_warm:
