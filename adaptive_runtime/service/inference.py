@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
 from adaptive_runtime.service.protocol import InferRequest
-from adaptive_runtime.service.recent import exit_of
+from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.service.tensors import NamedTensor, PackedBody, pack, shown, split, unpack, values_of
 
@@ -83,8 +83,8 @@ def written(
 ) -> PackedBody:
     """The answer to a request. model: name and version. late_ms: after the deadline; 0: in time. RequestRefused (500)."""
     parameters: dict[str, Any] = {
-        "subnet": answer.subnet,
-        "exit": exit_of(answer),
+        "subnet": by_sample(answer.subnets),
+        "exit": by_sample(answer.exits),
         "latency_ms": answer.latency_ms,
         "waited_ms": waited_ms,
     }

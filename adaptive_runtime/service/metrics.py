@@ -44,8 +44,8 @@ class ServiceMetrics:
         """One answer more."""
         self._latency_s.labels(answer.subnet).observe(answer.latency_ms / 1e3)
         self._waited_s.observe(waited_ms / 1e3)
-        for exit in answer.exits:
-            self._samples.labels(answer.subnet, exit).inc()
+        for subnet, exit in zip(answer.subnets, answer.exits, strict=True):
+            self._samples.labels(subnet, exit).inc()
 
     def text(self) -> bytes:
         """All of them."""

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class RecentService:
     def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
         """One more answer."""
         now_s = time.monotonic()
-        row = (now_s, answer.latency_ms, waited_ms, late_ms, answer.subnet, exit_of(answer))
+        row = (now_s, answer.latency_ms, waited_ms, late_ms, by_sample(answer.subnets), by_sample(answer.exits))
         self.answers.append(AnsweredRequest(*row))
 
     def observe(self, state: ModelState) -> None:
@@ -91,6 +92,6 @@ def name_of(variant: Variant) -> str:
     return variant.digest if variant.exit is None else f"{variant.digest}, up to {variant.exit}"
 
 
-def exit_of(answer: ModelAnswer) -> str:
-    """The exit that answered; of several samples with different exits all of them, by sample."""
-    return answer.exits[0] if len(set(answer.exits)) == 1 else ",".join(answer.exits)
+def by_sample(names: Sequence[str]) -> str:
+    """What gave an answer: one name, or where samples have different ones all of them, by sample."""
+    return names[0] if len(set(names)) == 1 else ",".join(names)
