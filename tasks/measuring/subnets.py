@@ -121,7 +121,7 @@ class SubNetMeter:
         for line in map(TimedLine.model_validate, known.read(by_key)):
             lines.setdefault(line.key, []).append(line)
         for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
-            calm = Calm.fit(line for found in lines.values() for line in found)
+            calm = Calm.fit(line for found in lines.values() for line in found[:number])  # as a first call knew it
             left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
             todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], calm, self.rounds)]
             if not todo:
