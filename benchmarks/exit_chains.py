@@ -146,9 +146,10 @@ def of_onnx(net: tailor_ir.SuperNet, folder: Path, x: np.ndarray) -> dict[str, A
     with ExitChain.open(folder) as chain:
         assert isinstance(chain.runtime, OnnxChain)
         session_of = chain.runtime.session_of
+        sessions = [session_of(at) for at in range(len(chain.manifest.segments))]
         timed = [
-            SimpleNamespace(run_with_ort_values=watch.timed(session_of(at).run_with_ort_values))
-            for at in range(len(chain.manifest.segments))
+            SimpleNamespace(io_binding=one.io_binding, run_with_iobinding=watch.timed(one.run_with_iobinding))
+            for one in sessions
         ]
         chain.runtime.session_of = timed.__getitem__
         return row("onnxruntime", chain, x, watch, lambda: whole.run(None, {name: x}))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.chains.manifest import ChainManifest
-from adaptive_runtime.chains.runs import Array, ChainRun
+from adaptive_runtime.chains.runs import Array, ChainRun, run_session
 
 
 class JoinedFiles:
@@ -56,5 +56,5 @@ class _JoinedRun:
 def run_file(session: Any, value: Any) -> Any:
     """One file with one input and one output: an `OrtValue` from an `OrtValue`."""
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
-    (found,) = session.run_with_ort_values([given.name], {taken.name: value})
+    (found,) = run_session(session, {taken.name: value}, [given.name])
     return found
