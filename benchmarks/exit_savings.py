@@ -11,7 +11,8 @@ is asked, or before splits are drawn.
 
 *Chains*: the network as a chain of segments and heads, as a device has it (`adaptive_runtime`). --images test images go one by
 one through it, and leave early, and through the network without exits: in onnxruntime a session of one file with the same
-settings, in ncnn the last answer of the same net. Both take turns; latencies are those of each call from Python.
+settings, in ncnn the last answer of the same net. Both take turns of 50 images, since caches hold weights from one image to the
+next where a device runs one of them; latencies are those of each call from Python.
 
 The promise, as `benchmarks.exit_promise` counts it: from each of many random splits of the held-out and the test images
 together, thresholds are made on as many images as were held out, and applied to the rest, or (*in truth*) to the population
@@ -53,6 +54,7 @@ from tasks.exits import HeldOut, PromiseSettings
 from tasks.exits.answers import answers_of
 from tasks.exits.passing import with_exit
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
+from tasks.measuring.ahead import pieces
 
 DEVICES = ("onnxruntime", "ncnn")
 TRAINED = (
@@ -77,7 +79,8 @@ DEPLOYED = (
     "export.bundle=true",
 )
 FORMS: dict[str, ChainFormat] = {"onnxruntime": "onnx", "ncnn": "ncnn"}
-WARM_UP = 50
+TURN = 50
+"""Images; the first turn warms up."""
 SAVED, BROKEN = 0.4, 0.05
 """The bars."""
 Run = Callable[[NDArray[np.float32]], object]
@@ -126,15 +129,16 @@ def chained_row(name: str, trained: Trained, policy: SubnetPolicy, images: int) 
         write_chain(net, FORMS[name], Path(folder))
         with ExitChain.open(folder, thresholds) as early:
             runs = (early.infer, whole_of(net, early, Path(folder)))
-            for number, (x_CHW, label) in enumerate(taken[:WARM_UP] + taken):
+            for number, turn in enumerate(pieces(taken[:TURN] + taken, TURN)):
                 for place in (0, 1) if number % 2 else (1, 0):
-                    start_ns = time.perf_counter_ns()
-                    found = runs[place](x_CHW[None])
-                    times_ms[place].append((time.perf_counter_ns() - start_ns) / 1e6)
-                    if place == 0 and number >= WARM_UP:
-                        assert isinstance(found, ChainAnswers)
-                        right += int(found.answers[0]) == label
-    early_ms, whole_ms = (np.array(one[WARM_UP:]) for one in times_ms)
+                    for x_CHW, label in turn:
+                        start_ns = time.perf_counter_ns()
+                        found = runs[place](x_CHW[None])
+                        times_ms[place].append((time.perf_counter_ns() - start_ns) / 1e6)
+                        if place == 0 and number:
+                            assert isinstance(found, ChainAnswers)
+                            right += int(found.answers[0]) == label
+    early_ms, whole_ms = (np.array(one[TURN:]) for one in times_ms)
     return {
         "runtime": name,
         "images": len(taken),
