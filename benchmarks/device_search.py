@@ -1,14 +1,15 @@
 """Search on the device against evolution and simulated annealing, under class shift, and its memory.
 
     python -m benchmarks.device_search [--work DIR] [--images 12000] [--base-epochs 5] [--epochs 10] [--rounds 5]
-        [--rival-evaluations 1500] [--draws 10] [--json FILE]
+        [--rival-evaluations 1500] [--draws 10] [--parts rivals prefixes shifted memory] [--json FILE]
 
 A slim ResNet-26 learns ten characters of glyphs (32 pixels) and becomes a SuperNet of alternatives, trained branch by branch
 and then by labels. *Evaluations*: SubNets that each method evaluates on 500 images until it has the accuracy at which the
-rival ended, by the same latencies and budget (60 % of the largest SubNet); rivals begin near the budget. *Prefixes*: wall time
-of a generation together and SubNet by SubNet. *Class shift*: Dirichlet shares of classes; the SubNet that was found with 500
-labelled images of a draw, and the one that was found on unshifted validation images, on other images of the draw. *Memory*:
-PSS of a process that searches, over that of one which runs the largest SubNet alone. DIR keeps the training.
+rival ended, by the same latencies and budget (60 % of the largest SubNet); rivals begin near the budget. *Prefixes*: wall
+time of the SubNets of a search, each generation together and SubNet by SubNet. *Class shift*: Dirichlet shares of classes; the
+SubNet that was found with 500 labelled images of a draw, and the one that was found on unshifted validation images, on other
+images of the draw. *Memory*: PSS of a process that searches, over that of one which runs the largest SubNet alone. DIR keeps
+the training.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from tests.runtime.bundled import write_plain_bundle
 PathOf = tuple[int, ...]
 BATCH, SEARCH_IMAGES, BUDGET_SHARE = 50, 500, 0.6
 POPULATION, PARENTS = 50, 10
+PARTS = ("rivals", "prefixes", "shifted", "memory")
 FIRST_HEAT, COOLING = 0.02, 0.995
 ALPHAS = (0.1, 0.005)
 LARGEST = """
@@ -120,25 +122,22 @@ class Counted:
         return next((at + 1 for at, best in enumerate(self.history) if best >= accuracy), None)
 
 
-def ours(subject: Subject, counted: Counted, seed: int, evaluations: int = 144) -> PathOf:
-    """The product's search; its best SubNet."""
+def ours(subject: Subject, counted: Counted, seed: int, evaluations: int = 144) -> tuple[PathOf, list[list[PathOf]]]:
+    """The product's search: its best SubNet, and its generations."""
     settings = LocalSearchSettings(budget_ms=subject.budget_ms, seed=seed)
     (largest,) = counted.evaluation.right([subject.bundle.blocks().largest])
     images = len(counted.evaluation.data)
     own_E = np.array([one.variable is None for one in subject.bundle.blocks().segments])
     model = AdditiveModel(subject.losses_E, own_E, largest / images, images)
     proposer = Proposer(subject.space, subject.ms_E, model, settings)
-    number = 0
-    while len(counted.known) < evaluations:
-        paths = proposer.generation(number, counted.known)
-        if not paths:
-            break
+    generations: list[list[PathOf]] = []
+    while len(counted.known) < evaluations and (paths := proposer.generation(len(generations), counted.known)):
         counted(paths)
-        number += 1
+        generations.append(paths)
     model.fit(counted.known)
     best = proposer.best(counted.known)
     assert best is not None
-    return best
+    return best, generations
 
 
 def evolution(subject: Subject, counted: Counted, seed: int, evaluations: int) -> None:
@@ -235,32 +234,24 @@ def against_rivals(
 
 
 def prefix_seconds(subject: Subject, sessions: SegmentSessions) -> dict[str, float]:
-    """Wall time of one generation of neighbours of a SubNet together, and one by one [s]."""
-    rng, data = np.random.default_rng(0), subject.splits["test"]
-    settings = LocalSearchSettings(budget_ms=subject.budget_ms)
-    within = subject.range(settings)
-    own_E = np.array([one.variable is None for one in subject.bundle.blocks().segments])
-    proposer = Proposer(subject.space, subject.ms_E, AdditiveModel(subject.losses_E, own_E, 0.9, 500), settings)
-    first = within.sample(rng)
-    assert first is not None
-    known = dict.fromkeys(proposer.generation(0, {}), 0.5)
-    paths = proposer.generation(1, known)
-    batches = [data.images[at : at + BATCH] for at in range(0, min(len(data), SEARCH_IMAGES) - BATCH + 1, BATCH)]
+    """Wall time of the SubNets of a search, each generation together, and one by one [s]."""
+    test = subject.splits["test"]
+    data = some(test, np.arange(min(len(test), SEARCH_IMAGES)))
+    _, generations = ours(subject, Counted(subject, data, sessions), 0)
+    batches = [data.images[at : at + BATCH] for at in range(0, len(data) - BATCH + 1, BATCH)]
     seconds = {}
-    for name, groups in (("together", [paths]), ("alone", [[path] for path in paths])):
-        for timed in (False, True):
-            start_s = time.perf_counter()
-            for group in groups:
-                PrefixTree(sessions.run, subject.ms_E).classes(group, batches)
-            if timed:
-                seconds[f"{name}_s"] = time.perf_counter() - start_s
+    for name, groups in (("together", generations), ("alone", [[path] for paths in generations for path in paths])):
+        start_s = time.perf_counter()
+        for group in groups:
+            PrefixTree(sessions.run, subject.ms_E).classes(group, batches)
+        seconds[f"{name}_s"] = time.perf_counter() - start_s
     return {**seconds, "saved": 1 - seconds["together_s"] / seconds["alone_s"]}
 
 
 def shifted(subject: Subject, sessions: SegmentSessions, draws: int) -> Iterator[dict[str, Any]]:
     """A row for each draw: accuracies of the shipped winner and of the found SubNet on held-out images of the draw."""
     validation, test = subject.splits["validation"], subject.splits["test"]
-    shipped = ours(subject, Counted(subject, validation, sessions), 0)
+    shipped, _ = ours(subject, Counted(subject, validation, sessions), 0)
     assert test.labels is not None
     for alpha in ALPHAS:
         for draw in range(draws):
@@ -270,7 +261,7 @@ def shifted(subject: Subject, sessions: SegmentSessions, draws: int) -> Iterator
             classes = int(test.labels.max()) + 1
             shares = rng.dirichlet(np.full(classes, alpha))
             search, held_out = (_drawn(test, half, shares, rng) for half in halves)
-            found = ours(subject, Counted(subject, some(test, search), sessions), draw)
+            found, _ = ours(subject, Counted(subject, some(test, search), sessions), draw)
             judged = Counted(subject, some(test, held_out), sessions)
             before, after = judged([shipped, found])
             yield {"alpha": alpha, "draw": draw, "shipped": before, "found": after} | {
@@ -321,7 +312,7 @@ def _peak_mib(program: str, words: Sequence[str]) -> float:
 def told(found: dict[str, Any]) -> list[list[str]]:
     """Rows of the table: what, measured, the bar, whether it holds."""
     rows = []
-    for name in RIVALS:
+    for name in RIVALS if "rivals" in found else ():
         own = [row for row in found["rivals"] if row["rival"] == name]
         reached = [row for row in own if row["own_evaluations"] is not None]
         shares = [row["own_evaluations"] / row["rival_evaluations"] for row in reached]
@@ -329,14 +320,16 @@ def told(found: dict[str, Any]) -> list[list[str]]:
         holds = len(reached) == len(own) and share <= 0.25
         told_share = f"{share:.0%} of the evaluations; accuracy reached in {len(reached)} of {len(own)} rounds"
         rows.append([f"against {name}", told_share, "≤ 25 %", _yes(holds)])
-    saved = found["prefixes"]["saved"]
-    rows.append(["prefixes", f"{saved:.0%} of the time saved", "≥ 50 %", _yes(saved >= 0.5)])
-    for alpha in ALPHAS:
+    if "prefixes" in found:
+        saved = found["prefixes"]["saved"]
+        rows.append(["prefixes", f"{saved:.0%} of the time saved", "≥ 50 %", _yes(saved >= 0.5)])
+    for alpha in ALPHAS if "shifted" in found else ():
         gains = [100 * (row["found"] - row["shipped"]) for row in found["shifted"] if row["alpha"] == alpha]
         mean, error = float(np.mean(gains)), float(np.std(gains) / np.sqrt(len(gains)))
         rows.append([f"class shift, α = {alpha:g}", f"{mean:+.2f} ± {error:.2f} points", "≥ 1 point", _yes(mean >= 1)])
-    memory_ratio = found["memory"]["ratio"]
-    rows.append(["peak memory", f"{memory_ratio:.2f} × the largest SubNet", "≤ 1.2 ×", _yes(memory_ratio <= 1.2)])
+    if "memory" in found:
+        ratio = found["memory"]["ratio"]
+        rows.append(["peak memory", f"{ratio:.2f} × the largest SubNet", "≤ 1.2 ×", _yes(ratio <= 1.2)])
     return rows
 
 
@@ -355,6 +348,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rival-evaluations", type=int, default=1500)
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     options.subnets, options.weights_alone = 4, False
@@ -362,14 +356,14 @@ def main() -> None:
         folder = options.work or Path(temporary)
         subject = made(options, folder)
         sessions = SegmentSessions(subject.bundle, subject.bundle.blocks())
-        found = {
-            "subnets": subject.space.count,
-            "budget_ms": subject.budget_ms,
-            "rivals": list(against_rivals(subject, sessions, options)),
-            "prefixes": prefix_seconds(subject, sessions),
-            "shifted": list(shifted(subject, sessions, options.draws)),
-            "memory": memory(subject, folder),
+        parts: dict[str, Callable[[], Any]] = {
+            "rivals": lambda: list(against_rivals(subject, sessions, options)),
+            "prefixes": lambda: prefix_seconds(subject, sessions),
+            "shifted": lambda: list(shifted(subject, sessions, options.draws)),
+            "memory": lambda: memory(subject, folder),
         }
+        found = {"subnets": subject.space.count, "budget_ms": subject.budget_ms}
+        found |= {name: part() for name, part in parts.items() if name in options.parts}
     show(("what", "measured", "bar", "holds"), told(found), markdown=True)
     print(f"{found['subnets']:,} SubNets, budget {found['budget_ms']:.3g} ms for {BATCH} images")
     if options.json:

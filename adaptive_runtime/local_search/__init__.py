@@ -6,7 +6,7 @@
 from adaptive_runtime.local_search.background import BackgroundSearch
 from adaptive_runtime.local_search.evaluation import OwnEvaluation
 from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies
-from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts
+from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts, cheapest_together
 from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
 from adaptive_runtime.local_search.running import search
 from adaptive_runtime.local_search.samples import OwnImages
@@ -28,6 +28,7 @@ __all__ = [
     "SegmentSessions",
     "SegmentSpace",
     "best_front",
+    "cheapest_together",
     "known_latencies",
     "latency_ms",
     "mutated",

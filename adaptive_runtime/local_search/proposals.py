@@ -3,11 +3,13 @@
 Legend: E segments.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from pydantic import Field
 
+from adaptive_runtime.local_search.prefixes import cheapest_together
 from adaptive_runtime.local_search.space import (
     Floats,
     LatencyRange,
@@ -22,6 +24,10 @@ from profiling_agents.messages import Message
 
 TRIES = 20
 """Draws for each SubNet of a generation, of which those that were evaluated before do not count."""
+PROPOSED = 4
+"""Proposals for each SubNet of a generation."""
+SURE_SHARE = 1 / 3
+"""Of a generation; these are evaluated whatever they cost."""
 BEST = 4
 """SubNets whose neighbours are tried."""
 
@@ -34,8 +40,8 @@ class LocalSearchSettings(Message):
 
     budget_ms: float = Field(gt=0)
     range_share: float = Field(0.15, gt=0, le=1)
-    population: int = Field(12, ge=2)
-    generations: int = Field(12, ge=1)
+    population: int = Field(16, ge=2)
+    generations: int = Field(9, ge=1)
     patience: int = Field(4, ge=1)
     seed: int = 0
 
@@ -49,18 +55,21 @@ class Proposer:
         self.range = LatencyRange(space, ms_E, budget_ms * (1 - settings.range_share), budget_ms)
 
     def generation(self, number: int, known: Mapping[Path, float]) -> list[Path]:
-        """SubNets that were not evaluated. known: accuracies of those that were. Fewer, or none, where nothing is new."""
+        """SubNets that were not evaluated. known: accuracies of those that were. Fewer, or none, where nothing is new.
+
+        Of more proposals the first ones, and those that share most of their segments with them.
+        """
         if known:
             self.model.fit(known)
-        rng = np.random.default_rng([self.settings.seed, number])
+        rng, population = np.random.default_rng([self.settings.seed, number]), self.settings.population
         found: dict[Path, None] = {}
         source = self._first(rng) if number == 0 else self._later(known, rng)
-        for path, _ in zip(source, range(TRIES * self.settings.population), strict=False):
+        for path, _ in zip(source, range(TRIES * population), strict=False):
             if path is not None and path not in known:
                 found[path] = None
-            if len(found) == self.settings.population:
+            if len(found) == PROPOSED * population:
                 break
-        return list(found)
+        return cheapest_together(list(found), self.ms, population, sure=math.ceil(SURE_SHARE * population))
 
     def best(self, known: Mapping[Path, float]) -> Path | None:
         """The SubNet within the budget with the best accuracy by measurement and model together; None: none was evaluated."""

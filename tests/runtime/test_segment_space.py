@@ -17,6 +17,7 @@ from adaptive_runtime.local_search import (
     Proposer,
     SegmentSpace,
     best_front,
+    cheapest_together,
     latency_ms,
     mutated,
 )
@@ -117,6 +118,26 @@ def test_prefixes_change_no_answer_under_any_cap(
         assert tree.counts.again == 0 or repeated
     for path, own in zip(paths, found, strict=True):
         assert own.tolist() == np.concatenate([alone(run, path, one) for one in x]).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(1, 4), st.integers(0, 4))
+def test_each_subnet_behind_the_sure_ones_adds_the_least_time(graph: Graph, sure: int, more: int) -> None:
+    space, ms_E, _ = graph
+    paths = list(space.all_paths())
+    most = min(sure + more, len(paths))
+    chosen = cheapest_together(paths, ms_E, most, min(sure, most))
+    assert len(set(chosen)) == len(chosen) == most
+    assert chosen[:sure] == paths[: min(sure, most)]
+    for count in range(sure, most):
+        added_ms = {path: tree_ms([*chosen[:count], path], ms_E) for path in set(paths) - set(chosen[:count])}
+        assert added_ms[chosen[count]] == pytest.approx(min(added_ms.values()))
+
+
+def tree_ms(paths: Sequence[Sequence[int]], ms_E: np.ndarray) -> float:
+    """Latency of all different ways to a segment."""
+    ways = {tuple(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
+    return float(sum(ms_E[way[-1]] for way in ways))
 
 
 def alone(run: Callable[[int, np.ndarray], np.ndarray], path: Sequence[int], x: np.ndarray) -> np.ndarray:
