@@ -22,6 +22,10 @@ from adaptive_runtime.exits.measures import MEASURES, ConfidenceMeasure, Measure
 from adaptive_runtime.exits.thresholds import Thresholds
 
 NOT_YET = -1
+FEW_CLASSES = range(2, 33)
+"""With so many one sample is judged by plain numbers."""
+NEAR = 1e-9
+"""Of a threshold: there a sample is judged as batches are, to the last digit."""
 
 
 class Decider:
@@ -48,11 +52,12 @@ class Decider:
 class SampleDecision:
     """One sample on its way. `answer`, `confidence`: of the latest exit, whose index is `exit`."""
 
-    __slots__ = ("_bars", "_measure", "_state", "answer", "confidence", "exit", "left")
+    __slots__ = ("_bars", "_measure", "_seen", "_state", "answer", "confidence", "exit", "left")
 
     def __init__(self, measure: ConfidenceMeasure, bars: tuple[float, ...]) -> None:
         self._measure, self._bars = measure, bars
         self._state: MeasureState = ()
+        self._seen: list[NDArray[Any]] = []
         self.answer, self.exit, self.confidence, self.left = NOT_YET, NOT_YET, 0.0, False
 
     def leaves(self, logits: NDArray[Any]) -> bool:
@@ -61,15 +66,27 @@ class SampleDecision:
             raise AdaptiveError(f"exit {self.exit + 1}", f"the sample left at exit {self.exit}")
         self.exit += 1
         logits_K = logits.reshape(-1)
-        answer, confidence, self._state = self._measure.step(logits_K, self._state)
-        self.confidence = float(confidence)
+        answer, self.confidence = self._judged(logits_K)
         if self.exit < len(self._bars):
-            self.answer = int(answer)
+            self.answer = answer
             self.left = self.confidence >= self._bars[self.exit]
         else:
             self.answer = int(logits_K.argmax())
             self.left = True
         return self.left
+
+    def _judged(self, logits_K: NDArray[Any]) -> tuple[int, float]:
+        """The answer and the confidence in it."""
+        if len(logits_K) not in FEW_CLASSES:
+            answer, confidence, self._state = self._measure.step(logits_K, self._state)
+            return int(answer), float(confidence)
+        self._seen.append(logits_K)
+        answer, confidence, self._state = self._measure.quick_step(logits_K.tolist(), self._state)
+        if self.exit < len(self._bars) and abs(confidence - self._bars[self.exit]) < NEAR:
+            state: MeasureState = ()
+            for seen_K in self._seen:
+                answer, confidence, state = self._measure.step(seen_K, state)
+        return int(answer), float(confidence)
 
 
 class BatchDecision:
