@@ -36,8 +36,17 @@ from rich.console import Console
 from rich.table import Table
 
 import tailor_ir
-from adaptive_runtime.chains import SEGMENTS_FILE, ChainFormat, ChainManifest, ChainSegment, ChainTensor, ExitChain
-from adaptive_runtime.chains.runs import NcnnChain, OnnxChain
+from adaptive_runtime.chains import (
+    SEGMENTS_FILE,
+    ChainFormat,
+    ChainManifest,
+    ChainSegment,
+    ChainTensor,
+    ExitChain,
+    NcnnChain,
+    OnnxChain,
+)
+from adaptive_runtime.chains.onnx_runs import BoundRun
 from tasks.ncnn.conversion import convert
 
 ROUNDS, WARM_UP = 200, 20
@@ -145,13 +154,8 @@ def of_onnx(net: tailor_ir.SuperNet, folder: Path, x: np.ndarray) -> dict[str, A
     name, watch = whole.get_inputs()[0].name, Stopwatch()
     with ExitChain.open(folder) as chain:
         assert isinstance(chain.runtime, OnnxChain)
-        session_of = chain.runtime.session_of
-        sessions = [session_of(at) for at in range(len(chain.manifest.segments))]
-        timed = [
-            SimpleNamespace(io_binding=one.io_binding, run_with_iobinding=watch.timed(one.run_with_iobinding))
-            for one in sessions
-        ]
-        chain.runtime.session_of = timed.__getitem__
+        start, steps = BoundRun.of(chain.runtime)
+        chain.runtime.give_back(BoundRun(start, tuple((watch.timed(run), *bound) for run, *bound in steps)))
         return row("onnxruntime", chain, x, watch, lambda: whole.run(None, {name: x}))
 
 

@@ -14,16 +14,10 @@ from adaptive_runtime.chains.manifest import (
     ImagePreparation,
     NcnnPair,
 )
+from adaptive_runtime.chains.ncnn_runs import NcnnChain, free_net
+from adaptive_runtime.chains.onnx_runs import OnnxChain
 from adaptive_runtime.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
-from adaptive_runtime.chains.runs import (
-    ChainRun,
-    ChainRuntime,
-    NcnnChain,
-    OnnxChain,
-    free_net,
-    require_runtime,
-    session_options,
-)
+from adaptive_runtime.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
 
 __all__ = [
     "PARTS_FILE",

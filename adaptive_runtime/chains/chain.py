@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.chains.manifest import SEGMENTS_FILE, ChainManifest
-from adaptive_runtime.chains.runs import Array, ChainRuntime, load
+from adaptive_runtime.chains.ncnn_runs import NcnnChain
+from adaptive_runtime.chains.onnx_runs import OnnxChain
+from adaptive_runtime.chains.runs import Array, ChainRuntime, require_runtime
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Decider, Thresholds
 
@@ -50,7 +52,9 @@ class ExitChain:
         """
         folder = Path(folder)
         found = ChainManifest.read(folder / manifest)
-        return cls(found, load(found, folder), thresholds or found.own_thresholds(folder))
+        require_runtime(found.format, str(folder))
+        runtime = OnnxChain.open(found, folder) if found.format == "onnx" else NcnnChain(found, folder)
+        return cls(found, runtime, thresholds or found.own_thresholds(folder))
 
     def infer(self, x_NCHW: Array, decider: Decider | None = None) -> ChainAnswers:
         """Answers of samples (N, C, H, W), prepared as the manifest says. AdaptiveError for another shape or type.

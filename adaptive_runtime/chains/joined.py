@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.chains.manifest import ChainManifest
-from adaptive_runtime.chains.runs import Array, ChainRun, run_session
+from adaptive_runtime.chains.onnx_runs import run_session
+from adaptive_runtime.chains.runs import Array, ChainRun
 
 
 class JoinedFiles:
@@ -46,7 +47,7 @@ class _JoinedRun:
         value = self._chain.value_of(self._x)
         for at in range(self._chain.count):
             value = run_file(self._chain.session_of(at), value)
-        found: Array = value.numpy()
+        found: Array = value.numpy().copy()
         return found
 
     def keep(self, mask_N: NDArray[np.bool_]) -> None:

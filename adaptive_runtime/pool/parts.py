@@ -15,7 +15,6 @@ from profiling_agents.messages import RuntimeSettings
 
 FATAL_ALONE = 4
 """Errors are raised, and told in one line; onnxruntime need not print them, too."""
-THREAD_SAFE = {"UnlockedPoolAllocator": "PoolAllocator"}
 
 
 class VariantError(Exception):
@@ -67,10 +66,9 @@ class PartFiles:
         return session
 
     def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
-        """A net of ncnn that has run once; its memory pools may serve several threads."""
+        """A net of ncnn that has run once."""
         self.bundle.verified(*manifest.files)
-        settings = {name: THREAD_SAFE.get(str(value), value) for name, value in manifest.settings.items()}
-        net = NcnnChain(manifest.model_copy(update={"settings": settings}), folder)
+        net = NcnnChain(manifest, folder)
         run = net.start(np.zeros(tuple(size or 1 for size in manifest.input.shape), np.float32))
         for _ in manifest.segments:
             run.next()

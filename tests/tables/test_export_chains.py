@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +150,21 @@ def test_the_runner_gives_torchs_answers_at_the_last_exit(exported: Exported) ->
         assert found.answers.tolist() == answers[-1].argmax(-1).tolist()
         assert set(found.exits) == {len(answers) - 1}
         assert (one.answers[0], one.exits[0]) == (found.answers[0], found.exits[0])
+
+
+def test_runs_at_once_have_memory_of_their_own(exported: Exported) -> None:
+    for folder, _, answers in chains(exported):
+        with ExitChain.open(folder) as chain:
+            runs = [chain.runtime.start(exported.x[at : at + 1]) for at in (0, 1)]
+            found_En = [[run.next()[0] for run in runs] for _ in chain.manifest.segments]
+            del runs
+            again = chain.runtime.start(exported.x[2:3])
+            found_En[0].append(again.next()[0])
+            with ThreadPoolExecutor(4) as pool:
+                at_once = list(pool.map(lambda at: chain.infer(exported.x[at : at + 1]).logits[0], range(IMAGES)))
+        every = [np.array(found_n) for found_n in (*found_En, at_once)]
+        for got, expected in zip(every, (*answers, answers[-1]), strict=True):
+            assert np.abs(got - expected[: len(got)]).max() <= 1e-4 * np.abs(answers).max()
 
 
 def test_samples_leave_where_their_torch_logits_say(exported: Exported) -> None:

@@ -1,0 +1,159 @@
+"""Runs of a chain in onnxruntime, one session a segment: values go from one to the next without a copy.
+
+Legend: N samples, C channels, H height, W width, K classes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains.manifest import ChainManifest
+from adaptive_runtime.chains.runs import Array, ChainRun, own_settings, session_options
+
+
+def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Any]:
+    """Outputs of a session by their names, from inputs by theirs: each an `OrtValue`, which is not copied.
+
+    A binding costs a quarter of the time that `run_with_ort_values` takes beside the run.
+    """
+    binding = session.io_binding()
+    for name, value in given.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in outputs:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    found: Sequence[Any] = binding.get_outputs()
+    return found
+
+
+class OnnxChain:
+    """Segments in onnxruntime.
+
+    session_of: the session of a segment by its place, asked for when the segment runs. kept: the sessions stay what they are,
+    so that files of a fixed batch are bound once: to memory of a run, which the next run takes over.
+    """
+
+    def __init__(self, manifest: ChainManifest, session_of: Callable[[int], Any], *, kept: bool = False) -> None:
+        import onnxruntime
+
+        self.batch = manifest.input.shape[0]
+        self.input = manifest.input
+        self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.memory_of = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+        self.session_of = session_of
+        self.segments = manifest.segments
+        self.names = [
+            tuple(tuple(one.name for one in each) for each in (segment.inputs, segment.outputs))
+            for segment in manifest.segments
+        ]
+        self._free: deque[BoundRun] | None = deque() if kept and _is_fixed(manifest) else None
+
+    @classmethod
+    def open(cls, manifest: ChainManifest, folder: Path) -> Self:
+        """With all sessions."""
+        import onnxruntime
+
+        options = session_options(own_settings(manifest, "onnxruntime"))
+        sessions = [
+            onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
+            for segment in manifest.segments
+        ]
+        return cls(manifest, sessions.__getitem__, kept=True)
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """Samples (N, C, H, W) at the start."""
+        if self._free is None:
+            return _OnnxRun(self, x_NCHW)
+        try:
+            bound = self._free.pop()
+        except IndexError:  # several threads run at once
+            bound = BoundRun.of(self)
+        return _OnBoundMemory(self, bound, x_NCHW)
+
+    def give_back(self, bound: "BoundRun") -> None:
+        """Let the next run have the memory of one that is over."""
+        if self._free is not None:
+            self._free.append(bound)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        self._free = None
+        del self.session_of
+
+
+def _is_fixed(manifest: ChainManifest) -> bool:
+    """Whether all sizes of all values are known."""
+    given = (one for segment in manifest.segments for one in segment.outputs)
+    return all(size is not None for one in (manifest.input, *given) for size in one.shape)
+
+
+class _OnnxRun:
+    __slots__ = ("_at", "_chain", "_value_of", "_values")
+
+    def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
+        self._chain, self._at = chain, 0
+        self._value_of = chain.value_of
+        self._values = {chain.input.name: chain.value_of(x_NCHW)}
+
+    def next(self) -> Array:
+        inputs, outputs = self._chain.names[self._at]
+        session = self._chain.session_of(self._at)
+        self._at += 1
+        values = self._values
+        given = run_session(session, {name: values[name] for name in inputs}, outputs)
+        values.update(zip(outputs, given, strict=True))
+        found: Array = given[0].numpy().copy()
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        self._values = {name: self._value_of(value.numpy()[mask_N]) for name, value in self._values.items()}
+
+
+class BoundRun(NamedTuple):
+    """Memory for one run at a time. steps: of each segment the bound call and the answer's `OrtValue`."""
+
+    input: Any
+    steps: tuple[tuple[Callable[[Any], None], Any, Any], ...]
+
+    @classmethod
+    def of(cls, chain: OnnxChain) -> Self:
+        """For the sessions of a chain."""
+        start = chain.memory_of(list(chain.input.shape), np.float32)
+        values, steps = {chain.input.name: start}, []
+        for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
+            session = chain.session_of(at)
+            binding = session.io_binding()
+            for name in inputs:
+                binding.bind_ortvalue_input(name, values[name])
+            for one in segment.outputs:
+                values[one.name] = chain.memory_of(list(one.shape), np.float32)
+                binding.bind_ortvalue_output(one.name, values[one.name])
+            steps.append((session.run_with_iobinding, binding, values[outputs[0]]))
+        return cls(start, tuple(steps))
+
+
+class _OnBoundMemory:
+    """A run that gives its memory back when nobody refers to it any more."""
+
+    __slots__ = ("_at", "_bound", "_chain")
+
+    def __init__(self, chain: OnnxChain, bound: BoundRun, x_NCHW: Array) -> None:
+        self._chain, self._bound, self._at = chain, bound, 0
+        bound.input.update_inplace(x_NCHW)
+
+    def __del__(self) -> None:
+        self._chain.give_back(self._bound)
+
+    def next(self) -> Array:
+        run, binding, answer = self._bound.steps[self._at]
+        self._at += 1
+        run(binding)
+        found: Array = answer.numpy().copy()  # the next run writes where this one has written
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        assert mask_N.all(), "files of a fixed batch run with all of it"
