@@ -1,0 +1,18 @@
+"""Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
+
+from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
+from tasks.adaptation.settings import MethodName, MethodSettings
+from tasks.adaptation.side_file import load_adapted, save_adapted
+from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
+
+__all__ = [
+    "METHODS",
+    "AdaptationMethod",
+    "AdaptedState",
+    "AdaptiveSubnet",
+    "MethodName",
+    "MethodSettings",
+    "load_adapted",
+    "make_method",
+    "save_adapted",
+]
