@@ -56,7 +56,7 @@ class GuardSettings(BaseModel):
     false_alarms: float = Field(default=1.0, gt=0, le=1000)
     """At most so many per 100,000 images that have not drifted."""
     quiet_images: int = Field(default=200, ge=1)
-    """Without an alarm for so many images, drift is over: back to the source."""
+    """Without an alarm for so many images, drift is over at the latest: back to the source."""
     memory_images: int = Field(default=64, ge=2)
     """Images that the SubNet adapts to at once, balanced by predicted class."""
     oldest_images: int = Field(default=256, ge=2)
