@@ -53,13 +53,13 @@ def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFac
     )
 
 
-def save_adapted(path: Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
+def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Write what a SubNet adapted, whole or not at all."""
     metadata = {name: str(value) for name, value in _facts(subnet, net, config).model_dump().items()}
-    write_bytes(path, save(subnet.state(), metadata))
+    write_bytes(Path(path), save(subnet.state(), metadata))
 
 
-def load_adapted(path: Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
+def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Take what a SubNet adapted. UserError, and nothing is changed, for a file that is torn or not of this SubNet."""
     try:
         with safe_open(path, "pt") as content:
@@ -83,7 +83,7 @@ def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
     return None if tensor is None else tuple(tensor.shape)
 
 
-def _check(path: Path, told: SideFileFacts, own: SideFileFacts) -> None:
+def _check(path: str | Path, told: SideFileFacts, own: SideFileFacts) -> None:
     """UserError for another SuperNet, SubNet or source."""
     for part, title in (
         ("format", "format"),
