@@ -25,11 +25,12 @@ class DriftDetector:
     Bets f with ∫f = 1 then make a Shiryaev–Roberts process of each statistic and bet, R ← (1 + R) · f(p), for which
     E[R after t images] = t: R − t is a martingale. So is that of the mean R̄ over statistics and bets. The alarm is R̄ ≥ c.
 
-    Bounds while nothing drifts, by optional stopping, for any network and any distribution of images:
-    P(alarm within n images of a run) ≤ n/c, as c · P(alarm) ≤ E[R̄ when it stops] = E[images until it stops] ≤ n; and c images
-    at least until the first alarm on average. The probability is over calibration images, too. With c = 100,000 / rate the
-    rate of false alarms is at most `rate` per 100,000 images. Source: Vovk et al., COPA 2021; Shin, Ramdas and Rinaldo,
-    New England Journal of Statistics in Data Science 2024 (e-detectors).
+    While nothing drifts, for any network and any distribution of images, P(first alarm within n images) ≤ n/c for every n. By
+    optional stopping, in one run c · P(alarm within n) ≤ E[R̄ where it stops] = E[images until it stops] ≤ n. Until the first
+    alarm runs begin at fixed images, so their probabilities add up. The probability is over calibration images, too. With
+    c = 100,000 / rate this is `rate` alarms per 100,000 images. A run that follows a false alarm begins at a time that depends
+    on calibration; of later alarms the bound is not proven. Source: Vovk et al., COPA 2021; Shin, Ramdas and Rinaldo, New
+    England Journal of Statistics in Data Science 2024 (e-detectors).
     A run ends with an alarm, or after 20,000 images.
     """
 

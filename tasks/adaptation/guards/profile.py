@@ -29,7 +29,7 @@ class SourceProfile:
     """
 
     def __init__(self, source: AdaptiveSubnet, batches: Sequence[torch.Tensor]) -> None:
-        """source: in the source's state, and left there. batches: (B, C, H, W)."""
+        """source: in the source's state, and left there. batches: (B, C, H, W), images in random order."""
         count = sum(map(len, batches))
         if count < FEWEST:
             raise UserError("source images", f"{count}", allowed=f"{FEWEST} or more", next_step="give more images")
