@@ -54,7 +54,7 @@ class GuardSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     false_alarms: float = Field(default=1.0, gt=0, le=1000)
-    """At most so many per 100,000 images that have not drifted."""
+    """The probability of an alarm within n images that have not drifted is at most so many · n / 100,000."""
     quiet_images: int = Field(default=200, ge=1)
     """Without an alarm for so many images, drift is over at the latest: back to the source."""
     memory_images: int = Field(default=64, ge=2)

@@ -13,6 +13,7 @@ from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, StreamK
 from tasks.data.drift.corruptions import CorruptionName
 from tasks.data.drift.filters import box_resized, compressed, defocused, gaussian_blurred
 from tasks.data.drift.plans import correlated_order
+from tasks.data.drift.plasma import plasma
 
 NAMES = list(CORRUPTIONS)
 
@@ -93,6 +94,15 @@ def test_jpeg_is_what_a_file_of_that_quality_has() -> None:
     Image.fromarray(pixels).save(content, "JPEG", quality=40)
     read = np.asarray(Image.open(content), np.float32) / 255
     np.testing.assert_allclose(compressed(x, 40)[0].movedim(0, -1).numpy(), read, atol=1e-6)
+
+
+def test_plasma_is_the_mean_of_its_neighbours_and_noise_that_falls_by_the_square_of_the_decay() -> None:
+    """By hand on 4 × 4 pixels, with noise +1 in the first step and so +1/4 in the second one; divided by the largest, 1.5."""
+    height = plasma(lambda side: torch.ones(1, side, side), 4, 2.0)[0] * 1.5
+    first = {(0, 0): 0.0, (2, 2): 1.0, (0, 2): 1.5, (2, 0): 1.5}
+    second = {(1, 1): 1.25, (3, 1): 1.25, (0, 1): 3.5 / 4 + 0.375, (2, 1): 4.5 / 4 + 0.375, (1, 0): 3.5 / 4 + 0.375}
+    for (row, column), expected in (first | second).items():
+        assert height[row, column].item() == pytest.approx(expected)
 
 
 def test_brightness_keeps_hue_and_contrast_keeps_means() -> None:

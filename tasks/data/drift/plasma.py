@@ -8,8 +8,9 @@ import torch
 def plasma(uniform: Callable[[int], torch.Tensor], side: int, decay: float) -> torch.Tensor:
     """(B, S, S) in [0, 1], S the power of two that is not below `side`: the diamond-square algorithm on a torus.
 
-    uniform: a side to (B, side, side) uniform in [0, 1). decay: what the noise is divided by from one step to the next; the
-    smaller, the rougher. Source: Fournier, Fussell and Carpenter, Communications of the ACM 25(6), 1982.
+    uniform: a side to (B, side, side) uniform in [0, 1). decay: the amplitude of the noise falls by its square from one step to
+    the next, as levels of CIFAR-10-C mean it; the smaller, the rougher. Source: Fournier, Fussell and Carpenter,
+    Communications of the ACM 25(6), 1982.
     """
     size = 1 << max(1, (side - 1).bit_length())
     first = uniform(1)
@@ -26,6 +27,6 @@ def plasma(uniform: Callable[[int], torch.Tensor], side: int, decay: float) -> t
         height_BSS[:, half::step, half::step] = squares
         height_BSS[:, ::step, half::step] = across / 4 + amplitude * (2 * uniform(count) - 1)
         height_BSS[:, half::step, ::step] = down / 4 + amplitude * (2 * uniform(count) - 1)
-        step, amplitude = half, amplitude / decay
+        step, amplitude = half, amplitude / decay**2
     lowest, highest = height_BSS.amin((1, 2), keepdim=True), height_BSS.amax((1, 2), keepdim=True)
     return (height_BSS - lowest) / (highest - lowest)
