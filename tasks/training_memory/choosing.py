@@ -1,5 +1,4 @@
-"""The fastest recipes for the spans of a network within a budget of memory, exactly, by dynamic programming along
-the spans."""
+"""The fastest recipes for the spans of a network within a budget of memory, by dynamic programming along the spans."""
 
 from dataclasses import dataclass
 

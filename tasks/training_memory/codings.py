@@ -50,14 +50,17 @@ class Gates:
         packed = torch.empty(gate_bytes(len(flat)), dtype=torch.uint8)
         for start, end in _chunks(len(flat)):
             part = flat[start:end]
-            inside = part > lower if upper == float("inf") else (part > lower) & (part < upper)
+            inside = part > lower
+            if upper != float("inf"):
+                inside &= part < upper
             packed[start // 8 : gate_bytes(end)] = torch.from_numpy(np.packbits(inside.numpy()))
         return Gates(packed, value.shape)
 
-    def times(self, gradient: Tensor) -> Tensor:
-        """The gradient where it passes, elsewhere 0; same shape."""
+    def times(self, gradient: Tensor, into: Tensor | None = None) -> Tensor:
+        """The gradient where it passes, elsewhere 0; same shape. into: a contiguous tensor that takes it, maybe
+        `gradient` itself."""
         flat = gradient.reshape(-1)
-        passed = torch.empty(len(flat), dtype=gradient.dtype)
+        passed = torch.empty(len(flat), dtype=gradient.dtype) if into is None else into.view(-1)
         for start, end in _chunks(len(flat)):
             bits = np.unpackbits(self.packed[start // 8 : gate_bytes(end)].numpy(), count=end - start)
             torch.mul(flat[start:end], torch.from_numpy(bits), out=passed[start:end])
@@ -72,8 +75,10 @@ def group_bytes(count: int, bits: Bits) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A tensor of floats as 8 or 4 bits an element, with the least value and the step of each group of 256
-    neighbours."""
+    """A tensor of floats as 8 or 4 bits an element.
+
+    codes: uint8, two elements in one where they have 4 bits. least, step: float32 (groups, 1), of each group of 256 neighbours.
+    """
 
     codes: Tensor
     least: Tensor
@@ -88,7 +93,8 @@ class Groups:
         groups = -(-len(flat) // GROUP)
         codes = torch.empty(groups * GROUP * bits // 8, dtype=torch.uint8)
         least, step = torch.empty(groups, 1), torch.empty(groups, 1)
-        for start, end in _chunks(len(flat)):
+        whole = len(flat) - len(flat) % GROUP
+        for start, end in [*_chunks(whole), *([(whole, len(flat))] if whole < len(flat) else [])]:
             part = flat[start:end]
             if end % GROUP:
                 part = torch.cat([part, part[-1:].expand(GROUP - end % GROUP)])

@@ -16,7 +16,7 @@ from torch import Tensor
 from tasks.training_memory.codings import Gates, Groups
 from tasks.training_memory.counting import StorageCount
 from tasks.training_memory.disk import buffer_of
-from tasks.training_memory.network import Network, Node
+from tasks.training_memory.network import Network, Node, Read
 from tasks.training_memory.operators import PERMUTE, TRANSPOSE, Given, rule_of
 from tasks.training_memory.recipes import Coding
 
@@ -26,8 +26,10 @@ PROBE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """Seconds; bytes beyond the value, or the gradients, while the operator runs; bytes that are kept aside for the
-    backward pass."""
+    """Seconds of an operator, and bytes.
+
+    Spikes: beyond the value, or the gradients, while the operator runs. aside: kept for the backward pass.
+    """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -54,21 +56,22 @@ class Costs:
 
 
 def measure(network: Network, tensors: dict[str, Tensor], x: Tensor, folder: str | None = None) -> Costs:
-    """tensors: those of the module by name. folder: where activations would be swapped to."""
+    """Leaves torch's random state as it was. tensors: those of the module by name. folder: of what is swapped to disk."""
     known: dict[Any, NodeCost] = {}
     costs: dict[int, NodeCost] = {}
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in network.operators:
             if node.view or not node.pure:
                 costs[node.index] = NodeCost()
                 continue
             layouts = tuple((network.nodes[read].shape, network.nodes[read].stride) for read in node.inputs)
             turned = tuple(reader.operator for reader in network.readers[node.index] if reader.view)
-            key = (node.operator, layouts, turned, node.wants, repr([a for a in node.args if not hasattr(a, "node")]))
+            plain = repr([arg for arg in node.args if not isinstance(arg, Read)]) + repr(node.kwargs)
+            key = (node.operator, layouts, turned, node.wants, plain)
             if key not in known:
                 known[key] = _measured(network, node, tensors, x)
             costs[node.index] = known[key]
-    return Costs(costs, _rates(folder))
+        return Costs(costs, _rates(folder))
 
 
 def _stand_ins(network: Network, node: Node, tensors: dict[str, Tensor], x: Tensor) -> list[Any]:

@@ -68,6 +68,8 @@ class Execution:
     def _do(self, instruction: Instruction) -> None:
         index = instruction.node
         match instruction.do:
+            case Do.RUN | Do.AGAIN if instruction.in_place:
+                self._overwrite(self._nodes[index])
             case Do.RUN:
                 self._run(self._nodes[index])
             case Do.AGAIN:
@@ -93,7 +95,7 @@ class Execution:
                 assert self._disk is not None
                 self._disk.wait(index)
             case Do.BACKWARD:
-                self._backward(self._nodes[index], instruction.joins)
+                self._backward(self._nodes[index], instruction)
 
     def _value(self, index: int) -> Any:
         """The value of a node; views are made of what they read."""
@@ -113,13 +115,20 @@ class Execution:
         if aside:
             self._aside[node.index] = aside
 
+    def _overwrite(self, node: Node) -> None:
+        in_place = rule_of(node).in_place
+        assert in_place is not None
+        value = in_place(node, self._inputs(node))
+        self._free(node.inputs[0])
+        self._live[node.index] = value
+
     def _free(self, base: int) -> None:
         if self._disk is not None:
             self._disk.wait(base)
         for index in self._views.get(base, ()):
             self._live.pop(index, None)
 
-    def _backward(self, node: Node, joins: tuple[Join | None, ...]) -> None:
+    def _backward(self, node: Node, instruction: Instruction) -> None:
         gradient = self._gradients.pop(node.index)
         if node.operator == "getitem":
             self._slot(node, gradient)
@@ -135,10 +144,13 @@ class Execution:
             self._aside.pop(node.index, ()),
             gate,
         )
-        found = rule.backward(node, gradient, given)
+        backward = rule.backward
+        if instruction.in_place and rule.backward_in_place is not None and gradient.is_contiguous():
+            backward = rule.backward_in_place
+        found = backward(node, gradient, given)
         del given
         del gradient
-        for place, join in enumerate(joins):
+        for place, join in enumerate(instruction.joins):
             new, found[place] = found[place], None
             if join is None:
                 continue

@@ -20,8 +20,11 @@ aten: Any = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """inputs: places in `Node.inputs` whose values are needed. gate: bounds between which the output passes a
-    gradient."""
+    """What the backward pass of an operator needs of the forward pass.
+
+    inputs: places in `Node.inputs` whose values are needed. gate: a gradient passes where the output lies between
+    these bounds.
+    """
 
     inputs: frozenset[int] = frozenset()
     gate: tuple[float, float] | None = None
@@ -29,19 +32,24 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a backward pass gets: values of the needed inputs (others are None), gated gradients, and what the
-    forward pass kept aside.
+    """What the backward pass of an operator gets.
 
-    shapes: of all inputs.
+    tensors: values of the needed inputs; others are None. shapes: of all inputs. aside: what the forward pass kept.
+    gate: gives the gradient where it passes, written into the second argument, or into a new tensor.
     """
 
     tensors: Sequence[Any]
     shapes: Sequence[torch.Size]
     aside: tuple[Tensor, ...] = ()
-    gate: Callable[[Tensor], Tensor] | None = None
+    gate: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
 
 Gradients = list[Any]
+IN_PLACE_PARTS = 16
+"""Parts of a BatchNorm's channels, one after the other, where its gradient overwrites the one that it comes from."""
+SMALLEST_IN_PLACE_BYTES = 2**22
+"""Gradients of smaller values of BatchNorms get memory of their own: many small parts cost more time than the memory
+is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ class Rule:
     """forward: the value, and small tensors that are kept aside. again: the same value, from what was kept aside.
 
     backward: a gradient for each input that wants one. alias: inputs may get the output's gradient itself. cheap:
-    computing it again costs no more than reading its inputs.
+    computing it again costs no more than reading its inputs. in_place: the value, written over that of the first input.
+    backward_in_place: as `backward`, the first input's gradient written over the output's.
     """
 
     needs: Callable[[Node], Needs]
@@ -58,6 +67,8 @@ class Rule:
     again: Callable[[Node, Sequence[Any], tuple[Tensor, ...]], Any]
     alias: bool = False
     cheap: bool = False
+    in_place: Callable[[Node, Sequence[Any]], Any] | None = None
+    backward_in_place: Callable[[Node, Any, Given], Gradients] | None = None
 
 
 def _plain(node: Node, tensors: Sequence[Any]) -> tuple[Any, tuple[Tensor, ...]]:
@@ -192,6 +203,30 @@ def _batch_norm_backward(node: Node, gradient: Tensor, given: Given) -> Gradient
     return _back(node, found, 3)
 
 
+def batch_norm_parts(channels: int) -> list[slice]:
+    """Channels whose gradients are computed at once where they overwrite what they came from."""
+    size = -(-channels // IN_PLACE_PARTS)
+    return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
+
+
+def _batch_norm_backward_in_place(node: Node, gradient: Tensor, given: Given) -> Gradients:
+    """A few channels at a time: no channel needs another one."""
+    others: list[list[Tensor]] = [[] for _ in node.inputs]
+    for part in batch_norm_parts(gradient.shape[1]):
+        x, *small = given.tensors
+        portion = Given(
+            [None if x is None else x[:, part].contiguous(), *(None if t is None else t[part] for t in small)],
+            given.shapes,
+            tuple(each[part] for each in given.aside),
+        )
+        found = _batch_norm_backward(node, gradient[:, part].contiguous(), portion)
+        gradient[:, part] = found[0]
+        for place in range(1, len(found)):
+            if node.wants[place]:
+                others[place].append(found[place])
+    return [gradient, *(torch.cat(parts) if parts else None for parts in others[1:])]
+
+
 def _layer_norm_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
     (x, shape, *affine), _ = node.arguments(tensors)
     weight, bias = (*affine, None, None)[:2]
@@ -220,16 +255,32 @@ def _gate(node: Node) -> Needs:
     return Needs(gate=bounds)
 
 
-def pass_between(value: Tensor, bounds: tuple[float, float]) -> Callable[[Tensor], Tensor]:
-    """What a gate does to a gradient, by the output itself."""
-    if bounds == (0.0, math.inf):
-        return lambda gradient: aten.threshold_backward(gradient, value, 0)
-    return lambda gradient: aten.hardtanh_backward(gradient, value, *bounds)
+def pass_between(value: Tensor, bounds: tuple[float, float]) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """What a gate does to a gradient, by the output itself; into another tensor, or into a new one."""
+
+    def gated(gradient: Tensor, into: Tensor | None) -> Tensor:
+        into = torch.empty_like(gradient) if into is None else into
+        if bounds == (0.0, math.inf):
+            return aten.threshold_backward.grad_input(gradient, value, 0, grad_input=into)
+        return aten.hardtanh_backward.grad_input(gradient, value, *bounds, grad_input=into)
+
+    return gated
 
 
 def _gate_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
     assert given.gate is not None
-    return [given.gate(gradient)]
+    return [given.gate(gradient, None)]
+
+
+def _gate_backward_in_place(node: Node, gradient: Tensor, given: Given) -> Gradients:
+    assert given.gate is not None
+    return [given.gate(gradient, gradient)]
+
+
+def _gate_in_place(node: Node, tensors: Sequence[Any]) -> Tensor:
+    bounds = _gate(node).gate
+    assert bounds is not None
+    return aten.relu_(tensors[0]) if bounds[1] == math.inf else aten.hardtanh_(tensors[0], *bounds)
 
 
 def _windows(node: Node, shape: torch.Size) -> Windows:
@@ -242,16 +293,29 @@ def _windows(node: Node, shape: torch.Size) -> Windows:
 
 
 def _pool_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Sample by sample, because indices of 64 bits for a whole batch are larger than its values."""
     (x, *rest), _ = node.arguments(tensors)
-    y, indices = aten.max_pool2d_with_indices(x, *rest)
-    return y, (_windows(node, x.shape).offsets(indices),)
+    windows = _windows(node, x.shape)
+    y = torch.empty(node.shape)
+    offsets = torch.empty(node.shape, dtype=torch.uint8)
+    for number in range(len(x)):
+        part = slice(number, number + 1)
+        y[part], indices = aten.max_pool2d_with_indices(x[part], *rest)
+        offsets[part] = windows.offsets(indices)
+    return y, (offsets,)
+
+
+def _pool_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
+    return _pool_forward(node, tensors)[0]
 
 
 def _pool_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
     shape = given.shapes[0]
-    indices = _windows(node, shape).indices(given.aside[0])
-    found = gradient.new_zeros(shape)
-    found.flatten(2).scatter_add_(2, indices.flatten(2), gradient.flatten(2))
+    windows = _windows(node, shape)
+    found = torch.zeros(shape)
+    for sample_CHW, gradient_CHW, offsets_CHW in zip(found, gradient, given.aside[0], strict=True):
+        indices_CHW = windows.indices(offsets_CHW[None])[0]
+        sample_CHW.flatten(1).scatter_add_(1, indices_CHW.flatten(1), gradient_CHW.flatten(1))
     return [found]
 
 
@@ -274,6 +338,12 @@ def _add_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
         (gradient if sign == 1 else gradient * sign).sum_to_size(shape) if want else None
         for sign, shape, want in zip(signs, given.shapes, node.wants, strict=False)
     ]
+
+
+def _add_in_place(node: Node, tensors: Sequence[Any]) -> Tensor:
+    factor = node.kwargs.get("alpha", 1)
+    other = tensors[1] if len(tensors) > 1 else node.args[1]
+    return tensors[0].add_(other, alpha=factor if node.operator == "add" else -factor)
 
 
 def _mul_needs(node: Node) -> Needs:
@@ -348,13 +418,20 @@ CHEAP_AUTOGRAD = _rule(_all_inputs, _by_autograd, cheap=True)
 CONVOLUTION = _rule(_weighted_needs, _convolution_backward)
 LINEAR = _rule(_weighted_needs, _linear_backward)
 BATCH_NORM = _rule(
-    _batch_norm_needs, _batch_norm_backward, forward=_batch_norm_forward, again=_batch_norm_again, cheap=True
+    _batch_norm_needs,
+    _batch_norm_backward,
+    forward=_batch_norm_forward,
+    again=_batch_norm_again,
+    cheap=True,
+    backward_in_place=_batch_norm_backward_in_place,
 )
 LAYER_NORM = _rule(_all_inputs, _layer_norm_backward, forward=_layer_norm_forward, cheap=True)
-GATE = _rule(_gate, _gate_backward, cheap=True)
-MAX_POOL = _rule(_nothing, _pool_backward, forward=_pool_forward)
+GATE = _rule(
+    _gate, _gate_backward, cheap=True, in_place=_gate_in_place, backward_in_place=_gate_backward_in_place
+)
+MAX_POOL = _rule(_nothing, _pool_backward, forward=_pool_forward, again=_pool_again)
 MEAN = _rule(_nothing, _mean_backward)
-ADD = _rule(_nothing, _add_backward, alias=True, cheap=True)
+ADD = _rule(_nothing, _add_backward, alias=True, cheap=True, in_place=_add_in_place)
 MUL = _rule(_mul_needs, _mul_backward, cheap=True)
 DROPOUT = _rule(_nothing, _dropout_backward, forward=_dropout_forward, again=_dropout_again, cheap=True)
 RESHAPE = _rule(_nothing, _reshaped, alias=True, cheap=True)

@@ -1,6 +1,7 @@
 """Plans of training steps: for a network, a batch and a budget, the fastest way to stay within the budget."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,11 @@ LOSS_TENSORS = 4
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a training step is done. Peaks count weights, buffers, the input, the optimiser's state, and all that the
-    step needs.
+    """How a training step is done.
 
-    micro_batches: how many parts of the batch, one after the other. lossy: whether activations are rounded, so that
-    gradients are not exactly those of plain training.
+    peak_mib: predicted; it has weights, buffers, the input, the optimiser's state, and all that the step needs.
+    seconds: predicted. micro_batches: how many parts of the batch, one after the other. lossy: whether activations
+    are rounded, so that gradients are not exactly those of plain training.
     """
 
     budget_mib: float
@@ -102,7 +103,7 @@ class Planner:
     def __init__(
         self, module: nn.Module, x: Tensor, *, optimiser: torch.optim.Optimizer | None = None, folder: str | None = None
     ) -> None:
-        _check(module, x)
+        _check(module, x, folder)
         self._module, self._x, self._folder = module, x, folder
         self._optimiser = measure_optimiser(optimiser)
         self._divisions: dict[int, _Division] = {}
@@ -229,7 +230,9 @@ def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _check(module: nn.Module, x: Tensor) -> None:
+def _check(module: nn.Module, x: Tensor, folder: str | None) -> None:
+    if folder is not None and not Path(folder).is_dir():
+        raise UserError(f"training memory: folder '{folder}'", "no such folder", next_step="create it, or leave it out")
     tensors = [*module.parameters(), x]
     wrong = next((t for t in tensors if t.dtype != torch.float32 or t.device.type != "cpu"), None)
     if wrong is not None:

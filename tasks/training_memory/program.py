@@ -3,6 +3,7 @@
 The instructions of a span follow from its recipe alone. What runs them is `tasks.training_memory.execution`.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -12,11 +13,24 @@ from tasks.training_memory.codings import CHUNK, gate_bytes, group_bytes
 from tasks.training_memory.costs import Costs
 from tasks.training_memory.ledger import Ledger
 from tasks.training_memory.network import Network, Node
-from tasks.training_memory.operators import Needs, copies_gradient, rule_of, shares_gradient
+from tasks.training_memory.operators import (
+    SMALLEST_IN_PLACE_BYTES,
+    Needs,
+    batch_norm_parts,
+    copies_gradient,
+    rule_of,
+    shares_gradient,
+)
 from tasks.training_memory.recipes import LOSSY, SMALLEST_CODED_BYTES, Coding, Recipe, Span
 
-CODED_CHUNKS = 1.5
+CODED_CHUNKS = 1.25
 """Transient chunks of float32 while a tensor is put into groups, or taken out of them."""
+
+
+INSTRUCTION_S = 4e-5
+"""Seconds of Python for an instruction, beyond those of its operator."""
+DISK_CALL_S = 3e-4
+"""Seconds to hand a tensor to the thread that writes and reads, and to wait for it."""
 
 
 class Do(Enum):
@@ -45,19 +59,24 @@ class Join(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """coding: of ENCODE. joins: of BACKWARD, for each input; None where it wants no gradient."""
+    """coding: of ENCODE. joins: of BACKWARD, for each input; None where it wants no gradient.
+
+    in_place: the value overwrites that of its first input; of BACKWARD, the first input's gradient overwrites the
+    output's.
+    """
 
     do: Do
     node: int
     coding: Coding = Coding.EXACT
     joins: tuple[Join | None, ...] = ()
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
 class SpanProgram:
-    """Peaks count what the span itself has: what enters and leaves it, what is kept, gradients, and weight gradients
-    that stay.
+    """The instructions of a span.
 
+    Peaks have what the span itself has: what enters and leaves it, what it keeps, and gradients [bytes].
     held: bytes that are kept from the end of its forward pass to its backward pass. weights: bytes of weight
     gradients that stay after it.
     """
@@ -73,8 +92,10 @@ class SpanProgram:
 
 @dataclass(frozen=True)
 class Facts:
-    """What instructions follow from. early: weights are updated at once, which needs `update_spike` bytes for each
-    byte of a weight."""
+    """What instructions follow from.
+
+    early: gradients of weights do not stay. update_spike: transient bytes of an update, for each byte of a weight.
+    """
 
     network: Network
     costs: Costs
@@ -198,9 +219,11 @@ class SpanWriter:
         small = node.bytes < SMALLEST_CODED_BYTES or not node.floating or base in self.pinned
         return Coding.EXACT if small else coding
 
-    def _compute(self, node: Node, do: Do) -> None:
+    def _compute(self, node: Node, do: Do, in_place: bool = False) -> None:
         cost = self.facts.costs.nodes[node.index]
-        self._write(do, node.index)
+        self.written.append(Instruction(do, node.index, in_place=in_place))
+        if in_place:
+            self.ledger.free(("value", node.inputs[0]))
         if do is Do.RUN:
             self.ledger.take(("aside", node.index), cost.aside)
         if not node.view:
@@ -214,14 +237,17 @@ class SpanWriter:
 
     def _gate(self, index: int) -> None:
         size = self.nodes[index].bytes
+        gate = self.facts.needs[index].gate
+        masks = 1 if gate is None or gate[1] == math.inf else 2
         self._write(Do.GATE, index)
         self.ledger.take(("gate", index), gate_bytes(size // 4))
-        self.ledger.work(self.facts.costs.rates.gate * size, min(CHUNK, size // 4))
+        self.ledger.work(self.facts.costs.rates.gate * size, masks * min(CHUNK, size // 4))
 
     def _begin_waiting(self, base: int, coding: Coding) -> None:
         """At the birth of a value: what goes to the disk begins to."""
         if coding is Coding.DISK:
             self._write(Do.WRITE, base)
+            self.ledger.work(DISK_CALL_S)
             self.ledger.disk(("value", base), self.facts.costs.rates.encode[coding] * self.nodes[base].bytes)
 
     def _put_aside(self, base: int, coding: Coding) -> None:
@@ -251,12 +277,12 @@ class SpanWriter:
 
     def _fetch(self, base: int) -> None:
         self._write(Do.FETCH, base)
+        self.ledger.work(DISK_CALL_S)
         self.ledger.take(("value", base), self.nodes[base].bytes)
         self.ledger.disk(("value", base), self.facts.costs.rates.decode[Coding.DISK] * self.nodes[base].bytes)
 
     def _compute_all(self, do: Do, nodes: list[Node], kept: set[int], coding: Coding, staying: set[int]) -> None:
-        """Operators in order; each value is freed, or put aside, after its last reader. staying: values that nothing
-        frees."""
+        """Operators in order. Each value is freed, or put aside, after its last reader, but for those that are `staying`."""
         last: dict[int, int] = {}
         for node in nodes:
             last[node.base] = node.index
@@ -265,7 +291,9 @@ class SpanWriter:
         if entry is not None and entry in kept:
             self._begin_waiting(entry, self.coding_of(entry, coding))
         for node in nodes:
-            self._compute(node, do)
+            first = node.inputs[0] if node.inputs else -1
+            dead = last.get(first) == node.index and first not in kept | staying
+            self._compute(node, do, dead and self._may_overwrite(node))
             if node.index in kept and not node.view:
                 self._begin_waiting(node.index, self.coding_of(node.index, coding))
             if node.index in self.gates and do is self.gate_pass(node.index):
@@ -275,6 +303,14 @@ class SpanWriter:
                     self._put_aside(base, self.coding_of(base, coding))
                 elif self.ledger.lives(("value", base)):
                     self._free(base)
+
+    def _may_overwrite(self, node: Node) -> bool:
+        """Whether an operator can write its value where that of its first input is, which nobody reads afterwards."""
+        source = self.nodes[node.inputs[0]]
+        others = {self.nodes[read].base for read in node.inputs[1:]}
+        alike = source.shape == node.shape and source.bytes == node.bytes and source.floating
+        possible = rule_of(node).in_place is not None and node.pure and not source.view
+        return self.style.fuse and possible and alike and source.index not in others
 
     def gate_pass(self, index: int) -> Do:
         """In which pass a value's gates are packed."""
@@ -341,8 +377,11 @@ class SpanWriter:
         steps = self.again[base]
         last = {self.local(read): step for step in steps for read in self.nodes[step].inputs}
         for step in steps:
-            self._compute(self.nodes[step], Do.AGAIN)
-            for middle in [m for m in steps[:-1] if last.get(m) == step]:
+            node = self.nodes[step]
+            dead = {m for m in steps[:-1] if last.get(m) == step}
+            in_place = node.inputs[0] in dead and self._may_overwrite(node)
+            self._compute(node, Do.AGAIN, in_place)
+            for middle in sorted(dead - ({node.inputs[0]} if in_place else set())):
                 self._free(middle)
 
     def _compute_again(self) -> None:
@@ -356,7 +395,7 @@ class SpanWriter:
         asked = {index for index in wanted if index in self.indices}
         nodes: list[Node] = []
         for node in reversed(self.inside):
-            if node.pure and node.index in asked:
+            if node.index in asked and node.base not in self.pinned:
                 nodes.append(node)
                 for read in node.inputs:
                     asked |= {read, self.nodes[read].base}
@@ -374,33 +413,50 @@ class SpanWriter:
 
     def _backward(self, node: Node) -> None:
         own = self._gradients.pop(node.index, None)
+        in_place = self._gradient_in_place(node, own)
         joins: list[Join | None] = []
         freed: list[object] = []
-        cost = self.facts.costs.nodes[node.index]
-        for read, want in zip(node.inputs, node.wants, strict=True):
+        for place, (read, want) in enumerate(zip(node.inputs, node.wants, strict=True)):
             if not want:
                 joins.append(None)
             elif self.nodes[read].kind == "parameter":
                 joins.append(Join.SUM)
                 freed += self._weight_gradient(read)
             else:
-                joins.append(self._join(node, read, own))
-        copied = copies_gradient(node, self.facts.network.readers[node.index])
-        self.ledger.work(cost.backward_s, node.value_bytes if copied else cost.backward_spike)
-        self.written.append(Instruction(Do.BACKWARD, node.index, joins=tuple(joins)))
+                joins.append(self._join(node, read, own, in_place and place == 0))
+        self._work_backward(node, in_place)
+        self.written.append(Instruction(Do.BACKWARD, node.index, joins=tuple(joins), in_place=in_place))
         for key in [*(own or []), *freed]:
             self.ledger.free(key)
         for key in (("aside", node.index), ("gate", node.index)):
             if self.ledger.lives(key):
                 self.ledger.free(key)
 
-    def _join(self, node: Node, read: int, own: list[object] | None) -> Join:
+    def _gradient_in_place(self, node: Node, own: list[object] | None) -> bool:
+        """Whether the first input's gradient overwrites the output's, which nobody else has."""
+        source = self.nodes[node.inputs[0]]
+        alone = own is not None and len(own) == 1 and self.ledger.alone(own[0])
+        alike = source.kind == "operator" and source.value_bytes == node.value_bytes and not node.view
+        large = node.operator != "batch_norm" or node.value_bytes >= SMALLEST_IN_PLACE_BYTES
+        possible = rule_of(node).backward_in_place is not None and node.wants[0]
+        return self.style.fuse and possible and alone and alike and large
+
+    def _work_backward(self, node: Node, in_place: bool) -> None:
+        cost = self.facts.costs.nodes[node.index]
+        spike = cost.backward_spike
+        if copies_gradient(node, self.facts.network.readers[node.index]):
+            spike = node.value_bytes
+        if in_place and node.operator == "batch_norm":
+            spike = 3 * node.value_bytes // len(batch_norm_parts(node.shape[1]))
+        self.ledger.work(cost.backward_s, spike)
+
+    def _join(self, node: Node, read: int, own: list[object] | None, in_place: bool) -> Join:
         source = self.nodes[read]
         shared = (
             shares_gradient(node) and own and (node.view or source.shape == node.shape or node.operator == "getitem")
         )
         new: object
-        if shared and own:
+        if (shared or in_place) and own:
             new = own[0]
             self.ledger.take(new, 0)
         else:
@@ -457,8 +513,9 @@ def write(facts: Facts, span: Span, recipe: Recipe) -> SpanProgram:
     writer.ledger.peak = writer.ledger.bytes
     writer.backward()
     backward = tuple(writer.written[len(forward) :])
+    seconds = writer.ledger.seconds + INSTRUCTION_S * len(writer.written)
     return SpanProgram(
-        forward, backward, forward_peak, writer.ledger.peak, held, writer._weights, writer.ledger.seconds
+        forward, backward, forward_peak, writer.ledger.peak, held, writer._weights, seconds
     )
 
 

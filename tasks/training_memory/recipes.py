@@ -18,8 +18,10 @@ class Mean(Enum):
     UPDATE = "update"
     """Each weight is updated as soon as its gradient is complete, and the gradient is freed."""
     FUSE = "fuse"
-    """Neighbours keep one tensor for both: outputs of cheap operators are computed again from inputs that are kept
-    anyway."""
+    """Neighbours keep one tensor: outputs of cheap operators are computed again from inputs that are kept anyway.
+
+    Values and gradients that nobody else reads are overwritten.
+    """
     RECOMPUTE = "recompute"
     """Spans are computed again in the backward pass from the tensor that enters them."""
     ENCODE = "encode"
@@ -93,10 +95,7 @@ def spans_of(network: Network) -> list[Span]:
     entry: int | None = None
     for node in network.operators:
         open_values = {value for value in open_values if last_read[value] > node.index}
-        if not node.view and node.pure and last_read.get(node.index, -1) > node.index:
-            open_values.add(node.index)
-        pinned = not node.pure and last_read.get(node.base, -1) > node.index
-        if pinned:
+        if not node.view and last_read.get(node.index, -1) > node.index:
             open_values.add(node.index)
         narrow = open_values == {node.index} and node.pure and node.gradient
         if narrow and (not rule_of(node).cheap or node.operator == "add") and node.index != leaving:

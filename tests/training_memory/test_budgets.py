@@ -124,6 +124,8 @@ def test_a_plan_is_for_its_batch_and_for_networks_that_train() -> None:
         step(made, module, x[:2], functional.cross_entropy, target=y[:2])
     with pytest.raises(UserError, match="no weight requires a gradient"):
         Planner(module.requires_grad_(False), x)
+    with pytest.raises(UserError, match="no such folder"):
+        Planner(module, x, folder="/no/such")
     with pytest.raises(UserError, match=r"torch\.float64"):
         Planner(module, x.double())
 
