@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tasks.errors import UserError, shortened
 
+OF_SHAPES = frozenset(name for one in ("empty", "zeros", "ones", "full") for name in (f"new_{one}", f"{one}_like"))
+"""Operators that read a shape alone, so that no gradient goes back through them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -260,7 +263,8 @@ def _find_storages(nodes: list[Node], program: Any, names: dict[str, Any], x: Te
 def _find_gradients(nodes: list[Node], trainable: set[str]) -> None:
     for node in nodes:
         if node.kind == "operator":
-            node.wants = tuple(nodes[read].gradient for read in node.inputs)
+            known = node.operator in OF_SHAPES
+            node.wants = tuple(nodes[read].gradient and not known for read in node.inputs)
             node.gradient = any(node.wants)
             if node.gradient and not node.pure:
                 raise UserError(

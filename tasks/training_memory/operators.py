@@ -426,9 +426,7 @@ BATCH_NORM = _rule(
     backward_in_place=_batch_norm_backward_in_place,
 )
 LAYER_NORM = _rule(_all_inputs, _layer_norm_backward, forward=_layer_norm_forward, cheap=True)
-GATE = _rule(
-    _gate, _gate_backward, cheap=True, in_place=_gate_in_place, backward_in_place=_gate_backward_in_place
-)
+GATE = _rule(_gate, _gate_backward, cheap=True, in_place=_gate_in_place, backward_in_place=_gate_backward_in_place)
 MAX_POOL = _rule(_nothing, _pool_backward, forward=_pool_forward, again=_pool_again)
 MEAN = _rule(_nothing, _mean_backward)
 ADD = _rule(_nothing, _add_backward, alias=True, cheap=True, in_place=_add_in_place)

@@ -514,9 +514,7 @@ def write(facts: Facts, span: Span, recipe: Recipe) -> SpanProgram:
     writer.backward()
     backward = tuple(writer.written[len(forward) :])
     seconds = writer.ledger.seconds + INSTRUCTION_S * len(writer.written)
-    return SpanProgram(
-        forward, backward, forward_peak, writer.ledger.peak, held, writer._weights, seconds
-    )
+    return SpanProgram(forward, backward, forward_peak, writer.ledger.peak, held, writer._weights, seconds)
 
 
 def total(programs: Iterable[SpanProgram]) -> tuple[int, float]:

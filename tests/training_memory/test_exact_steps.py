@@ -62,8 +62,9 @@ def test_gradients_of_batch_norms_may_overwrite_those_they_come_from(monkeypatch
     plan = planner.plan(planner.least_mib(means=means), means=means)
     nodes = plan.facts.network.nodes
     written = [instruction for option in plan.options for instruction in option.program.backward]
-    assert "batch_norm" in {nodes[each.node].operator for each in written if each.in_place and each.do is
-    program.Do.BACKWARD} plain, _ = plain_step(module)
+    backward = [each for each in written if each.in_place and each.do is program.Do.BACKWARD]
+    assert "batch_norm" in {nodes[each.node].operator for each in backward}
+    plain, _ = plain_step(module)
     lean, counted_mib = lean_step(plan, module)
     torch.testing.assert_close(gradients(lean), gradients(plain), atol=1e-6, rtol=1e-5)
     assert counted_mib == pytest.approx(plan.peak_mib, rel=0.05)
