@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SLOW_TESTS := tests/finetune tests/flows tests/search tests/baselines tests/predict tests/links tests/deploy
+FLOW_TESTS := tests/flows tests/predict tests/deploy
+STAGE_TESTS := tests/finetune tests/search tests/baselines tests/links tests/tables tests/docs
 
-.PHONY: help setup demo test lint types imports unit unit-slow unit-rest device-wheel lock clean
+.PHONY: help setup demo test lint types imports unit unit-flows unit-stages unit-rest device-wheel lock clean
 
 help:
 	@echo "make demo   install what is missing, then run the whole pipeline on bundled data"
@@ -38,18 +39,21 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-# Two halves side by side, of one thread each: most tests wait for processes of their own. Hundreds of these import the same
+# Three parts side by side, of one thread each: most tests wait for processes of their own. Hundreds of these import the same
 # modules, which are compiled once.
 unit: export OMP_NUM_THREADS = 1
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
-	@$(MAKE) --no-print-directory -j2 unit-slow unit-rest
+	@$(MAKE) --no-print-directory -j3 unit-flows unit-stages unit-rest
 
-unit-slow: setup
-	$(BIN)/python -m pytest -q --durations=20 $(SLOW_TESTS)
+unit-flows: setup
+	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS)
+
+unit-stages: setup
+	$(BIN)/python -m pytest -q --durations=20 $(STAGE_TESTS)
 
 unit-rest: setup
-	$(BIN)/python -m pytest -q --durations=20 $(SLOW_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS:%=--ignore=%) $(STAGE_TESTS:%=--ignore=%)
 
 device-wheel: setup
 	cd device && ../$(BIN)/python -m hatchling build -t wheel -d ../dist

@@ -1,0 +1,25 @@
+"""Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
+
+from tasks.adaptation.guards import GUARDED_METHOD, Anchor, GuardedAnswer, GuardedSubnet, GuardEvent
+from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
+from tasks.adaptation.settings import GuardSettings, MethodName, MethodSettings
+from tasks.adaptation.side_file import load_adapted, save_adapted
+from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
+
+__all__ = [
+    "GUARDED_METHOD",
+    "METHODS",
+    "AdaptationMethod",
+    "AdaptedState",
+    "AdaptiveSubnet",
+    "Anchor",
+    "GuardEvent",
+    "GuardSettings",
+    "GuardedAnswer",
+    "GuardedSubnet",
+    "MethodName",
+    "MethodSettings",
+    "load_adapted",
+    "make_method",
+    "save_adapted",
+]

@@ -1,0 +1,77 @@
+"""The source's view of images: its answers, and how unusual features and confidence are.
+
+Legend: B batch, C channels of a layer, S the other axes of a layer's input, K classes, D statistics of an image, N images.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tasks.adaptation.losses import entropies
+from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.errors import UserError
+
+STATISTICS = ("features", "first features", "entropy")
+FEWEST = 32
+"""Source images that a profile needs."""
+SMALLEST_DEVIATION = 1e-6
+
+
+class SourceProfile:
+    """What is usual for the source, learned from images like those of training that it has not been trained on.
+
+    Features are the mean and the logarithm of the deviation of each channel at the entry of each normalisation layer. An
+    image's statistics are the mean square of its standardised features over all layers, the same over the first layer, and the
+    entropy of its answer. Half of the images tell what is standard; the other half are `calibration_ND`.
+    """
+
+    def __init__(self, source: AdaptiveSubnet, batches: Sequence[torch.Tensor]) -> None:
+        """source: in the source's state, and left there. batches: (B, C, H, W), images in random order."""
+        count = sum(map(len, batches))
+        if count < FEWEST:
+            raise UserError("source images", f"{count}", allowed=f"{FEWEST} or more", next_step="give more images")
+        self._source = source
+        seen = [self._look(x_BCHW) for x_BCHW in batches]
+        features = [torch.cat(parts) for parts in zip(*(layers for _, layers in seen), strict=True)]
+        half = count // 2
+        self._usual = [(part[:half].mean(0), part[:half].std(0).clamp(min=SMALLEST_DEVIATION)) for part in features]
+        scores = [self._scores(logits_BK, layers) for logits_BK, layers in seen]
+        self.calibration_ND = np.concatenate(scores)[half:]
+
+    def look(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        """The source's logits (B, K), and statistics (B, D)."""
+        logits_BK, layers = self._look(x_BCHW)
+        return logits_BK, self._scores(logits_BK, layers)
+
+    @torch.no_grad()
+    def _look(self, x_BCHW: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        found: list[torch.Tensor] = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda module, inputs: found.append(_features(module, inputs[0])))
+            for layer in self._source.norms.values()
+        ]
+        try:
+            return self._source(x_BCHW), found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _scores(self, logits_BK: torch.Tensor, layers: list[torch.Tensor]) -> NDArray[np.float64]:
+        unusual = [
+            ((layer - mean) / deviation).square().mean(1)
+            for layer, (mean, deviation) in zip(layers, self._usual, strict=True)
+        ]
+        return torch.stack([torch.stack(unusual).mean(0), unusual[0], entropies(logits_BK)], 1).double().numpy()
+
+
+def _features(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """(B, F) of a layer's input (B, C, *S), or (B, *S, C) of LayerNorm."""
+    channels_last = isinstance(layer, nn.LayerNorm)
+    x_BCS = (x.movedim(-1, 1) if channels_last else x).flatten(2)
+    if x_BCS.dim() < 3 or x_BCS.shape[2] == 1:
+        return x_BCS.flatten(1)
+    deviation, mean = torch.std_mean(x_BCS, 2)
+    return torch.cat([mean, deviation.clamp(min=SMALLEST_DEVIATION).log()], 1)

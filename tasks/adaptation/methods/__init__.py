@@ -1,0 +1,33 @@
+"""Methods that adapt a SubNet to images without labels, one batch after another."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tasks.adaptation.methods.cotta import Cotta
+from tasks.adaptation.methods.eata import Eata
+from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
+from tasks.adaptation.methods.roid import Roid
+from tasks.adaptation.methods.sar import Sar
+from tasks.adaptation.methods.tent import Tent
+from tasks.adaptation.settings import MethodName, MethodSettings
+from tasks.adaptation.subnet import AdaptiveSubnet
+
+MethodMaker = Callable[[AdaptiveSubnet, MethodSettings, Sequence[torch.Tensor]], AdaptationMethod]
+
+METHODS: dict[MethodName, MethodMaker] = {
+    "batchnorm": lambda subnet, settings, _: BatchStatistics(subnet, settings),
+    "tent": lambda subnet, settings, _: Tent(subnet, settings),
+    "eata": Eata,
+    "sar": lambda subnet, settings, _: Sar(subnet, settings),
+    "cotta": lambda subnet, settings, _: Cotta(subnet, settings),
+    "roid": lambda subnet, settings, _: Roid(subnet, settings),
+}
+
+
+def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
+    """The method by its name. source: batches (B, C, H, W) like those of training; EATA learns from them what is important."""
+    return METHODS[settings.method](subnet, settings, source)
+
+
+__all__ = ["METHODS", "AdaptationMethod", "BatchStatistics", "Cotta", "Eata", "Roid", "Sar", "Tent", "make_method"]

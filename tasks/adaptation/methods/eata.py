@@ -1,0 +1,72 @@
+"""EATA. Legend: B batch, K classes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from tasks.adaptation.losses import entropies, reliable_weights
+from tasks.adaptation.methods.record import OptimiserSteps, forward
+from tasks.adaptation.settings import MethodSettings
+from tasks.adaptation.subnet import AdaptiveSubnet
+
+NEWEST_SHARE = 0.1
+"""Of a batch in the mean answer."""
+
+
+class Eata:
+    """Tent on reliable and different samples, important parameters held near the source.
+
+    Samples count whose entropy E is below E0, with weight exp(E0 − E), and whose answer's cosine with the mean answer so far
+    is below a threshold in absolute value; the loss is the mean over those. Added is β Σ ω (θ − θ0)², ω the mean square of the
+    gradients of the cross-entropy to the source's own answers (the diagonal of the Fisher information).
+    Source: Niu et al., ICML 2022, eq. 2 to 9.
+    source: batches (B, C, H, W) for ω.
+    """
+
+    def __init__(self, subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> None:
+        self.subnet, self._settings = subnet, settings
+        self._steps = OptimiserSteps(subnet.affine(), settings)
+        self._origin = [parameter.detach().clone() for parameter in self._steps.parameters]
+        self.importance = self._fisher(source)
+        self._mean_K: torch.Tensor | None = None
+
+    def _fisher(self, source: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """ω of each parameter."""
+        squares = [torch.zeros_like(parameter) for parameter in self._steps.parameters]
+        count = 0
+        for x_1CHW in (image for x_BCHW in source for image in x_BCHW.split(1)):
+            logits_1K = self.subnet(x_1CHW)
+            found = self._steps.gradients(functional.cross_entropy(logits_1K, logits_1K.argmax(1)))
+            for square, gradient in zip(squares, found, strict=True):
+                if gradient is not None:
+                    square += gradient.square()
+            count += 1
+        return [square / max(1, count) for square in squares]
+
+    def adapt(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Logits (B, K)."""
+        logits_BK = forward(self.subnet, x_BCHW, self._settings)
+        entropy_B = entropies(logits_BK)
+        weight_B = reliable_weights(entropy_B, logits_BK.shape[1], self._settings.entropy_share)
+        p_BK = logits_BK.detach().softmax(1)
+        if self._mean_K is not None:
+            cosine_B = functional.cosine_similarity(p_BK, self._mean_K[None], dim=1)
+            weight_B = weight_B * (cosine_B.abs() < self._settings.redundancy)
+        chosen_B = weight_B > 0
+        if chosen_B.any():
+            mean_K = p_BK[chosen_B].mean(0)
+            self._mean_K = mean_K if self._mean_K is None else torch.lerp(self._mean_K, mean_K, NEWEST_SHARE)
+            self._steps.take((weight_B * entropy_B)[chosen_B].mean() + self._settings.fisher * self._away())
+        return logits_BK.detach()
+
+    def _away(self) -> torch.Tensor:
+        """Σ ω (θ − θ0)²."""
+        parts = zip(self.importance, self._steps.parameters, self._origin, strict=True)
+        return torch.stack([(omega * (now - origin).square()).sum() for omega, now, origin in parts]).sum()
+
+    def reset(self) -> None:
+        """Back to the source."""
+        self.subnet.reset()
+        self._steps.reset()
+        self._mean_K = None

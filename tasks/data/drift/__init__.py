@@ -1,0 +1,18 @@
+"""Drift for measurements: corruptions of small images, and streams of labelled images that drift."""
+
+from tasks.data.drift.corruptions import CORRUPTIONS, corrupt
+from tasks.data.drift.plans import StreamPlan, plan_stream
+from tasks.data.drift.settings import DriftSettings, StreamKind
+from tasks.data.drift.streams import LabelledImages, StreamBatch, stream
+
+__all__ = [
+    "CORRUPTIONS",
+    "DriftSettings",
+    "LabelledImages",
+    "StreamBatch",
+    "StreamKind",
+    "StreamPlan",
+    "corrupt",
+    "plan_stream",
+    "stream",
+]

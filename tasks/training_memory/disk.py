@@ -1,0 +1,74 @@
+"""Tensors that wait on disk, written and read by a thread while operators run."""
+
+import os
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+class SwapFile:
+    """A file without a name for tensors of float32; it is gone with the process, or when it is closed."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by __exit__)
+        self._thread = ThreadPoolExecutor(1, "swap")
+        self._end = 0
+        self._places: dict[int, tuple[int, torch.Size]] = {}
+        self._work: dict[int, Future[None]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._file.close()
+
+    def write(self, key: int, value: Tensor) -> None:
+        """Begin to write a tensor, which must not change until `wait`."""
+        self._places[key] = (self._end, value.shape)
+        self._work[key] = self._thread.submit(self._all, os.pwrite, value.contiguous(), self._end)
+        self._end += value.nbytes
+
+    def fetch(self, key: int) -> Tensor:
+        """The tensor of a key; its values are there after `wait`."""
+        place, shape = self._places.pop(key)
+        value = torch.empty(shape)
+        self._work[key] = self._thread.submit(self._all, _read, value, place)
+        return value
+
+    def wait(self, key: int) -> None:
+        """Until the work for a key is done. Errors: OSError of the file system, as it comes."""
+        if key in self._work:
+            self._work.pop(key).result()
+
+    def writing(self, key: int) -> bool:
+        """Whether the work for a key was begun and not waited for."""
+        return key in self._work
+
+    def clear(self) -> None:
+        """Forget all tensors, and use the file from its beginning."""
+        for key in list(self._work):
+            self.wait(key)
+        self._places.clear()
+        self._end = 0
+
+    def _all(self, call: object, value: Tensor, place: int) -> None:
+        content = buffer_of(value)
+        while content:
+            done = call(self._file.fileno(), content, place)  # type: ignore[operator]
+            if not done:
+                raise OSError(f"swap file: ended at byte {place}")
+            content, place = content[done:], place + done
+
+
+def buffer_of(value: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, shared with it."""
+    content: Any = value.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(content)
+
+
+def _read(descriptor: int, content: memoryview, place: int) -> int:
+    return os.preadv(descriptor, [content], place)

@@ -1,0 +1,190 @@
+"""Runs the instructions of a training step: the forward pass without autograd, then the backward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tasks.training_memory.codings import Gates, Groups
+from tasks.training_memory.disk import SwapFile
+from tasks.training_memory.network import Node
+from tasks.training_memory.operators import Given, pass_between, rule_of
+from tasks.training_memory.program import Do, Facts, Instruction, Join, SpanProgram
+from tasks.training_memory.recipes import LOSSY
+
+
+class Execution:
+    """One forward and one backward pass of a network.
+
+    tensors: parameters, buffers and constants by name. ready: told each trained weight as soon as its gradient is
+    complete in `grad`.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        programs: list[SpanProgram],
+        tensors: dict[str, Tensor],
+        disk: SwapFile | None = None,
+        ready: Callable[[nn.Parameter], None] = lambda _: None,
+    ) -> None:
+        self._facts, self._programs, self._tensors = facts, programs, tensors
+        self._nodes = facts.network.nodes
+        self._disk, self._ready = disk, ready
+        self._live: dict[int, Any] = {}
+        self._held: dict[int, Groups] = {}
+        self._gates: dict[int, Gates] = {}
+        self._aside: dict[int, tuple[Tensor, ...]] = {}
+        self._gradients: dict[int, Any] = {}
+        self._weights: dict[int, Tensor] = {}
+        self._uses = dict(facts.weight_uses)
+        self._views: dict[int, list[int]] = {}
+        for node in facts.network.operators:
+            self._views.setdefault(node.base, []).append(node.index)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the network."""
+        self._input = x.detach()
+        for program in self._programs:
+            for instruction in program.forward:
+                self._do(instruction)
+        output: Tensor = self._value(self._facts.network.output)
+        self._free(self._nodes[self._facts.network.output].base)
+        return output
+
+    @torch.no_grad()
+    def backward(self, gradient: Tensor) -> None:
+        """Accumulates into `grad` of the trained weights. gradient: of the output."""
+        self._gradients[self._facts.network.output] = gradient
+        del gradient
+        for program in reversed(self._programs):
+            for instruction in program.backward:
+                self._do(instruction)
+        assert not self._gradients
+        assert not self._weights
+
+    def _do(self, instruction: Instruction) -> None:
+        index = instruction.node
+        match instruction.do:
+            case Do.RUN | Do.AGAIN if instruction.in_place:
+                self._overwrite(self._nodes[index])
+            case Do.RUN:
+                self._run(self._nodes[index])
+            case Do.AGAIN:
+                node = self._nodes[index]
+                self._live[index] = rule_of(node).again(node, self._inputs(node), self._aside.get(index, ()))
+            case Do.FREE:
+                self._free(index)
+            case Do.ENCODE:
+                self._held[index] = Groups.of(self._live[index], LOSSY[instruction.coding])
+            case Do.DECODE:
+                self._live[index] = self._held.pop(index).value()
+            case Do.GATE:
+                needs = self._facts.needs[index]
+                assert needs.gate is not None
+                self._gates[index] = Gates.of(self._live[index], *needs.gate)
+            case Do.WRITE:
+                assert self._disk is not None
+                self._disk.write(index, self._live[index])
+            case Do.FETCH:
+                assert self._disk is not None
+                self._live[index] = self._disk.fetch(index)
+            case Do.READ:
+                assert self._disk is not None
+                self._disk.wait(index)
+            case Do.BACKWARD:
+                self._backward(self._nodes[index], instruction)
+
+    def _value(self, index: int) -> Any:
+        """The value of a node; views are made of what they read."""
+        node = self._nodes[index]
+        if node.kind != "operator":
+            return self._facts.network.source(node, self._tensors, self._input)
+        if index in self._live:
+            return self._live[index]
+        assert node.view, f"value {node.name} is not there"
+        return node.run(self._inputs(node))
+
+    def _inputs(self, node: Node) -> list[Any]:
+        return [self._value(read) for read in node.inputs]
+
+    def _run(self, node: Node) -> None:
+        self._live[node.index], aside = rule_of(node).forward(node, self._inputs(node))
+        if aside:
+            self._aside[node.index] = aside
+
+    def _overwrite(self, node: Node) -> None:
+        in_place = rule_of(node).in_place
+        assert in_place is not None
+        value = in_place(node, self._inputs(node))
+        self._free(node.inputs[0])
+        self._live[node.index] = value
+
+    def _free(self, base: int) -> None:
+        if self._disk is not None:
+            self._disk.wait(base)
+        for index in self._views.get(base, ()):
+            self._live.pop(index, None)
+
+    def _backward(self, node: Node, instruction: Instruction) -> None:
+        gradient = self._gradients.pop(node.index)
+        if node.operator == "getitem":
+            self._slot(node, gradient)
+            return
+        rule, needs = rule_of(node), self._facts.needs[node.index]
+        gate = None
+        if needs.gate is not None:
+            gates = self._gates.pop(node.index, None)
+            gate = gates.times if gates else pass_between(self._value(node.index), needs.gate)
+        given = Given(
+            [self._value(read) if place in needs.inputs else None for place, read in enumerate(node.inputs)],
+            [self._nodes[read].shape for read in node.inputs],
+            self._aside.pop(node.index, ()),
+            gate,
+        )
+        backward = rule.backward
+        if instruction.in_place and rule.backward_in_place is not None and gradient.is_contiguous():
+            backward = rule.backward_in_place
+        found = backward(node, gradient, given)
+        del given
+        del gradient
+        for place, join in enumerate(instruction.joins):
+            new, found[place] = found[place], None
+            if join is None:
+                continue
+            read = node.inputs[place]
+            if self._nodes[read].kind == "parameter":
+                self._weight(read, new)
+            else:
+                self._join(read, new, join)
+
+    def _join(self, read: int, new: Tensor, join: Join) -> None:
+        old: Any = self._gradients.get(read)
+        if join is Join.FIRST:
+            self._gradients[read] = new
+        elif join is Join.INTO_OLD:
+            old.add_(new)
+        elif join is Join.INTO_NEW:
+            self._gradients[read] = new.add_(old)
+        else:
+            self._gradients[read] = old + new
+
+    def _slot(self, node: Node, gradient: Tensor) -> None:
+        """The gradient of one part of a value with several."""
+        source, place = node.inputs[0], node.args[1]
+        slots = self._gradients.setdefault(source, [None] * self._nodes[source].parts)
+        slots[place] = gradient if slots[place] is None else slots[place] + gradient
+
+    def _weight(self, index: int, gradient: Tensor) -> None:
+        known = self._weights.pop(index, None)
+        gradient = gradient if known is None else known.add_(gradient)
+        self._uses[index] -= 1
+        if self._uses[index]:
+            self._weights[index] = gradient
+            return
+        weight = self._tensors[self._nodes[index].name]
+        assert isinstance(weight, nn.Parameter)
+        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        self._ready(weight)

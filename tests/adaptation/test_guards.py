@@ -1,0 +1,220 @@
+"""Guards: drift is noticed soon, seldom by mistake; what was adapted is kept while it helps, and undone when it was wrong."""
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tasks.adaptation import AdaptiveSubnet, MethodSettings
+from tasks.adaptation.guards import Anchor, AnchorJudge, BalancedMemory, DriftDetector, GuardedSubnet, SourceProfile
+from tasks.adaptation.guards.detection import RUN_IMAGES, bets
+from tasks.adaptation.settings import GuardSettings
+from tasks.errors import UserError
+from tests.ir.networks import small_net
+
+PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (32, 32))
+
+
+def pictures(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Faint patterns of five classes in noise: x_BCHW, y_B."""
+    generator = torch.Generator().manual_seed(seed)
+    y_B = torch.randint(5, (count,), generator=generator)
+    return 0.6 * PATTERNS[y_B] + torch.randn(count, 3, 32, 32, generator=generator), y_B
+
+
+def drifted(x_BCHW: torch.Tensor) -> torch.Tensor:
+    """Brighter in two colours, darker in one, with less contrast."""
+    return 0.4 * x_BCHW + torch.tensor([1.5, -1.0, 0.7]).reshape(3, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    network = small_net(8, 16).train()
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    for step in range(40):
+        x_BCHW, y_B = pictures(64, 1000 + step)
+        optimiser.zero_grad()
+        functional.cross_entropy(network(x_BCHW), y_B).backward()
+        optimiser.step()
+    return network.eval()
+
+
+@pytest.fixture
+def source(trained: nn.Module) -> AdaptiveSubnet:
+    return AdaptiveSubnet(copy.deepcopy(trained))
+
+
+def guarded(source: AdaptiveSubnet, method: MethodSettings | None = None, **options: object) -> GuardedSubnet:
+    anchor = Anchor(*pictures(128, 1))
+    settings = GuardSettings.model_validate({"quiet_images": 100, **options})
+    profile = [pictures(256, 2)[0]]
+    return GuardedSubnet(source, anchor, profile, settings, *([method] if method else []))
+
+
+def accuracy(guard: GuardedSubnet, stream: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    right = [guard.answer(x_BCHW).logits_BK.argmax(1) == y_B for x_BCHW, y_B in stream]
+    return torch.cat(right).float().mean().item()
+
+
+def batches(count: int, size: int, seed: int, drift: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for number in range(count):
+        x_BCHW, y_B = pictures(size, seed + number)
+        yield (drifted(x_BCHW) if drift else x_BCHW), y_B
+
+
+def test_bets_are_fair() -> None:
+    edges = np.concatenate([[0.0], np.geomspace(1e-11, 0.5, 20_001)])
+    middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    both = np.concatenate([middles, 1 - middles])
+    assert bets(both).T @ np.tile(widths, 2) == pytest.approx(np.ones(6), abs=0.02)
+
+
+def test_false_alarms_are_no_more_frequent_than_their_bound_for_any_distribution() -> None:
+    rng = np.random.default_rng(0)
+    alarms, runs, images = 0, 400, 30
+    for run in range(runs):
+        scores = np.round(rng.standard_cauchy((20 + images, 2)), 1)  # no moments, and ties
+        detector = DriftDetector(scores[:20], false_alarms=1000.0, seed=run)
+        alarms += any(detector.update(score) for score in scores[20:])
+    bound = images / 100
+    assert alarms / runs <= bound
+    assert alarms / runs > bound / 30  # and the bound is not empty
+
+
+def test_evidence_grows_by_one_an_image_on_average() -> None:
+    """With so small powers left out, R̄ of few images has a variance that averages can beat."""
+    rng = np.random.default_rng(1)
+    values = []
+    for run in range(3000):
+        detector = DriftDetector(rng.standard_normal((10, 1)), false_alarms=1e-6, seed=run)
+        for score in rng.standard_normal((3, 1)):
+            detector.update(score)
+        values.append(detector.evidence)
+    assert np.mean(values) == pytest.approx(3, rel=0.25)
+
+
+def test_drift_is_noticed_within_a_few_images() -> None:
+    rng = np.random.default_rng(0)
+    detector = DriftDetector(rng.standard_normal((500, 3)), false_alarms=1.0, seed=0)
+    assert not any(detector.update(score) for score in rng.standard_normal((300, 3)))
+    found = [detector.update(score + 4) for score in rng.standard_normal((20, 3))]
+    assert any(found)
+    assert detector.images < 20  # a run began
+
+
+def test_a_run_ends_so_that_memory_is_bounded() -> None:
+    detector = DriftDetector(np.zeros((4, 1)), false_alarms=1e-6, seed=0)
+    for _ in range(RUN_IMAGES):
+        detector.update(np.zeros(1))
+    assert detector.images == 0
+
+
+def test_a_profile_tells_drifted_images_and_leaves_the_source(source: AdaptiveSubnet) -> None:
+    profile = SourceProfile(source, [pictures(256, 2)[0]])
+    x_BCHW, _ = pictures(64, 3)
+    logits_BK, usual = profile.look(x_BCHW)
+    _, unusual = profile.look(drifted(x_BCHW))
+    assert torch.equal(logits_BK, source(x_BCHW))
+    assert profile.calibration_ND.shape == (128, 3)
+    assert (unusual[:, :2].min(0) > usual[:, :2].max(0)).all()
+    assert source.state() == {}
+
+
+def test_too_few_source_images_are_one_clear_line(source: AdaptiveSubnet) -> None:
+    with pytest.raises(UserError, match="source images: 8; allowed: 32 or more; give more images"):
+        SourceProfile(source, [pictures(8, 2)[0]])
+    with pytest.raises(UserError, match="labelled source images: 8; allowed: 32 or more"):
+        AnchorJudge(source, Anchor(*pictures(8, 2)), GuardSettings())
+
+
+def test_a_memory_is_balanced_recent_and_knows_no_image_twice() -> None:
+    memory = BalancedMemory(capacity=8, oldest=30, redundancy=1e-3)
+    images = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    for number in range(20):
+        assert memory.add(images[number], 0)
+    for number in range(20, 24):
+        assert memory.add(images[number], 1)
+    assert torch.equal(memory.batch(), images[16:24])
+    assert not memory.add(images[23] * 1.001, 1)
+    assert memory.add(images[24], 0)
+    assert torch.equal(memory.batch(), torch.cat([images[17:20], images[24:25], images[20:24]]))
+    for number in range(25, 40):
+        memory.add(images[number], 0)
+    for _ in range(30):
+        memory.add(images[39], 0)
+    assert torch.equal(memory.batch(), images[39:40])
+
+
+def test_nothing_adapts_while_nothing_drifts(source: AdaptiveSubnet) -> None:
+    guard = guarded(source)
+    before = {name: tensor.clone() for name, tensor in guard.adapted.network.state_dict().items()}
+    for x_BCHW, _ in batches(10, 32, 5000, drift=False):
+        answer = guard.answer(x_BCHW)
+        assert answer.by == "source"
+        assert torch.equal(answer.logits_BK, source(x_BCHW))
+    assert not guard.events
+    after = guard.adapted.network.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert source.state() == guard.adapted.state() == {}
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveSubnet, size: int) -> None:
+    guard = guarded(source)
+    steps = 160 // size
+    clean = accuracy(guard, batches(32 // size, size, 6000, drift=False))
+    accuracy(guard, batches(steps, size, 7000, drift=True))
+    corrected = accuracy(guard, batches(steps, size, 8000, drift=True))
+    with torch.no_grad():
+        left_alone = (
+            torch.cat([source(x).argmax(1) == y for x, y in batches(steps, size, 8000, drift=True)]).float().mean()
+        )
+    assert clean > 0.9
+    assert left_alone < 0.5
+    assert corrected > clean - 0.1
+    assert [guard.events[0].kind, guard.events[1].kind] == ["drift", "kept"]
+    assert 32 <= guard.events[0].image < 32 + 20
+    assert guard.adapted.state()
+    accuracy(guard, batches(steps, size, 9000, drift=False))
+    assert guard.events[-1].kind == "over"
+    assert guard.events[-1].image < 352 + 64
+    assert not guard.drifting
+    x_BCHW, _ = pictures(32, 1)
+    assert guard.adapted.state() == {}
+    assert torch.equal(guard.answer(x_BCHW).logits_BK, source(x_BCHW))
+
+
+def test_what_was_adapted_wrongly_is_undone(source: AdaptiveSubnet) -> None:
+    """Tent with steps far too long puts all images into one class; the source goes on answering."""
+    guard = guarded(source, MethodSettings(method="tent", learning_rate=1.0))
+    for x_BCHW, _ in batches(8, 32, 7000, drift=True):
+        answer = guard.answer(x_BCHW)
+        assert answer.by == "source"
+        assert torch.equal(answer.logits_BK, source(x_BCHW))
+    kinds = [event.kind for event in guard.events]
+    assert kinds[0] == "drift"
+    assert set(kinds[1:]) == {"undone"}
+    assert source.state() == {}
+
+
+def test_a_verdict_names_why_adapted_weights_go(source: AdaptiveSubnet) -> None:
+    anchor = Anchor(*pictures(128, 1))
+    judge = AnchorJudge(source, anchor, GuardSettings())
+    x_BCHW, _ = pictures(64, 4)
+    with torch.no_grad():
+        logits_BK = source(x_BCHW)
+        adapted = copy.deepcopy(source)
+        same = judge.verdict(adapted, x_BCHW, logits_BK)
+        assert same.kept
+        assert same.expected_of_source == same.expected_of_adapted
+        assert same.expected_of_source == pytest.approx(0.95, abs=0.1)
+        unsure = logits_BK + torch.tensor([3.0, 0, 0, 0, 0])
+        assert not judge.verdict(adapted, drifted(x_BCHW), unsure).kept
+        adapted.norms[next(iter(adapted.norms))].weight.fill_(0.0)
+        broken = judge.verdict(adapted, x_BCHW, logits_BK)
+    assert not broken.kept
+    assert "points on source images" in broken.reason
