@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.errors import UserError
-from tasks.training_memory import ALL_MEANS, Mean, MemoryPlan, Planner, StorageCount, step, tensors_of
+from tasks.training_memory import ALL_MEANS, Mean, MemoryPlan, StepPlanner, StorageCount, step, tensors_of
 from tests.training_memory import small_networks
 
 NETWORKS = ("resnet50", "mobilenetv2_100", "vit_tiny_patch16_224")
@@ -61,7 +61,7 @@ class Case:
             small_networks.freeze_but_norms(self.module)
         self.x = torch.randn(options.batch, 3, options.size, options.size)
         self.y = torch.randint(CLASSES, (options.batch,))
-        self.planner = Planner(self.module, self.x, optimiser=self.optimiser(self.module))
+        self.planner = StepPlanner(self.module, self.x, optimiser=self.optimiser(self.module))
 
     @staticmethod
     def optimiser(module: nn.Module) -> torch.optim.Optimizer:
@@ -160,7 +160,7 @@ def prediction_errors(networks: int) -> list[float]:
         module = small_networks.make(families[seed % len(families)], 100 + seed)
         if seed % 2:
             small_networks.freeze_but_norms(module)
-        planner = Planner(module, x)
+        planner = StepPlanner(module, x)
         means = ALL_MEANS - {Mean.UPDATE}
         least_mib = planner.least_mib(means=means)
         for budget_mib in (least_mib, 1.2 * least_mib, 1.5 * least_mib, math.inf):
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=20, help="small random networks for the error of predictions")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    kinds = (True, False)
+    kinds: tuple[bool, ...] = (True, False)
     if options.quick:
         options.names, options.batch, options.size = ["mobilenetv2_100"], 4, 32
         options.pairs, options.networks, kinds = 1, 2, (True,)

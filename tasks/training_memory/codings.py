@@ -74,7 +74,7 @@ def group_bytes(count: int, bits: Bits) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class CodedGroups:
     """A tensor of floats as 8 or 4 bits an element.
 
     codes: uint8, two elements in one where they have 4 bits. least, step: float32 (groups, 1), of each group of 256 neighbours.
@@ -87,7 +87,7 @@ class Groups:
     bits: Bits
 
     @staticmethod
-    def of(value: Tensor, bits: Bits) -> "Groups":
+    def of(value: Tensor, bits: Bits) -> "CodedGroups":
         """value: float32, any shape."""
         flat = value.reshape(-1)
         groups = -(-len(flat) // GROUP)
@@ -108,7 +108,7 @@ class Groups:
                 code = code[::2] | (code[1::2] << 4)
             first = start * bits // 8
             codes[first : first + len(code)] = code
-        return Groups(codes, least, step, value.shape, bits)
+        return CodedGroups(codes, least, step, value.shape, bits)
 
     def value(self) -> Tensor:
         """The tensor, float32, rounded."""
@@ -124,7 +124,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class CodedWindows:
     """Windows of a max-pooling over an image of `height` × `width` pixels."""
 
     width: int

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.training_memory.codings import Gates, Groups
+from tasks.training_memory.codings import CodedGroups, Gates
 from tasks.training_memory.counting import StorageCount
 from tasks.training_memory.disk import buffer_of
-from tasks.training_memory.network import Network, Node, Read
+from tasks.training_memory.network import Network, ReadsNode, StepNode
 from tasks.training_memory.operators import PERMUTE, TRANSPOSE, Given, rule_of
 from tasks.training_memory.recipes import Coding
 
@@ -25,7 +25,7 @@ PROBE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCost:
+class StepNodeCost:
     """Seconds of an operator, and bytes.
 
     Spikes: beyond the value, or the gradients, while the operator runs. aside: kept for the backward pass.
@@ -48,33 +48,33 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """nodes: by index."""
 
-    nodes: dict[int, NodeCost]
+    nodes: dict[int, StepNodeCost]
     rates: Rates
 
 
-def measure(network: Network, tensors: dict[str, Tensor], x: Tensor, folder: str | None = None) -> Costs:
+def measure(network: Network, tensors: dict[str, Tensor], x: Tensor, folder: str | None = None) -> StepCosts:
     """Leaves torch's random state as it was. tensors: those of the module by name. folder: of what is swapped to disk."""
-    known: dict[Any, NodeCost] = {}
-    costs: dict[int, NodeCost] = {}
+    known: dict[Any, StepNodeCost] = {}
+    costs: dict[int, StepNodeCost] = {}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in network.operators:
             if node.view or not node.pure:
-                costs[node.index] = NodeCost()
+                costs[node.index] = StepNodeCost()
                 continue
             layouts = tuple((network.nodes[read].shape, network.nodes[read].stride) for read in node.inputs)
             turned = tuple(reader.operator for reader in network.readers[node.index] if reader.view)
-            plain = repr([arg for arg in node.args if not isinstance(arg, Read)]) + repr(node.kwargs)
+            plain = repr([arg for arg in node.args if not isinstance(arg, ReadsNode)]) + repr(node.kwargs)
             key = (node.operator, layouts, turned, node.wants, plain)
             if key not in known:
                 known[key] = _measured(network, node, tensors, x)
             costs[node.index] = known[key]
-        return Costs(costs, _rates(folder))
+        return StepCosts(costs, _rates(folder))
 
 
-def _stand_ins(network: Network, node: Node, tensors: dict[str, Tensor], x: Tensor) -> list[Any]:
+def _stand_ins(network: Network, node: StepNode, tensors: dict[str, Tensor], x: Tensor) -> list[Any]:
     found: list[Any] = []
     for read in node.inputs:
         source = network.nodes[read]
@@ -89,12 +89,12 @@ def _stand_ins(network: Network, node: Node, tensors: dict[str, Tensor], x: Tens
     return found
 
 
-def _extent(node: Node) -> int:
+def _extent(node: StepNode) -> int:
     """Elements from the first to the last one of a value, gaps between them included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(node.shape, node.stride, strict=True))
 
 
-def _gradient_like(network: Network, node: Node, value: Tensor) -> Tensor:
+def _gradient_like(network: Network, node: StepNode, value: Tensor) -> Tensor:
     """A gradient with its axes in the order in which it comes from the first reader of a value."""
     for reader in network.readers[node.index]:
         if rule_of(reader) in (PERMUTE, TRANSPOSE):
@@ -104,7 +104,7 @@ def _gradient_like(network: Network, node: Node, value: Tensor) -> Tensor:
     return torch.randn(value.shape)
 
 
-def _measured(network: Network, node: Node, tensors: dict[str, Tensor], x: Tensor) -> NodeCost:
+def _measured(network: Network, node: StepNode, tensors: dict[str, Tensor], x: Tensor) -> StepNodeCost:
     rule = rule_of(node)
     inputs = _stand_ins(network, node, tensors, x)
     with StorageCount(inputs) as count:
@@ -118,7 +118,7 @@ def _measured(network: Network, node: Node, tensors: dict[str, Tensor], x: Tenso
     rule.forward(node, inputs)
     forward_s = time.perf_counter() - start
     if not node.gradient or not isinstance(value, Tensor):
-        return NodeCost(forward_s, 0.0, forward_spike, 0, aside_bytes)
+        return StepNodeCost(forward_s, 0.0, forward_spike, 0, aside_bytes)
     gradient = _gradient_like(network, node, value)
     needs = rule.needs(node)
     gates = Gates.of(value, *needs.gate) if needs.gate else None
@@ -135,7 +135,7 @@ def _measured(network: Network, node: Node, tensors: dict[str, Tensor], x: Tenso
     del found
     start = time.perf_counter()
     rule.backward(node, gradient, given)
-    return NodeCost(forward_s, time.perf_counter() - start, forward_spike, spike, aside_bytes)
+    return StepNodeCost(forward_s, time.perf_counter() - start, forward_spike, spike, aside_bytes)
 
 
 def _rates(folder: str | None) -> Rates:
@@ -149,7 +149,7 @@ def _rates(folder: str | None) -> Rates:
 
     encode, decode = {Coding.EXACT: 0.0}, {Coding.EXACT: 0.0}
     for coding, bits in ((Coding.EIGHT, 8), (Coding.FOUR, 4)):
-        encode[coding], groups = rate(lambda bits=bits: Groups.of(probe, bits))
+        encode[coding], groups = rate(lambda bits=bits: CodedGroups.of(probe, bits))
         decode[coding], _ = rate(groups.value)
     with tempfile.TemporaryFile(dir=folder) as file:
         content = buffer_of(probe)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.training_memory.codings import Gates, Groups
+from tasks.training_memory.codings import CodedGroups, Gates
 from tasks.training_memory.disk import SwapFile
-from tasks.training_memory.network import Node
+from tasks.training_memory.network import StepNode
 from tasks.training_memory.operators import Given, pass_between, rule_of
-from tasks.training_memory.program import Do, Facts, Instruction, Join, SpanProgram
+from tasks.training_memory.program import Do, Join, SpanProgram, StepFacts, StepInstruction
 from tasks.training_memory.recipes import LOSSY
 
 
@@ -23,7 +23,7 @@ class Execution:
 
     def __init__(
         self,
-        facts: Facts,
+        facts: StepFacts,
         programs: list[SpanProgram],
         tensors: dict[str, Tensor],
         disk: SwapFile | None = None,
@@ -33,7 +33,7 @@ class Execution:
         self._nodes = facts.network.nodes
         self._disk, self._ready = disk, ready
         self._live: dict[int, Any] = {}
-        self._held: dict[int, Groups] = {}
+        self._held: dict[int, CodedGroups] = {}
         self._gates: dict[int, Gates] = {}
         self._aside: dict[int, tuple[Tensor, ...]] = {}
         self._gradients: dict[int, Any] = {}
@@ -65,7 +65,7 @@ class Execution:
         assert not self._gradients
         assert not self._weights
 
-    def _do(self, instruction: Instruction) -> None:
+    def _do(self, instruction: StepInstruction) -> None:
         index = instruction.node
         match instruction.do:
             case Do.RUN | Do.AGAIN if instruction.in_place:
@@ -78,7 +78,7 @@ class Execution:
             case Do.FREE:
                 self._free(index)
             case Do.ENCODE:
-                self._held[index] = Groups.of(self._live[index], LOSSY[instruction.coding])
+                self._held[index] = CodedGroups.of(self._live[index], LOSSY[instruction.coding])
             case Do.DECODE:
                 self._live[index] = self._held.pop(index).value()
             case Do.GATE:
@@ -107,15 +107,15 @@ class Execution:
         assert node.view, f"value {node.name} is not there"
         return node.run(self._inputs(node))
 
-    def _inputs(self, node: Node) -> list[Any]:
+    def _inputs(self, node: StepNode) -> list[Any]:
         return [self._value(read) for read in node.inputs]
 
-    def _run(self, node: Node) -> None:
+    def _run(self, node: StepNode) -> None:
         self._live[node.index], aside = rule_of(node).forward(node, self._inputs(node))
         if aside:
             self._aside[node.index] = aside
 
-    def _overwrite(self, node: Node) -> None:
+    def _overwrite(self, node: StepNode) -> None:
         in_place = rule_of(node).in_place
         assert in_place is not None
         value = in_place(node, self._inputs(node))
@@ -128,7 +128,7 @@ class Execution:
         for index in self._views.get(base, ()):
             self._live.pop(index, None)
 
-    def _backward(self, node: Node, instruction: Instruction) -> None:
+    def _backward(self, node: StepNode, instruction: StepInstruction) -> None:
         gradient = self._gradients.pop(node.index)
         if node.operator == "getitem":
             self._slot(node, gradient)
@@ -171,7 +171,7 @@ class Execution:
         else:
             self._gradients[read] = old + new
 
-    def _slot(self, node: Node, gradient: Tensor) -> None:
+    def _slot(self, node: StepNode, gradient: Tensor) -> None:
         """The gradient of one part of a value with several."""
         source, place = node.inputs[0], node.args[1]
         slots = self._gradients.setdefault(source, [None] * self._nodes[source].parts)

@@ -24,14 +24,14 @@ OF_SHAPES = frozenset(name for one in ("empty", "zeros", "ones", "full") for nam
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadsNode:
     """That an argument is the value of a node."""
 
     node: int
 
 
 @dataclass(slots=True)
-class Node:
+class StepNode:
     """One operator, or one source of tensors.
 
     kind: "operator", "input", "parameter", "buffer" or "constant"; `name` is what the module calls such a tensor.
@@ -75,9 +75,9 @@ class Node:
         """All arguments with tensors in the places of reads. tensors: one for each of `inputs`, in order."""
         given = iter(tensors)
         return tree_map(
-            lambda leaf: next(given) if isinstance(leaf, Read) else leaf,
+            lambda leaf: next(given) if isinstance(leaf, ReadsNode) else leaf,
             (self.args, self.kwargs),
-            is_leaf=lambda leaf: isinstance(leaf, Read),
+            is_leaf=lambda leaf: isinstance(leaf, ReadsNode),
         )
 
     def run(self, tensors: Sequence[Any]) -> Any:
@@ -91,26 +91,26 @@ class Node:
 class Network:
     """Nodes in running order. output: the node whose value the module gives."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[StepNode, ...]
     output: int
     batch: int
     batch_statistics: bool
     """Whether an operator takes statistics over the samples of a batch."""
 
     @cached_property
-    def readers(self) -> dict[int, list[Node]]:
+    def readers(self) -> dict[int, list[StepNode]]:
         """For each node, the operators that read its value."""
-        found: dict[int, list[Node]] = {node.index: [] for node in self.nodes}
+        found: dict[int, list[StepNode]] = {node.index: [] for node in self.nodes}
         for node in self.operators:
             for read in node.inputs:
                 found[read].append(node)
         return found
 
     @property
-    def operators(self) -> Iterator[Node]:
+    def operators(self) -> Iterator[StepNode]:
         return (node for node in self.nodes if node.kind == "operator")
 
-    def source(self, node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def source(self, node: StepNode, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """The tensor of a source. tensors: those of the module by name, constants included."""
         return x if node.kind == "input" else tensors[node.name]
 
@@ -149,8 +149,8 @@ def trace(module: nn.Module, x: Tensor) -> tuple[Network, dict[str, Tensor]]:
     return Network(tuple(nodes), places[outputs[0]], len(x), statistics), dict(program.constants)
 
 
-def _nodes(program: Any, names: dict[str, Any], where: str) -> tuple[list[Node], dict[fx.Node, int]]:
-    nodes: list[Node] = []
+def _nodes(program: Any, names: dict[str, Any], where: str) -> tuple[list[StepNode], dict[fx.Node, int]]:
+    nodes: list[StepNode] = []
     places: dict[Any, int] = {}
     for each in program.graph.nodes:
         index = len(nodes)
@@ -161,7 +161,7 @@ def _nodes(program: Any, names: dict[str, Any], where: str) -> tuple[list[Node],
                 InputKind.PARAMETER: "parameter",
                 InputKind.BUFFER: "buffer",
             }.get(kind, "constant")
-            nodes.append(Node(index, found, target or each.name, base=index))
+            nodes.append(StepNode(index, found, target or each.name, base=index))
         elif each.op == "call_function":
             nodes.append(_operator(index, each, places, where))
         elif each.op == "output":
@@ -175,7 +175,7 @@ def _nodes(program: Any, names: dict[str, Any], where: str) -> tuple[list[Node],
     return nodes, places
 
 
-def _share_tied(nodes: list[Node], parameters: dict[str, nn.Parameter]) -> None:
+def _share_tied(nodes: list[StepNode], parameters: dict[str, nn.Parameter]) -> None:
     """Operators that read one weight under two names read it under the first."""
     first: dict[int, int] = {}
     twins = {
@@ -187,7 +187,7 @@ def _share_tied(nodes: list[Node], parameters: dict[str, nn.Parameter]) -> None:
         node.inputs = tuple(twins.get(read, read) for read in node.inputs)
 
 
-def _operator(index: int, each: fx.Node, places: dict[fx.Node, int], where: str) -> Node:
+def _operator(index: int, each: fx.Node, places: dict[fx.Node, int], where: str) -> StepNode:
     target, pure = each.target, True
     if isinstance(target, torch._ops.OpOverload):
         pure = not target._schema.is_mutable and not _draws(target, each)
@@ -198,11 +198,12 @@ def _operator(index: int, each: fx.Node, places: dict[fx.Node, int], where: str)
     elif target is not operator.getitem:
         raise UserError(where, f"'{target}' in its trace", allowed="torch's own operators")
     args, kwargs = tree_map(
-        lambda leaf: Read(places[leaf]) if isinstance(leaf, fx.Node) else leaf, (tuple(each.args), dict(each.kwargs))
+        lambda leaf: ReadsNode(places[leaf]) if isinstance(leaf, fx.Node) else leaf,
+        (tuple(each.args), dict(each.kwargs)),
     )
-    leaves = tree_leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Read))
-    inputs = tuple(leaf.node for leaf in leaves if isinstance(leaf, Read))
-    return Node(index, "operator", each.name, target, args, kwargs, inputs, base=index, pure=pure)
+    leaves = tree_leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, ReadsNode))
+    inputs = tuple(leaf.node for leaf in leaves if isinstance(leaf, ReadsNode))
+    return StepNode(index, "operator", each.name, target, args, kwargs, inputs, base=index, pure=pure)
 
 
 def _draws(target: torch._ops.OpOverload, each: fx.Node) -> bool:
@@ -224,7 +225,7 @@ def _out_of_place(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None
     return getattr(plain, target._overloadname, None) if plain is not None else None
 
 
-def _find_storages(nodes: list[Node], program: Any, names: dict[str, Any], x: Tensor) -> None:
+def _find_storages(nodes: list[StepNode], program: Any, names: dict[str, Any], x: Tensor) -> None:
     """Shapes, sizes and views, by a run with tensors that have no memory."""
     state = {**program.state_dict, **program.constants}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
@@ -260,7 +261,7 @@ def _find_storages(nodes: list[Node], program: Any, names: dict[str, Any], x: Te
                 node.bytes = part.untyped_storage().nbytes() if node.base == node.index else 0
 
 
-def _find_gradients(nodes: list[Node], trainable: set[str]) -> None:
+def _find_gradients(nodes: list[StepNode], trainable: set[str]) -> None:
     for node in nodes:
         if node.kind == "operator":
             known = node.operator in OF_SHAPES

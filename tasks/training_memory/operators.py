@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.training_memory.codings import Windows
-from tasks.training_memory.network import Node
+from tasks.training_memory.codings import CodedWindows
+from tasks.training_memory.network import StepNode
 
 aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RuleNeeds:
     """What the backward pass of an operator needs of the forward pass.
 
-    inputs: places in `Node.inputs` whose values are needed. gate: a gradient passes where the output lies between
+    inputs: places in `StepNode.inputs` whose values are needed. gate: a gradient passes where the output lies between
     these bounds.
     """
 
@@ -61,40 +61,42 @@ class Rule:
     backward_in_place: as `backward`, the first input's gradient written over the output's.
     """
 
-    needs: Callable[[Node], Needs]
-    backward: Callable[[Node, Any, Given], Gradients]
-    forward: Callable[[Node, Sequence[Any]], tuple[Any, tuple[Tensor, ...]]]
-    again: Callable[[Node, Sequence[Any], tuple[Tensor, ...]], Any]
+    needs: Callable[[StepNode], RuleNeeds]
+    backward: Callable[[StepNode, Any, Given], Gradients]
+    forward: Callable[[StepNode, Sequence[Any]], tuple[Any, tuple[Tensor, ...]]]
+    again: Callable[[StepNode, Sequence[Any], tuple[Tensor, ...]], Any]
     alias: bool = False
     cheap: bool = False
-    in_place: Callable[[Node, Sequence[Any]], Any] | None = None
-    backward_in_place: Callable[[Node, Any, Given], Gradients] | None = None
+    in_place: Callable[[StepNode, Sequence[Any]], Any] | None = None
+    backward_in_place: Callable[[StepNode, Any, Given], Gradients] | None = None
 
 
-def _plain(node: Node, tensors: Sequence[Any]) -> tuple[Any, tuple[Tensor, ...]]:
+def _plain(node: StepNode, tensors: Sequence[Any]) -> tuple[Any, tuple[Tensor, ...]]:
     return node.run(tensors), ()
 
 
-def _plain_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Any:
+def _plain_again(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Any:
     return node.run(tensors)
 
 
-def _nothing(node: Node) -> Needs:
-    return Needs()
+def _nothing(node: StepNode) -> RuleNeeds:
+    return RuleNeeds()
 
 
-def _rule(needs: Callable[[Node], Needs], backward: Callable[[Node, Any, Given], Gradients], **options: Any) -> Rule:
+def _rule(
+    needs: Callable[[StepNode], RuleNeeds], backward: Callable[[StepNode, Any, Given], Gradients], **options: Any
+) -> Rule:
     return Rule(needs, backward, **{"forward": _plain, "again": _plain_again, **options})
 
 
 # Any operator ---------------------------------------------------------------------------------------------------------
 
 
-def _all_inputs(node: Node) -> Needs:
-    return Needs(frozenset(range(len(node.inputs))))
+def _all_inputs(node: StepNode) -> RuleNeeds:
+    return RuleNeeds(frozenset(range(len(node.inputs))))
 
 
-def _by_autograd(node: Node, gradient: Any, given: Given) -> Gradients:
+def _by_autograd(node: StepNode, gradient: Any, given: Given) -> Gradients:
     leaves = [
         tensor.detach().requires_grad_() if wanted else tensor
         for tensor, wanted in zip(given.tensors, node.wants, strict=True)
@@ -111,9 +113,9 @@ def _by_autograd(node: Node, gradient: Any, given: Given) -> Gradients:
 # Convolutions and linear layers ---------------------------------------------------------------------------------------
 
 
-def _weighted_needs(node: Node) -> Needs:
+def _weighted_needs(node: StepNode) -> RuleNeeds:
     """The input where the weight is trained; the weight where the input wants a gradient."""
-    return Needs(frozenset([0] * node.wants[1] + [1] * node.wants[0]))
+    return RuleNeeds(frozenset([0] * node.wants[1] + [1] * node.wants[0]))
 
 
 def _stand_in(like: Tensor, shape: torch.Size) -> Tensor:
@@ -121,7 +123,7 @@ def _stand_in(like: Tensor, shape: torch.Size) -> Tensor:
     return like.new_empty(1).expand(shape)
 
 
-def _convolution_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _convolution_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     x_BIHW, weight_OIHW = given.tensors[0], given.tensors[1]
     pairs = [list(node.argument(place, default)) for place, default in ((3, [1, 1]), (4, [0, 0]), (5, [1, 1]))]
     bias = len(node.inputs) > 2
@@ -139,7 +141,7 @@ def _convolution_backward(node: Node, gradient: Tensor, given: Given) -> Gradien
     return list(found)[: len(node.inputs)]
 
 
-def _linear_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _linear_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     x_BI, weight_OI = given.tensors[0], given.tensors[1]
     flat_BO = gradient.reshape(-1, gradient.shape[-1])
     found: Gradients = [None] * len(node.inputs)
@@ -155,25 +157,25 @@ def _linear_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
 # Normalisation --------------------------------------------------------------------------------------------------------
 
 
-def _spread(node: Node, tensors: Sequence[Any], count: int) -> list[Any]:
+def _spread(node: StepNode, tensors: Sequence[Any], count: int) -> list[Any]:
     """The first `count` arguments, which are tensors or None."""
     return list(node.arguments(tensors)[0][:count])
 
 
-def _back(node: Node, gradients: Sequence[Any], count: int) -> Gradients:
+def _back(node: StepNode, gradients: Sequence[Any], count: int) -> Gradients:
     """Gradients of the first `count` arguments as those of `node.inputs`."""
     present = [grad for grad, arg in zip(gradients, node.args[:count], strict=True) if arg is not None]
     return [*present, *[None] * (len(node.inputs) - len(present))]
 
 
-def _batch_norm_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _batch_norm_forward(node: StepNode, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, weight, bias, mean, variance = _spread(node, tensors, 5)
     training, momentum, epsilon = node.args[5:8]
     y, *aside = torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
     return y, tuple(aside) if training else ()
 
 
-def _batch_norm_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
+def _batch_norm_again(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
     x, weight, bias, mean, variance = _spread(node, tensors, 5)
     epsilon = node.args[7]
     if aside:
@@ -181,13 +183,13 @@ def _batch_norm_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, .
     return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, epsilon)[0]
 
 
-def _batch_norm_needs(node: Node) -> Needs:
+def _batch_norm_needs(node: StepNode) -> RuleNeeds:
     """The input, but for fixed statistics under a fixed scale; and all of the small ones."""
     fixed = not node.args[5] and not any(node.wants[1:])
-    return Needs(frozenset(range(int(fixed), len(node.inputs))))
+    return RuleNeeds(frozenset(range(int(fixed), len(node.inputs))))
 
 
-def _batch_norm_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _batch_norm_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     x, weight, _, mean, variance = _spread(node, given.tensors, 5)
     training, epsilon = node.args[5], node.args[7]
     if x is None:
@@ -209,7 +211,7 @@ def batch_norm_parts(channels: int) -> list[slice]:
     return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
 
 
-def _batch_norm_backward_in_place(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _batch_norm_backward_in_place(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     """A few channels at a time: no channel needs another one."""
     others: list[list[Tensor]] = [[] for _ in node.inputs]
     for part in batch_norm_parts(gradient.shape[1]):
@@ -227,14 +229,14 @@ def _batch_norm_backward_in_place(node: Node, gradient: Tensor, given: Given) ->
     return [gradient, *(torch.cat(parts) if parts else None for parts in others[1:])]
 
 
-def _layer_norm_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _layer_norm_forward(node: StepNode, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
     (x, shape, *affine), _ = node.arguments(tensors)
     weight, bias = (*affine, None, None)[:2]
     y, *aside = torch.native_layer_norm(x, shape, weight, bias, node.argument(4, 1e-5))
     return y, tuple(aside)
 
 
-def _layer_norm_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _layer_norm_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     (x, shape, *affine), _ = node.arguments(given.tensors)
     weight, bias = (*affine, None, None)[:2]
     wants = iter(node.wants)
@@ -246,13 +248,13 @@ def _layer_norm_backward(node: Node, gradient: Tensor, given: Given) -> Gradient
 # Gates and pools ------------------------------------------------------------------------------------------------------
 
 
-def _gate(node: Node) -> Needs:
+def _gate(node: StepNode) -> RuleNeeds:
     bounds = (0.0, math.inf)
     if node.operator == "relu6":
         bounds = (0.0, 6.0)
     elif node.operator == "hardtanh":
         bounds = (float(node.argument(1, -1.0)), float(node.argument(2, 1.0)))
-    return Needs(gate=bounds)
+    return RuleNeeds(gate=bounds)
 
 
 def pass_between(value: Tensor, bounds: tuple[float, float]) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -267,32 +269,32 @@ def pass_between(value: Tensor, bounds: tuple[float, float]) -> Callable[[Tensor
     return gated
 
 
-def _gate_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _gate_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     assert given.gate is not None
     return [given.gate(gradient, None)]
 
 
-def _gate_backward_in_place(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _gate_backward_in_place(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     assert given.gate is not None
     return [given.gate(gradient, gradient)]
 
 
-def _gate_in_place(node: Node, tensors: Sequence[Any]) -> Tensor:
+def _gate_in_place(node: StepNode, tensors: Sequence[Any]) -> Tensor:
     bounds = _gate(node).gate
     assert bounds is not None
     return aten.relu_(tensors[0]) if bounds[1] == math.inf else aten.hardtanh_(tensors[0], *bounds)
 
 
-def _windows(node: Node, shape: torch.Size) -> Windows:
+def _windows(node: StepNode, shape: torch.Size) -> CodedWindows:
     def pair(place: int, default: Any) -> tuple[int, int]:
         found = list(node.argument(place, None) or default)
         return (found[0], found[-1])
 
     kernel = pair(1, None)
-    return Windows(shape[-1], kernel, pair(2, kernel), pair(3, (0, 0)), pair(4, (1, 1)))
+    return CodedWindows(shape[-1], kernel, pair(2, kernel), pair(3, (0, 0)), pair(4, (1, 1)))
 
 
-def _pool_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _pool_forward(node: StepNode, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Sample by sample, because indices of 64 bits for a whole batch are larger than its values."""
     (x, *rest), _ = node.arguments(tensors)
     windows = _windows(node, x.shape)
@@ -305,11 +307,11 @@ def _pool_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Ten
     return y, (offsets,)
 
 
-def _pool_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
+def _pool_again(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
     return _pool_forward(node, tensors)[0]
 
 
-def _pool_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _pool_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     shape = given.shapes[0]
     windows = _windows(node, shape)
     found = torch.zeros(shape)
@@ -319,7 +321,7 @@ def _pool_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
     return [found]
 
 
-def _mean_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _mean_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     shape = given.shapes[0]
     if node.operator == "mean":
         dims = [d % len(shape) for d in (node.argument(1) or range(len(shape)))]
@@ -331,7 +333,7 @@ def _mean_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
 # Elementwise ----------------------------------------------------------------------------------------------------------
 
 
-def _add_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _add_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     factor = node.kwargs.get("alpha", 1)
     signs = (1, factor if node.operator == "add" else -factor)
     return [
@@ -340,18 +342,18 @@ def _add_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
     ]
 
 
-def _add_in_place(node: Node, tensors: Sequence[Any]) -> Tensor:
+def _add_in_place(node: StepNode, tensors: Sequence[Any]) -> Tensor:
     factor = node.kwargs.get("alpha", 1)
     other = tensors[1] if len(tensors) > 1 else node.args[1]
     return tensors[0].add_(other, alpha=factor if node.operator == "add" else -factor)
 
 
-def _mul_needs(node: Node) -> Needs:
+def _mul_needs(node: StepNode) -> RuleNeeds:
     """Each factor where the other wants a gradient."""
-    return Needs(frozenset(1 - place for place, want in enumerate(node.wants) if want and len(node.wants) == 2))
+    return RuleNeeds(frozenset(1 - place for place, want in enumerate(node.wants) if want and len(node.wants) == 2))
 
 
-def _mul_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _mul_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     if len(node.inputs) == 1:
         return [gradient * node.args[1]]
     others = given.tensors[::-1]
@@ -361,7 +363,7 @@ def _mul_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
     ]
 
 
-def _dropout_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _dropout_forward(node: StepNode, tensors: Sequence[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
     share, training = node.args[1:3]
     if not training or share == 0:
         return node.run(tensors), ()
@@ -369,45 +371,45 @@ def _dropout_forward(node: Node, tensors: Sequence[Any]) -> tuple[Tensor, tuple[
     return y, (mask,)
 
 
-def _dropout_again(node: Node, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
+def _dropout_again(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
     return tensors[0] * aside[0] / (1 - node.args[1]) if aside else node.run(tensors)
 
 
-def _dropout_backward(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _dropout_backward(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     return [gradient * given.aside[0] / (1 - node.args[1]) if given.aside else gradient]
 
 
 # Views ----------------------------------------------------------------------------------------------------------------
 
 
-def _reshaped(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _reshaped(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     return [gradient.reshape(given.shapes[0])]
 
 
-def _transposed(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _transposed(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     return [gradient.transpose(*node.args[1:3])]
 
 
-def _permuted(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _permuted(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     order = [d % gradient.dim() for d in node.args[1]]
     return [gradient.permute([order.index(d) for d in range(len(order))])]
 
 
-def _selected(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _selected(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     return [aten.select_backward(gradient, given.shapes[0], *node.args[1:3])]
 
 
-def _sliced(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _sliced(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     shape = given.shapes[0]
     dim, start, end, step = (node.argument(place, default) for place, default in ((1, 0), (2, 0), (3, None), (4, 1)))
     return [aten.slice_backward(gradient, shape, dim, start or 0, shape[dim] if end is None else end, step)]
 
 
-def _expanded(node: Node, gradient: Tensor, given: Given) -> Gradients:
+def _expanded(node: StepNode, gradient: Tensor, given: Given) -> Gradients:
     return [gradient.sum_to_size(given.shapes[0])]
 
 
-def _unbound(node: Node, gradient: Sequence[Tensor | None], given: Given) -> Gradients:
+def _unbound(node: StepNode, gradient: Sequence[Tensor | None], given: Given) -> Gradients:
     dim = node.argument(1, 0)
     part = next(each for each in gradient if each is not None)
     return [torch.stack([torch.zeros_like(part) if each is None else each for each in gradient], dim)]
@@ -461,17 +463,17 @@ RULES = {
 }
 
 
-def shares_gradient(node: Node) -> bool:
+def shares_gradient(node: StepNode) -> bool:
     """Whether gradients of inputs may be the output's gradient itself, or a view of it."""
     return rule_of(node).alias or (node.operator == "dropout" and node.view) or node.operator == "getitem"
 
 
-def copies_gradient(node: Node, readers: Sequence[Node]) -> bool:
+def copies_gradient(node: StepNode, readers: Sequence[StepNode]) -> bool:
     """Whether the gradient of a reshaped value comes in another order of its axes, and is put in order first."""
     return rule_of(node) is RESHAPE and any(rule_of(reader) in (PERMUTE, TRANSPOSE) for reader in readers)
 
 
-def rule_of(node: Node) -> Rule:
+def rule_of(node: StepNode) -> Rule:
     """The rule of an operator; one of its own where it can be kept small, else autograd's."""
     if node.operator == "conv2d" and isinstance(node.argument(4), str):
         return AUTOGRAD

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from tasks.errors import UserError
 from tasks.training_memory.choosing import Option, fastest, least_budget, without_dominated
-from tasks.training_memory.costs import Costs, measure
+from tasks.training_memory.costs import StepCosts, measure
 from tasks.training_memory.counting import MIB
 from tasks.training_memory.network import Network, trace
-from tasks.training_memory.program import Facts, total, write
+from tasks.training_memory.program import StepFacts, total, write
 from tasks.training_memory.recipes import LOSSY, Coding, Mean, Recipe, Span, recipes_of, spans_of
 from tasks.training_memory.updating import measure_optimiser
 
@@ -39,7 +39,7 @@ class MemoryPlan:
     micro_batches: int
     early: bool
     options: tuple[Option, ...]
-    facts: Facts
+    facts: StepFacts
     constants: dict[str, Tensor]
     batch: int
     folder: str | None
@@ -70,7 +70,7 @@ class _Division:
 
     micro_batches: int
     network: Network
-    costs: Costs
+    costs: StepCosts
     constants: dict[str, Tensor]
     units: tuple[Span, ...]
     always: int
@@ -81,7 +81,7 @@ class _Choices:
     """What a division allows with some means."""
 
     division: _Division
-    facts: Facts
+    facts: StepFacts
     options: list[Option]
     always: int
 
@@ -93,7 +93,7 @@ class _Choices:
         return self.always + least_budget(self.options, len(self.division.units))
 
 
-class Planner:
+class StepPlanner:
     """Measures a network once, and plans its training step for any budget.
 
     module: float32 on the CPU, in the mode in which it is trained; weights that are frozen do not require gradients.
@@ -182,7 +182,7 @@ class Planner:
 
     def _choose_from(self, division: _Division, means: frozenset[Mean], bits: int) -> _Choices:
         early = Mean.UPDATE in means
-        facts = Facts(
+        facts = StepFacts(
             division.network,
             division.costs,
             early or division.micro_batches > 1,
@@ -191,7 +191,7 @@ class Planner:
         return _Choices(division, facts, _options(facts, division.units, recipes_of(means, bits)), division.always)
 
 
-def _options(facts: Facts, units: tuple[Span, ...], recipes: list[Recipe]) -> list[Option]:
+def _options(facts: StepFacts, units: tuple[Span, ...], recipes: list[Recipe]) -> list[Option]:
     """Every recipe for every unit; and for units that are computed again together, the inner style that keeps least."""
     lean = max(
         (recipe.style for recipe in recipes if recipe.style.coding is Coding.EXACT), key=lambda s: (s.fuse, s.gates)
@@ -218,8 +218,8 @@ def plan(
     bits: int = 32,
     folder: str | None = None,
 ) -> MemoryPlan:
-    """The fastest plan of a training step within a budget [MiB]; arguments and errors as those of `Planner`."""
-    return Planner(module, x, optimiser=optimiser, folder=folder).plan(budget_mib, means=means, bits=bits)
+    """The fastest plan of a training step within a budget [MiB]; arguments and errors as those of `StepPlanner`."""
+    return StepPlanner(module, x, optimiser=optimiser, folder=folder).plan(budget_mib, means=means, bits=bits)
 
 
 def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:

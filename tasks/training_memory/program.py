@@ -10,12 +10,12 @@ from enum import Enum, auto
 from functools import cached_property
 
 from tasks.training_memory.codings import CHUNK, gate_bytes, group_bytes
-from tasks.training_memory.costs import Costs
+from tasks.training_memory.costs import StepCosts
 from tasks.training_memory.ledger import Ledger
-from tasks.training_memory.network import Network, Node
+from tasks.training_memory.network import Network, StepNode
 from tasks.training_memory.operators import (
     SMALLEST_IN_PLACE_BYTES,
-    Needs,
+    RuleNeeds,
     batch_norm_parts,
     copies_gradient,
     rule_of,
@@ -58,7 +58,7 @@ class Join(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class StepInstruction:
     """coding: of ENCODE. joins: of BACKWARD, for each input; None where it wants no gradient.
 
     in_place: the value overwrites that of its first input; of BACKWARD, the first input's gradient overwrites the
@@ -81,8 +81,8 @@ class SpanProgram:
     gradients that stay after it.
     """
 
-    forward: tuple[Instruction, ...]
-    backward: tuple[Instruction, ...]
+    forward: tuple[StepInstruction, ...]
+    backward: tuple[StepInstruction, ...]
     forward_peak: int
     backward_peak: int
     held: int
@@ -91,19 +91,19 @@ class SpanProgram:
 
 
 @dataclass(frozen=True)
-class Facts:
+class StepFacts:
     """What instructions follow from.
 
     early: gradients of weights do not stay. update_spike: transient bytes of an update, for each byte of a weight.
     """
 
     network: Network
-    costs: Costs
+    costs: StepCosts
     early: bool = False
     update_spike: float = 0.0
 
     @cached_property
-    def needs(self) -> dict[int, Needs]:
+    def needs(self) -> dict[int, RuleNeeds]:
         """Of operators on the way of gradients."""
         reaching = {self.network.output}
         for node in reversed(self.network.nodes):
@@ -130,10 +130,10 @@ class Facts:
 class SpanWriter:
     """Writes the instructions of one span by a recipe."""
 
-    facts: Facts
+    facts: StepFacts
     span: Span
     recipe: Recipe
-    written: list[Instruction] = field(default_factory=list)
+    written: list[StepInstruction] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
 
     def __post_init__(self) -> None:
@@ -160,11 +160,11 @@ class SpanWriter:
 
     def _gates(self) -> set[int]:
         """Values whose gates are kept in bits: all with gates in the style, and the one that leaves."""
-        found = {node.index for node in self.inside if self.facts.needs.get(node.index, Needs()).gate}
+        found = {node.index for node in self.inside if self.facts.needs.get(node.index, RuleNeeds()).gate}
         leaving = {self.span.leaving}
         return {index for index in found if not self.nodes[index].view and (self.style.gates or index in leaving)}
 
-    def demanded(self, node: Node) -> set[int]:
+    def demanded(self, node: StepNode) -> set[int]:
         """Storages that the backward pass of one operator reads."""
         needs = self.facts.needs[node.index]
         found = {self.local(node.inputs[place]) for place in needs.inputs}
@@ -193,7 +193,7 @@ class SpanWriter:
                 ways[node.index] = [] if node.index in self.needed else way
         return found
 
-    def _way(self, node: Node, ways: dict[int, list[int] | None]) -> list[int] | None:
+    def _way(self, node: StepNode, ways: dict[int, list[int] | None]) -> list[int] | None:
         if not rule_of(node).cheap or not node.pure:
             return None
         steps: list[int] = []
@@ -211,7 +211,7 @@ class SpanWriter:
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def _write(self, do: Do, node: int, coding: Coding = Coding.EXACT) -> None:
-        self.written.append(Instruction(do, node, coding))
+        self.written.append(StepInstruction(do, node, coding))
 
     def coding_of(self, base: int, coding: Coding) -> Coding:
         """Small values, and others than float32, are kept as they are."""
@@ -219,9 +219,9 @@ class SpanWriter:
         small = node.bytes < SMALLEST_CODED_BYTES or not node.floating or base in self.pinned
         return Coding.EXACT if small else coding
 
-    def _compute(self, node: Node, do: Do, in_place: bool = False) -> None:
+    def _compute(self, node: StepNode, do: Do, in_place: bool = False) -> None:
         cost = self.facts.costs.nodes[node.index]
-        self.written.append(Instruction(do, node.index, in_place=in_place))
+        self.written.append(StepInstruction(do, node.index, in_place=in_place))
         if in_place:
             self.ledger.free(("value", node.inputs[0]))
         if do is Do.RUN:
@@ -281,7 +281,7 @@ class SpanWriter:
         self.ledger.take(("value", base), self.nodes[base].bytes)
         self.ledger.disk(("value", base), self.facts.costs.rates.decode[Coding.DISK] * self.nodes[base].bytes)
 
-    def _compute_all(self, do: Do, nodes: list[Node], kept: set[int], coding: Coding, staying: set[int]) -> None:
+    def _compute_all(self, do: Do, nodes: list[StepNode], kept: set[int], coding: Coding, staying: set[int]) -> None:
         """Operators in order. Each value is freed, or put aside, after its last reader, but for those that are `staying`."""
         last: dict[int, int] = {}
         for node in nodes:
@@ -304,7 +304,7 @@ class SpanWriter:
                 elif self.ledger.lives(("value", base)):
                     self._free(base)
 
-    def _may_overwrite(self, node: Node) -> bool:
+    def _may_overwrite(self, node: StepNode) -> bool:
         """Whether an operator can write its value where that of its first input is, which nobody reads afterwards."""
         source = self.nodes[node.inputs[0]]
         others = {self.nodes[read].base for read in node.inputs[1:]}
@@ -393,7 +393,7 @@ class SpanWriter:
             self._get_back(entry, coding)
         wanted = self.kept | {index for index in self.gates if self.gate_pass(index) is Do.AGAIN}
         asked = {index for index in wanted if index in self.indices}
-        nodes: list[Node] = []
+        nodes: list[StepNode] = []
         for node in reversed(self.inside):
             if node.index in asked and node.base not in self.pinned:
                 nodes.append(node)
@@ -411,7 +411,7 @@ class SpanWriter:
         self.ledger.take(key, size)
         return key
 
-    def _backward(self, node: Node) -> None:
+    def _backward(self, node: StepNode) -> None:
         own = self._gradients.pop(node.index, None)
         in_place = self._gradient_in_place(node, own)
         joins: list[Join | None] = []
@@ -425,14 +425,14 @@ class SpanWriter:
             else:
                 joins.append(self._join(node, read, own, in_place and place == 0))
         self._work_backward(node, in_place)
-        self.written.append(Instruction(Do.BACKWARD, node.index, joins=tuple(joins), in_place=in_place))
+        self.written.append(StepInstruction(Do.BACKWARD, node.index, joins=tuple(joins), in_place=in_place))
         for key in [*(own or []), *freed]:
             self.ledger.free(key)
         for key in (("aside", node.index), ("gate", node.index)):
             if self.ledger.lives(key):
                 self.ledger.free(key)
 
-    def _gradient_in_place(self, node: Node, own: list[object] | None) -> bool:
+    def _gradient_in_place(self, node: StepNode, own: list[object] | None) -> bool:
         """Whether the first input's gradient overwrites the output's, which nobody else has."""
         source = self.nodes[node.inputs[0]]
         alone = own is not None and len(own) == 1 and self.ledger.alone(own[0])
@@ -441,7 +441,7 @@ class SpanWriter:
         possible = rule_of(node).backward_in_place is not None and node.wants[0]
         return self.style.fuse and possible and alone and alike and large
 
-    def _work_backward(self, node: Node, in_place: bool) -> None:
+    def _work_backward(self, node: StepNode, in_place: bool) -> None:
         cost = self.facts.costs.nodes[node.index]
         spike = cost.backward_spike
         if copies_gradient(node, self.facts.network.readers[node.index]):
@@ -450,7 +450,7 @@ class SpanWriter:
             spike = 3 * node.value_bytes // len(batch_norm_parts(node.shape[1]))
         self.ledger.work(cost.backward_s, spike)
 
-    def _join(self, node: Node, read: int, own: list[object] | None, in_place: bool) -> Join:
+    def _join(self, node: StepNode, read: int, own: list[object] | None, in_place: bool) -> Join:
         source = self.nodes[read]
         shared = (
             shares_gradient(node) and own and (node.view or source.shape == node.shape or node.operator == "getitem")
@@ -502,7 +502,7 @@ def coding_spike(size: int) -> int:
     return int(CODED_CHUNKS * min(4 * CHUNK, size))
 
 
-def write(facts: Facts, span: Span, recipe: Recipe) -> SpanProgram:
+def write(facts: StepFacts, span: Span, recipe: Recipe) -> SpanProgram:
     """The program of a span."""
     writer = SpanWriter(facts, span, recipe)
     writer.forward()

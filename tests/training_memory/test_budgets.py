@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.errors import UserError
-from tasks.training_memory import ALL_MEANS, Mean, Planner, StorageCount, plan, step, tensors_of, update_early
+from tasks.training_memory import ALL_MEANS, Mean, StepPlanner, StorageCount, plan, step, tensors_of, update_early
 from tasks.training_memory.choosing import GRAINS, Option, fastest
 from tasks.training_memory.program import SpanProgram, write
 from tasks.training_memory.recipes import Coding, Recipe, Span, Style, spans_of
@@ -31,7 +31,7 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_a_budget_that_cannot_be_met_is_told_with_the_least_one() -> None:
-    planner = Planner(make("resnet", 0), batch()[0])
+    planner = StepPlanner(make("resnet", 0), batch()[0])
     with pytest.raises(UserError, match=r"a budget of 0\.01 MiB for 'Sequential' with a batch of 4; .*raise") as told:
         planner.plan(0.01)
     (least,) = re.findall(r"allowed: ([0-9.]+) MiB or more", str(told.value))
@@ -42,7 +42,7 @@ def test_a_budget_that_cannot_be_met_is_told_with_the_least_one() -> None:
 
 
 def test_less_memory_never_takes_less_time_in_prediction() -> None:
-    planner = Planner(make("mobilenet", 1), batch()[0])
+    planner = StepPlanner(make("mobilenet", 1), batch()[0])
     least_mib = planner.least_mib()
     seconds = [planner.plan(least_mib * factor).seconds for factor in (1.0, 1.2, 1.6, 100.0)]
     assert seconds == sorted(seconds, reverse=True)
@@ -84,10 +84,10 @@ def test_update_hooks_alone_give_the_weights_of_a_plain_step_and_free_gradients(
 def test_batches_are_divided_only_where_no_statistics_are_taken_over_them() -> None:
     module = make("mobilenet", 2)
     divide = frozenset({Mean.DIVIDE})
-    statistics = Planner(module, batch()[0])
+    statistics = StepPlanner(module, batch()[0])
     assert statistics.plan(statistics.least_mib(means=divide), means=divide).micro_batches == 1
     module.eval()
-    fixed = Planner(module, batch()[0])
+    fixed = StepPlanner(module, batch()[0])
     made = fixed.plan(fixed.least_mib(means=divide), means=divide)
     assert made.micro_batches == 4
     assert made.means == divide
@@ -123,11 +123,11 @@ def test_a_plan_is_for_its_batch_and_for_networks_that_train() -> None:
     with pytest.raises(UserError, match=r"a batch of 2; allowed: 4"):
         step(made, module, x[:2], functional.cross_entropy, target=y[:2])
     with pytest.raises(UserError, match="no weight requires a gradient"):
-        Planner(module.requires_grad_(False), x)
+        StepPlanner(module.requires_grad_(False), x)
     with pytest.raises(UserError, match="no such folder"):
-        Planner(module, x, folder="/no/such")
+        StepPlanner(module, x, folder="/no/such")
     with pytest.raises(UserError, match=r"torch\.float64"):
-        Planner(module, x.double())
+        StepPlanner(module, x.double())
 
 
 @pytest.mark.parametrize("seed", range(6))

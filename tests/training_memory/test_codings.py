@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tasks.training_memory.codings import CHUNK, GROUP, Bits, Gates, Groups, Windows, gate_bytes, group_bytes
+from tasks.training_memory.codings import CHUNK, GROUP, Bits, CodedGroups, CodedWindows, Gates, gate_bytes, group_bytes
 
 
 @settings(max_examples=20, deadline=None)
 @given(count=st.integers(1, 3 * GROUP), bits=st.sampled_from((4, 8)), seed=st.integers(0, 99))
 def test_groups_are_off_by_half_a_step_at_most(count: int, bits: Bits, seed: int) -> None:
     value = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    groups = Groups.of(value, bits)
+    groups = CodedGroups.of(value, bits)
     steps = groups.step.expand(-1, GROUP).reshape(-1)[:count]
     assert bool(((groups.value() - value).abs() <= steps * 0.5001 + 1e-7).all())
     stored = groups.codes.nbytes + groups.least.nbytes + groups.step.nbytes
@@ -21,7 +21,7 @@ def test_groups_are_off_by_half_a_step_at_most(count: int, bits: Bits, seed: int
 
 def test_zeros_of_a_relu_stay_zeros_in_groups() -> None:
     value = torch.randn(4, 40, 8, 8, generator=torch.Generator().manual_seed(0)).relu()
-    assert bool((Groups.of(value, 4).value()[value == 0] == 0).all())
+    assert bool((CodedGroups.of(value, 4).value()[value == 0] == 0).all())
 
 
 @settings(max_examples=20, deadline=None)
@@ -50,7 +50,7 @@ def test_window_offsets_give_the_indices_back(
     padding = (kernel[0] // 2, kernel[1] // 2) if padded else (0, 0)
     x = torch.randn(2, 3, 11, 13, generator=torch.Generator().manual_seed(1))
     _, indices = functional.max_pool2d(x, kernel, stride, padding, dilation, return_indices=True)
-    windows = Windows(13, kernel, stride, padding, (dilation, dilation))
+    windows = CodedWindows(13, kernel, stride, padding, (dilation, dilation))
     offsets = windows.offsets(indices)
     assert offsets.dtype == torch.uint8
     assert torch.equal(windows.indices(offsets), indices)

@@ -8,7 +8,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.training_memory import ALL_MEANS, Mean, Planner, program, step
+from tasks.training_memory import ALL_MEANS, Mean, StepPlanner, program, step
 from tests.training_memory.small_networks import (
     CLASSES,
     SIZE,
@@ -33,7 +33,7 @@ def test_gradients_are_those_of_plain_torch_and_the_peak_is_as_predicted(
     if adapting:
         freeze_but_norms(module)
     plain, _ = plain_step(module)
-    planner = Planner(module, batch()[0])
+    planner = StepPlanner(module, batch()[0])
     for means in MEANS:
         for budget_mib in (planner.least_mib(means=means), 1e4):
             plan = planner.plan(budget_mib, means=means)
@@ -47,7 +47,7 @@ def test_gradients_are_those_of_plain_torch_and_the_peak_is_as_predicted(
 @pytest.mark.parametrize("family", ["resnet", "vit"])
 def test_all_exact_means_together_need_less_than_plain_training(family: str) -> None:
     module = make(family, 7)
-    planner = Planner(module, batch()[0])
+    planner = StepPlanner(module, batch()[0])
     means = ALL_MEANS - {Mean.UPDATE}
     _, plain_mib = plain_step(module)
     _, counted_mib = lean_step(planner.plan(planner.least_mib(means=means), means=means), module)
@@ -57,7 +57,7 @@ def test_all_exact_means_together_need_less_than_plain_training(family: str) -> 
 def test_gradients_of_batch_norms_may_overwrite_those_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "SMALLEST_IN_PLACE_BYTES", 0)
     module = make("mobilenet", 8)
-    planner = Planner(module, batch()[0])
+    planner = StepPlanner(module, batch()[0])
     means = frozenset({Mean.FUSE, Mean.ENCODE, Mean.RECOMPUTE})
     plan = planner.plan(planner.least_mib(means=means), means=means)
     nodes = plan.facts.network.nodes
@@ -93,7 +93,7 @@ def test_weights_that_are_read_twice_are_updated_once() -> None:
     plain_optimiser, optimiser = (torch.optim.SGD(each.parameters(), 0.1) for each in (plain, early))
     functional.cross_entropy(plain(x), y).backward()
     plain_optimiser.step()
-    planner = Planner(early, x, optimiser=optimiser)
+    planner = StepPlanner(early, x, optimiser=optimiser)
     step(planner.plan(planner.least_mib()), early, x, functional.cross_entropy, optimiser, y)
     for own, wanted in zip(early.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own, wanted, atol=1e-6, rtol=1e-5)
@@ -102,7 +102,7 @@ def test_weights_that_are_read_twice_are_updated_once() -> None:
 @pytest.mark.parametrize("behind", [nn.Identity(), DropPath(0.5)])
 def test_what_is_dropped_stays_dropped_when_it_is_computed_again(behind: nn.Module) -> None:
     module = nn.Sequential(TwoReads(), behind, nn.Linear(CLASSES, CLASSES)).train()
-    planner = Planner(module, batch()[0])
+    planner = StepPlanner(module, batch()[0])
     means = frozenset({Mean.FUSE, Mean.RECOMPUTE, Mean.ENCODE})
     found = []
     for plan in (planner.plan(1e4, means=frozenset()), planner.plan(planner.least_mib(means=means), means=means)):
