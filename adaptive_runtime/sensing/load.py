@@ -24,4 +24,4 @@ def load_index(state: SensedState, weights: LoadWeights | None = None) -> float 
     parts = [(weights.cpu, state.cpu_use), (weights.gpu, state.gpu_use), (weights.memory, state.memory_use)]
     known = [(weight, use) for weight, use in parts if use is not None]
     whole = sum(weight for weight, _ in known)
-    return sum(weight * use for weight, use in known) / whole if whole > 0 else None
+    return sum(weight / whole * use for weight, use in known) if whole > 0 else None

@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.sensing import (
@@ -179,6 +179,7 @@ def test_a_device_that_says_nothing_has_no_values(tmp_path: Path) -> None:
 
 
 @given(cpu=SHARES, gpu=SHARES, memory=SHARES, weights=st.tuples(*[st.floats(0, 10)] * 3))
+@example(cpu=None, gpu=0.5, memory=None, weights=(0.0, 5e-324, 0.0))
 def test_the_load_index_is_the_weighted_mean_of_the_parts_there(
     cpu: float | None, gpu: float | None, memory: float | None, weights: tuple[float, float, float]
 ) -> None:

@@ -363,7 +363,7 @@ def test_a_subnet_that_crashes_is_taken_out_and_its_request_is_answered(copy: Pa
         assert steps == {("start", first), ("switch", second), ("taken out", first)}
         lines = [line for line in service.lines() if "preparing it failed" not in line]
         assert len(lines) == 1
-        assert lines[0].startswith(f"SubNet {first} is taken out: InvalidArgument")
+        assert lines[0].startswith(f"SubNet {first} is taken out: RuntimeError: Error in execution")
 
 
 def test_where_no_subnet_is_left_the_service_says_so_and_is_not_ready(copy: Path, tmp_path: Path) -> None:
