@@ -238,7 +238,8 @@ def test_a_full_queue_says_when_to_come_again(service: Served) -> None:
 
 
 def test_an_answer_after_its_deadline_is_told_as_late(service: Served) -> None:
-    found = ask(service, images(MOST_SAMPLES), deadline_ms=15)
+    asked = (ask(service, images(MOST_SAMPLES), deadline_ms=deadline_ms) for deadline_ms in (15, 10, 6, 4, 3))
+    found = next(answer for answer in asked if "late_ms" in answer)  # a fast machine is late for a short one alone
     assert found["late_ms"] > 0
     assert service.state()["outcomes"]["late"] >= 1
 
