@@ -15,11 +15,11 @@ from safetensors.torch import save
 
 from tailor_ir import Config, SuperNet
 from tasks.adaptation.subnet import AdaptiveSubnet
+from tasks.artifacts.digests import DIGEST_LENGTH
 from tasks.artifacts.files import write_bytes
 from tasks.errors import UserError, shortened
 
 FORMAT = "1"
-LENGTH = 16
 
 
 class SideFileFacts(BaseModel):
@@ -41,7 +41,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:LENGTH]
+    return digest.hexdigest()[:DIGEST_LENGTH]
 
 
 def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFacts:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-MIB = 2**20
+from profiling_agents.messages import MIB
 
 
 class StorageCount(TorchDispatchMode):

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from profiling_agents.messages import MIB
 from tasks.errors import UserError
 from tasks.training_memory.choosing import Option, fastest, least_budget, without_dominated
 from tasks.training_memory.costs import StepCosts, measure
-from tasks.training_memory.counting import MIB
 from tasks.training_memory.network import Network, trace
 from tasks.training_memory.program import StepFacts, total, write
 from tasks.training_memory.recipes import LOSSY, Coding, Mean, Recipe, Span, recipes_of, spans_of
