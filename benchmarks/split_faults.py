@@ -1,6 +1,6 @@
 """Requests over several devices while these and their links fail at random: what is lost, twice, wrong or late.
 
-    python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 1.0] [--json FILE]
+    python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 0.3] [--gap-s 0.03] [--json FILE]
 
 Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. The first gives values
 straight to the second, over a relay of their own. Every `pause-s` a fault is drawn, held for a while, and mended: a device
@@ -231,8 +231,8 @@ def main() -> None:
     parser.add_argument("--homes", type=int, default=2)
     parser.add_argument("--in-flight", type=int, default=4, help="of each home")
     parser.add_argument("--deadline-ms", type=float, default=500.0)
-    parser.add_argument("--gap-s", type=float, default=0.002, help="between requests of a home")
-    parser.add_argument("--pause-s", type=float, default=1.0, help="between faults, mean")
+    parser.add_argument("--gap-s", type=float, default=0.03, help="between requests of a home")
+    parser.add_argument("--pause-s", type=float, default=0.3, help="between faults, mean")
     parser.add_argument("--spare-ms", type=float, default=30.0, help="of home, which shares a process with the relays")
     parser.add_argument("--check-share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
