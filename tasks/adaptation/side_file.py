@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from tailor_ir import Config, SuperNet
+from tasks.adaptation.alignment import PREFIX, InputAlignment
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
 from tasks.artifacts.files import write_bytes
@@ -23,7 +24,10 @@ FORMAT = "1"
 
 
 class SideFileFacts(BaseModel):
-    """Metadata of a side file: digests of what it belongs to; `steps`: batches that its statistics come from."""
+    """Metadata of a side file: digests of what it belongs to; `steps`: batches that its statistics come from.
+
+    image_errors: of `StatisticsRule`, as text; empty: None.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,6 +36,7 @@ class SideFileFacts(BaseModel):
     subnet: str
     source: str
     steps: int
+    image_errors: str = ""
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -50,13 +55,15 @@ def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFac
         subnet=net.space.digest(config),
         source=tensors_digest(subnet.source),
         steps=subnet.rule.steps,
+        image_errors="" if subnet.rule.image_errors is None else str(subnet.rule.image_errors),
     )
 
 
 def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Write what a SubNet adapted, whole or not at all."""
     metadata = {name: str(value) for name, value in _facts(subnet, net, config).model_dump().items()}
-    write_bytes(Path(path), save(subnet.state(), metadata))
+    aligned = {} if subnet.alignment is None else subnet.alignment.tensors()
+    write_bytes(Path(path), save(subnet.state() | aligned, metadata))
 
 
 def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
@@ -70,13 +77,17 @@ def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"
         ) from error
     _check(path, told, _facts(subnet, net, config))
+    alignment = InputAlignment.of_tensors(state)
+    if alignment is not None:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
     unknown = [name for name, tensor in state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]
     if unknown:
         raise UserError(
             f"side file '{path}'", f"no such tensor in the SubNet: {unknown[0]}", next_step="adapt it again"
         )
     subnet.restore(state)
-    subnet.rule.steps = told.steps
+    subnet.alignment, subnet.rule.steps = alignment, told.steps
+    subnet.rule.image_errors = float(told.image_errors) if told.image_errors else None
 
 
 def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:

@@ -1,13 +1,12 @@
 """Guards of a SubNet that adapts: drift is detected first, images are filtered, and what was wrong is undone."""
 
 from tasks.adaptation.guards.detection import DriftDetector
-from tasks.adaptation.guards.guarded import GUARDED_METHOD, GuardedAnswer, GuardedSubnet, GuardEvent
+from tasks.adaptation.guards.guarded import GuardedAnswer, GuardedSubnet, GuardEvent
 from tasks.adaptation.guards.judging import AdaptedVerdict, Anchor, AnchorJudge
 from tasks.adaptation.guards.memory import BalancedMemory
 from tasks.adaptation.guards.profile import SourceProfile
 
 __all__ = [
-    "GUARDED_METHOD",
     "AdaptedVerdict",
     "Anchor",
     "AnchorJudge",

@@ -13,11 +13,9 @@ from tasks.adaptation.guards.memory import BalancedMemory
 from tasks.adaptation.guards.profile import SourceProfile
 from tasks.adaptation.losses import entropies, is_reliable
 from tasks.adaptation.methods import make_method
-from tasks.adaptation.settings import GuardSettings, MethodSettings
+from tasks.adaptation.settings import GUARDED_METHOD, GuardSettings, MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
-GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.3)
-"""The method that is guarded, unless another one is asked for."""
 MOST_EVENTS = 1000
 FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
 """Drift is over without an alarm for so many images at least, and for so many times the longest time between the last ones."""
@@ -45,9 +43,11 @@ class GuardedSubnet:
 
     After an alarm a copy adapts to recent, different, sure images, balanced by class, in steps that do not depend on the size
     of batches. Some images are held back; they and labelled source images judge the copy (`AnchorJudge`). Until the first
-    verdict, and after one against it, the source answers; the copy then begins anew. Alarms go on while images drift. Drift is
-    over when none came for four times the longest time between the last ones: 32 images at least, `quiet_images` at most.
-    Answers of the copy normalise by statistics that are kept, so one image is enough.
+    verdict, and after one against it, the source answers; the copy then begins anew. A copy that heeds each image's own
+    statistics (`AdaptiveSubnet.heeds_images`) is judged at the alarm already, by the images before.
+    Alarms go on while images drift. Drift is over when none came for four times the longest time between the last ones: 32
+    images at least, `quiet_images` at most. Answers of the copy normalise by statistics that are kept, and by those of each
+    image alone, so one image is enough.
     """
 
     def __init__(
@@ -62,23 +62,26 @@ class GuardedSubnet:
         self.settings = settings or GuardSettings()
         self.source = source
         self.profile = SourceProfile(source, profile_batches)
-        self._judge = AnchorJudge(source, anchor, self.settings)
         self.detector = DriftDetector(self.profile.calibration_ND, self.settings.false_alarms, self.settings.seed)
         self._method = make_method(copy.deepcopy(source), method, profile_batches)
+        self._judge = AnchorJudge(source, anchor, self.settings, self.adapted)
+        self._fewest_steps = 0 if self.adapted.heeds_images else FEWEST_STEPS
         self._memory = BalancedMemory(
             self.settings.memory_images, self.settings.oldest_images, self.settings.redundancy
         )
         self._held: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=self.settings.held_back_images)
+        self._recent: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=self.settings.judged_from)
         self.events: deque[GuardEvent] = deque(maxlen=MOST_EVENTS)
         self.images = 0
         self._last_alarm: int | None = None
         self._intervals: deque[int] = deque(maxlen=ALARMS)
         self._kept = False
+        self._drift_from = 0
         self._begin()
 
     @property
     def adapted(self) -> AdaptiveSubnet:
-        """The copy that adapts; bit-equal to the source while nothing drifts."""
+        """The copy that adapts; it has the source's tensors while nothing drifts."""
         return self._method.subnet
 
     @property
@@ -95,17 +98,23 @@ class GuardedSubnet:
         self._new = self._unjudged = 0
 
     def answer(self, x_BCHW: torch.Tensor) -> GuardedAnswer:
-        """Answers for a batch; the copy adapts to it afterwards, if images drift."""
+        """Answers for a batch. Where images drift, in this batch or before, the copy adapts to it and is judged first."""
         source_BK, score_BD = self.profile.look(x_BCHW)
-        with torch.no_grad():
-            adapted_BK = self.adapted(x_BCHW) if self.drifting else source_BK
-        answer = GuardedAnswer(adapted_BK, "adapted") if self._kept else GuardedAnswer(source_BK, "source")
-        for number, score_D in enumerate(score_BD, self.images):
-            self._watch(number, self.detector.update(score_D))
+        first = self.images
+        for row, score_D in enumerate(score_BD):
+            self._recent.append((x_BCHW[row], source_BK[row]))
+            self._watch(first + row, self.detector.update(score_D))
         self.images += len(x_BCHW)
         if self.drifting:
-            self._learn(x_BCHW, source_BK, adapted_BK)
-        return answer
+            self._learn(x_BCHW, source_BK, first)
+        if not self._kept:
+            return GuardedAnswer(source_BK, "source")
+        return GuardedAnswer(self._answers(x_BCHW), "adapted")
+
+    @torch.no_grad()
+    def _answers(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The copy's."""
+        return self.adapted(x_BCHW)
 
     @property
     def _quiet(self) -> int:
@@ -118,6 +127,8 @@ class GuardedSubnet:
         if alarm:
             if self._last_alarm is None:
                 self._note(number, "drift", "images are unlike those of the source")
+                self._held.extend(self._recent)
+                self._unjudged, self._drift_from = len(self._recent), number + 1
             else:
                 self._intervals.append(number - self._last_alarm)
             self._last_alarm = number
@@ -130,11 +141,12 @@ class GuardedSubnet:
     def _note(self, number: int, kind: Literal["drift", "over", "kept", "undone"], reason: str) -> None:
         self.events.append(GuardEvent(number, kind, reason))
 
-    def _learn(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, adapted_BK: torch.Tensor) -> None:
-        """Hold images back, remember the others, adapt and judge when it is time."""
+    def _learn(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, first: int) -> None:
+        """Hold images back, remember the others, adapt and judge when it is time. first: images before the batch."""
+        adapted_BK = self._answers(x_BCHW)
         sure_B = is_reliable(entropies(adapted_BK), adapted_BK.shape[1], self.settings.unsure_share)
-        first = self.images - len(x_BCHW)
-        for row, x_CHW in enumerate(x_BCHW):
+        for row in range(max(0, self._drift_from - first), len(x_BCHW)):
+            x_CHW = x_BCHW[row]
             if (first + row) % self.settings.held_back_every == 0:
                 self._held.append((x_CHW, source_BK[row]))
                 self._unjudged += 1
@@ -143,7 +155,7 @@ class GuardedSubnet:
             if self._new >= self.settings.step_images and len(self._memory) > 1:
                 self._method.adapt(self._memory.batch())
                 self._new = 0
-        if self._unjudged >= self.settings.judged_from and self.adapted.rule.steps >= FEWEST_STEPS:
+        if self._unjudged >= self.settings.judged_from and self.adapted.rule.steps >= self._fewest_steps:
             self._decide()
 
     def _decide(self) -> None:

@@ -50,7 +50,10 @@ class AnchorJudge:
     than the source's, either.
     """
 
-    def __init__(self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings) -> None:
+    def __init__(
+        self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings, begun: AdaptiveSubnet | None = None
+    ) -> None:
+        """begun: the copy that adapts, before it does: the source's weights under the statistics of its method."""
         if len(anchor.y_A) < FEWEST:
             raise UserError(
                 "labelled source images",
@@ -61,7 +64,7 @@ class AnchorJudge:
         self._anchor, self._settings = anchor, settings
         with torch.no_grad():
             self._usual = self._gap(source(anchor.x_ACHW))
-            self._usual_by_own = self._gap(self._by_own_statistics(source))
+            self._usual_by_own = self._gap(self._by_own_statistics(begun or source))
 
     def _by_own_statistics(self, subnet: AdaptiveSubnet) -> torch.Tensor:
         with subnet.by_batch(0.0, 1.0, keeps=False):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tasks.adaptation.alignment import InputAlignment
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
 from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
@@ -26,7 +27,10 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
-    """The method by its name. source: batches (B, C, H, W) like those of training; EATA learns from them what is important."""
+    """The method by its name. source: batches (B, C, H, W) like those of training, which tell what is usual and important."""
+    subnet.rule.image_errors = settings.image_errors
+    if settings.input_deviations is not None:
+        subnet.alignment = InputAlignment.of(source, settings.input_deviations)
     return METHODS[settings.method](subnet, settings, source)
 
 
