@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from tasks.adaptation.norms import beyond
 from tasks.errors import UserError
 
 FEWEST = 2
@@ -49,8 +48,8 @@ class InputAlignment:
     def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The images, within what is usual."""
         mean_BC, log_BC = _light(x_BCHW)
-        lighter_BC = beyond(mean_BC - self.mean_C, self.deviations * self.mean_spread_C)
-        stronger_BC = beyond(log_BC - self.log_C, self.deviations * self.log_spread_C)
+        lighter_BC = _beyond(mean_BC - self.mean_C, self.deviations * self.mean_spread_C)
+        stronger_BC = _beyond(log_BC - self.log_C, self.deviations * self.log_spread_C)
         scale, mean, lighter = (part[..., None, None] for part in (torch.expm1(-stronger_BC), mean_BC, lighter_BC))
         return x_BCHW + scale * (x_BCHW - mean) - lighter
 
@@ -71,3 +70,8 @@ def _light(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean, and logarithm of the deviation, of each channel (B, C)."""
     deviation_BC, mean_BC = torch.std_mean(x_BCHW, (2, 3))
     return mean_BC, deviation_BC.clamp(min=SMALLEST_DEVIATION).log()
+
+
+def _beyond(away: torch.Tensor, slack: torch.Tensor) -> torch.Tensor:
+    """What of a difference is beyond a slack, with its sign."""
+    return away.sign() * (away.abs() - slack).clamp(min=0)

@@ -1,6 +1,5 @@
 """Normalisation layers of a SubNet that adapts. Legend: B batch, C channels, S the other axes of a layer's input."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ class StatisticsRule:
     prior_images: the source's statistics weigh as much as so many images; 0: the batch alone.
     newest_share: of each batch in the statistics that are kept, at least. The k-th batch has 1/k, so that the first ones count
     alike. steps: batches so far. keeps: whether batches count for the statistics that are kept.
-    image_errors: by each image's own statistics beyond so many standard errors from those above; None: never.
     """
 
     by_batch: bool = False
@@ -28,7 +26,6 @@ class StatisticsRule:
     newest_share: float = 0.1
     steps: int = 0
     keeps: bool = True
-    image_errors: float | None = None
 
     @property
     def share(self) -> float:
@@ -41,9 +38,6 @@ class AdaptiveBatchNorm(nn.Module):
 
     Mixed statistics are N/(N+n) · source + n/(N+n) · batch for n images and a prior of N (Schneider et al., NeurIPS 2020, §2).
     Of what is kept, mean and mean square are averaged over batches, so that batches of one image give the variance of all.
-    If an image is like the others, its mean at L positions has a standard error of √(σ²/L), its variance of σ²·√(2/(L − 1)).
-    An image's own statistics count beyond k such errors (instance-aware BatchNorm of NOTE, Gong et al., NeurIPS 2022, §3.1), so
-    images under different corruptions need not share statistics, and a batch of one image or class is enough.
     """
 
     running_mean: torch.Tensor
@@ -62,29 +56,16 @@ class AdaptiveBatchNorm(nn.Module):
         self.register_buffer("source_var", layer.running_var.clone(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean, variance = self.running_mean, self.running_var
-        if self.rule.by_batch:
-            mean, variance = self._mixed(x)
-            if self.rule.keeps:
-                self._keep(mean.detach(), variance.detach())
-        elif self.rule.image_errors is None:
-            return functional.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.epsilon)
-        if self.rule.image_errors is not None and x[0, 0].numel() > 1:
-            mean, variance = self._of_images(x, mean, variance, self.rule.image_errors)
-        shape = (-1, x.shape[1], *(1,) * (x.dim() - 2))
+        if not self.rule.by_batch:
+            return functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.epsilon
+            )
+        mean, variance = self._mixed(x)
+        if self.rule.keeps:
+            self._keep(mean.detach(), variance.detach())
+        shape = (1, -1, *(1,) * (x.dim() - 2))
         scale = self.weight * (variance + self.epsilon).rsqrt()
         return x * scale.view(shape) + (self.bias - mean * scale).view(shape)
-
-    def _of_images(
-        self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, errors: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and variance (B, C) of each image, pulled to those given (C,) by so many standard errors."""
-        positions = x[0, 0].numel()
-        own_variance, own_mean = torch.var_mean(x, list(range(2, x.dim())), correction=0)
-        slack = errors * (variance / positions).sqrt()
-        variance_slack = errors * variance * math.sqrt(2 / (positions - 1))
-        own_variance = variance + beyond(own_variance - variance, variance_slack)
-        return mean + beyond(own_mean - mean, slack), own_variance.clamp(min=0)
 
     def _mixed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and variance (C,) of the batch, mixed with the source's."""
@@ -98,11 +79,6 @@ class AdaptiveBatchNorm(nn.Module):
         square = torch.lerp(self.running_var + self.running_mean.square(), variance + mean.square(), share)
         self.running_mean.lerp_(mean, share)
         self.running_var.copy_((square - self.running_mean.square()).clamp(min=0))
-
-
-def beyond(away: torch.Tensor, slack: torch.Tensor) -> torch.Tensor:
-    """What of a difference is beyond a slack, with its sign."""
-    return away.sign() * (away.abs() - slack).clamp(min=0)
 
 
 Norm = AdaptiveBatchNorm | nn.LayerNorm | nn.GroupNorm

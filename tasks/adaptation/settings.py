@@ -21,8 +21,6 @@ class StepSettings(BaseModel):
     """BatchNorm: the source's statistics weigh as much as so many images; 0: each batch by its own statistics."""
     newest_share: float = Field(default=0.1, gt=0, le=1)
     """BatchNorm: share of each batch in the statistics that are kept."""
-    image_errors: float | None = Field(default=None, ge=0)
-    """BatchNorm: each image by its own statistics beyond so many standard errors from the others'; null: never."""
     input_deviations: float | None = Field(default=None, ge=0)
     """Mean and contrast of each image are brought to within so many deviations of what is usual; null: never."""
     entropy_share: float = Field(default=0.4, gt=0, le=1)
@@ -64,7 +62,7 @@ class MethodSettings(StepSettings):
 
 
 GUARDED_METHOD = MethodSettings(
-    method="roid", learning_rate=3e-3, prior_images=16.0, newest_share=0.6, image_errors=3.0, input_deviations=1.0
+    method="roid", learning_rate=3e-3, prior_images=16.0, newest_share=0.6, input_deviations=1.0
 )
 """The method that is guarded, unless another one is asked for."""
 

@@ -24,10 +24,7 @@ FORMAT = "1"
 
 
 class SideFileFacts(BaseModel):
-    """Metadata of a side file: digests of what it belongs to; `steps`: batches that its statistics come from.
-
-    image_errors: of `StatisticsRule`, as text; empty: None.
-    """
+    """Metadata of a side file: digests of what it belongs to; `steps`: batches that its statistics come from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,7 +33,6 @@ class SideFileFacts(BaseModel):
     subnet: str
     source: str
     steps: int
-    image_errors: str = ""
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -55,7 +51,6 @@ def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFac
         subnet=net.space.digest(config),
         source=tensors_digest(subnet.source),
         steps=subnet.rule.steps,
-        image_errors="" if subnet.rule.image_errors is None else str(subnet.rule.image_errors),
     )
 
 
@@ -87,7 +82,6 @@ def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config
         )
     subnet.restore(state)
     subnet.alignment, subnet.rule.steps = alignment, told.steps
-    subnet.rule.image_errors = float(told.image_errors) if told.image_errors else None
 
 
 def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:

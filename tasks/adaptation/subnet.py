@@ -40,11 +40,6 @@ class AdaptiveSubnet:
         """
         return self.network(x_BCHW if self.alignment is None else self.alignment(x_BCHW))
 
-    @property
-    def heeds_images(self) -> bool:
-        """Whether each image's own statistics count, so that it is another network than the source before its first step."""
-        return self.alignment is not None or (self.has_statistics and self.rule.image_errors is not None)
-
     @contextmanager
     def by_batch(self, prior_images: float, newest_share: float, *, keeps: bool = True) -> Iterator[None]:
         """While it is open, BatchNorm normalises by batches (`StatisticsRule`); with `keeps` it is one step."""

@@ -1,4 +1,4 @@
-"""Light, contrast and haze of single images are undone, usual images stay; BatchNorm heeds an image's own statistics."""
+"""Light and contrast of single images are undone, usual images stay."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import torch
 
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, load_adapted, make_method, save_adapted
 from tasks.adaptation.alignment import InputAlignment
-from tasks.adaptation.norms import AdaptiveBatchNorm, StatisticsRule
 from tasks.errors import UserError
 from tests.adaptation.small_subnets import batches, smallest, supernet
 
@@ -32,7 +31,7 @@ def test_light_and_contrast_are_brought_back_for_each_image_alone() -> None:
     together = torch.cat([darker[:1], x_BCHW[1:]])
     torch.testing.assert_close(alignment(together)[:1], alignment(darker[:1]), rtol=0, atol=0)
     found = alignment(darker)
-    assert found.mean((2, 3)).std() < 1e-5
+    assert found.mean((2, 3)).std(0).max() < 1e-5
     assert found.std((2, 3)).mean().item() == pytest.approx(1, abs=0.02)
 
 
@@ -48,37 +47,17 @@ def test_what_is_usual_takes_images() -> None:
         InputAlignment.of([lit(1, 0)], 1.0)
 
 
-def test_an_image_counts_by_itself_beyond_the_errors_of_its_statistics() -> None:
-    layer = torch.nn.BatchNorm2d(3).eval()
-    rule = StatisticsRule(image_errors=4.0)
-    adaptive = AdaptiveBatchNorm(layer, rule)
-    generator = torch.Generator().manual_seed(0)
-    usual = torch.randn(4, 3, 16, 16, generator=generator)
-    torch.testing.assert_close(adaptive(usual), layer(usual), rtol=1e-6, atol=1e-6)
-    other = 3 * usual[:1] + 2
-    found = adaptive(torch.cat([other, usual[1:]]))
-    torch.testing.assert_close(found[1:], layer(usual[1:]), rtol=1e-6, atol=1e-6)
-    error, variance_error = 4 * (1 / 256) ** 0.5, 4 * (2 / 255) ** 0.5
-    variance = other.var((2, 3), correction=0) - variance_error
-    mean = other.mean((2, 3)) - error
-    expected = (other - mean[..., None, None]) / (variance + 1e-5).sqrt()[..., None, None]
-    torch.testing.assert_close(found[:1], expected, rtol=1e-4, atol=1e-4)
-    rule.image_errors = None
-    assert torch.equal(adaptive(other), layer(other))
-
-
 @pytest.mark.parametrize("kind", ["batch", "layer"])
 def test_a_side_file_has_what_is_usual(kind: str, tmp_path: Path) -> None:
     net = supernet(kind)
     config = smallest(net)
     subnet = AdaptiveSubnet.of(net, config)
-    settings = MethodSettings(method="tent", learning_rate=0.01, image_errors=3.0, input_deviations=1.0)
+    settings = MethodSettings(method="tent", learning_rate=0.01, input_deviations=1.0)
     make_method(subnet, settings, batches(2)).adapt(batches(1, shift=1.0)[0])
     save_adapted(tmp_path / "adapted.safetensors", subnet, net, config)
     other = AdaptiveSubnet.of(net, config)
     load_adapted(tmp_path / "adapted.safetensors", other, net, config)
     x_BCHW = batches(1, shift=2.0, seed=5)[0]
     assert torch.equal(other(x_BCHW), subnet(x_BCHW))
-    assert other.heeds_images
     subnet.alignment = None
     assert not torch.equal(other(x_BCHW), subnet(x_BCHW))

@@ -32,7 +32,7 @@ class GuardEvent(NamedTuple):
 
 
 class GuardedAnswer(NamedTuple):
-    """logits_BK, and whose they are."""
+    """logits_BK, and whose they are; adapted: of some of them, where drift was over within the batch."""
 
     logits_BK: torch.Tensor
     by: Literal["source", "adapted"]
@@ -43,11 +43,10 @@ class GuardedSubnet:
 
     After an alarm a copy adapts to recent, different, sure images, balanced by class, in steps that do not depend on the size
     of batches. Some images are held back; they and labelled source images judge the copy (`AnchorJudge`). Until the first
-    verdict, and after one against it, the source answers; the copy then begins anew. A copy that heeds each image's own
-    statistics (`AdaptiveSubnet.heeds_images`) is judged at the alarm already, by the images before.
-    Alarms go on while images drift. Drift is over when none came for four times the longest time between the last ones: 32
-    images at least, `quiet_images` at most. Answers of the copy normalise by statistics that are kept, and by those of each
-    image alone, so one image is enough.
+    verdict, and after one against it, the source answers; the copy then begins anew. A copy that aligns images
+    (`InputAlignment`) is another network before it learns: it is judged at the alarm, by the images before. Alarms go on while
+    images drift. Drift is over when none came for four times the longest time between the last ones: 32 images at least,
+    `quiet_images` at most. Answers of the copy normalise by statistics that are kept, so one image is enough.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class GuardedSubnet:
         self.detector = DriftDetector(self.profile.calibration_ND, self.settings.false_alarms, self.settings.seed)
         self._method = make_method(copy.deepcopy(source), method, profile_batches)
         self._judge = AnchorJudge(source, anchor, self.settings, self.adapted)
-        self._fewest_steps = 0 if self.adapted.heeds_images else FEWEST_STEPS
+        self._fewest_steps = FEWEST_STEPS if self.adapted.alignment is None else 0
         self._memory = BalancedMemory(
             self.settings.memory_images, self.settings.oldest_images, self.settings.redundancy
         )
@@ -98,18 +97,24 @@ class GuardedSubnet:
         self._new = self._unjudged = 0
 
     def answer(self, x_BCHW: torch.Tensor) -> GuardedAnswer:
-        """Answers for a batch. Where images drift, in this batch or before, the copy adapts to it and is judged first."""
+        """Answers for a batch. Where images drift, in this batch or before, the copy adapts to it and is judged first.
+
+        Images of the batch before drift was over are answered as those of the batch before.
+        """
         source_BK, score_BD = self.profile.look(x_BCHW)
-        first = self.images
+        copy_BK = self._answers(x_BCHW) if self.drifting else None
+        first, kept, ended = self.images, self._kept, 0
         for row, score_D in enumerate(score_BD):
             self._recent.append((x_BCHW[row], source_BK[row]))
-            self._watch(first + row, self.detector.update(score_D))
+            if self._watch(first + row, self.detector.update(score_D)):
+                ended = row + 1
         self.images += len(x_BCHW)
         if self.drifting:
-            self._learn(x_BCHW, source_BK, first)
-        if not self._kept:
-            return GuardedAnswer(source_BK, "source")
-        return GuardedAnswer(self._answers(x_BCHW), "adapted")
+            self._learn(x_BCHW, source_BK, self._answers(x_BCHW) if ended or copy_BK is None else copy_BK, first)
+        answer_BK = self._answers(x_BCHW) if self._kept else source_BK
+        if ended and kept and copy_BK is not None:
+            answer_BK = torch.cat([copy_BK[:ended], answer_BK[ended:]])
+        return GuardedAnswer(answer_BK, "adapted" if self._kept or (ended and kept) else "source")
 
     @torch.no_grad()
     def _answers(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -122,8 +127,8 @@ class GuardedSubnet:
         longest = max(self._intervals, default=self.settings.quiet_images)
         return min(self.settings.quiet_images, max(FEWEST_QUIET, TIMES_QUIET * longest))
 
-    def _watch(self, number: int, alarm: bool) -> None:
-        """After each image: drift begins, goes on, or is over."""
+    def _watch(self, number: int, alarm: bool) -> bool:
+        """After each image: drift begins, goes on, or is over. Whether it is over now."""
         if alarm:
             if self._last_alarm is None:
                 self._note(number, "drift", "images are unlike those of the source")
@@ -137,13 +142,14 @@ class GuardedSubnet:
             self._last_alarm = None
             self._intervals.clear()
             self._begin()
+            return True
+        return False
 
     def _note(self, number: int, kind: Literal["drift", "over", "kept", "undone"], reason: str) -> None:
         self.events.append(GuardEvent(number, kind, reason))
 
-    def _learn(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, first: int) -> None:
+    def _learn(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, adapted_BK: torch.Tensor, first: int) -> None:
         """Hold images back, remember the others, adapt and judge when it is time. first: images before the batch."""
-        adapted_BK = self._answers(x_BCHW)
         sure_B = is_reliable(entropies(adapted_BK), adapted_BK.shape[1], self.settings.unsure_share)
         for row in range(max(0, self._drift_from - first), len(x_BCHW)):
             x_CHW = x_BCHW[row]

@@ -28,7 +28,6 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
     """The method by its name. source: batches (B, C, H, W) like those of training, which tell what is usual and important."""
-    subnet.rule.image_errors = settings.image_errors
     if settings.input_deviations is not None:
         subnet.alignment = InputAlignment.of(source, settings.input_deviations)
     return METHODS[settings.method](subnet, settings, source)
