@@ -83,24 +83,22 @@ class GuardedPlayer:
 
     def __init__(self, guard: GuardedSubnet) -> None:
         self._guard = guard
-        self._by = "source"
 
     def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Logits (B, K)."""
-        answer = self._guard.answer(x_BCHW)
-        self._by = answer.by
-        return answer.logits_BK
+        return self._guard.answer(x_BCHW).logits_BK
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """Drift noticed, what was adapted kept or undone, drift over."""
+        """Drift noticed, images aligned, what was adapted kept or undone, drift over."""
         found = tuple(self._guard.events)
         self._guard.events.clear()
         return found
 
     @property
     def adapted(self) -> AdaptiveSubnet | None:
-        """The copy, while it answers."""
-        return self._guard.adapted if self._by == "adapted" else None
+        """What answers, where it is not the source."""
+        answering = self._guard.answering
+        return None if answering is self._guard.source else answering
 
 
 def make_player(

@@ -1,7 +1,8 @@
 """`stream.json`: one SubNet on a stream of images that drift, under each method."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
+from tasks.adaptation.guards import GuardEventKind
 from tasks.schemas.results import Result
 from tasks.schemas.stored import Config, Record
 
@@ -20,7 +21,7 @@ class StreamEvent(Record):
     """An event of a guard after so many images; see `tasks.adaptation.GuardEvent`."""
 
     image: int
-    kind: Literal["drift", "over", "kept", "undone"]
+    kind: GuardEventKind
     reason: str
 
 

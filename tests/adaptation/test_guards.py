@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.adaptation import AdaptiveSubnet, MethodSettings
+from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
 from tasks.adaptation.guards import Anchor, AnchorJudge, BalancedMemory, DriftDetector, GuardedSubnet, SourceProfile
 from tasks.adaptation.guards.detection import RUN_IMAGES, bets
 from tasks.adaptation.settings import GuardSettings
@@ -176,7 +176,8 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
     assert clean > 0.9
     assert left_alone < 0.5
     assert corrected > clean - 0.1
-    assert [guard.events[0].kind, guard.events[1].kind] == ["drift", "kept"]
+    assert [guard.events[0].kind, guard.events[1].kind] == ["drift", "aligned"]
+    assert guard.events[1].image - guard.events[0].image <= size  # at the alarm
     assert 32 <= guard.events[0].image < 32 + 20
     assert guard.adapted.state()
     accuracy(guard, batches(steps, size, 9000, drift=False))
@@ -186,6 +187,18 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
     x_BCHW, _ = pictures(32, 1)
     assert guard.adapted.state() == {}
     assert torch.equal(guard.answer(x_BCHW).logits_BK, source(x_BCHW))
+
+
+def test_a_method_that_aligns_no_images_learns_first(source: AdaptiveSubnet) -> None:
+    plain = GUARDED_METHOD.model_copy(update={"input_deviations": None})
+    guard = guarded(source, plain)
+    accuracy(guard, batches(12, 16, 7000, drift=True))
+    kinds = [event.kind for event in guard.events]
+    assert kinds[0] == "drift"
+    assert set(kinds[1:]) <= {"kept", "undone"}
+    assert "kept" in kinds
+    assert guard.answering is guard.adapted
+    assert guard.adapted.alignment is None
 
 
 def test_what_was_adapted_wrongly_is_undone(source: AdaptiveSubnet) -> None:

@@ -50,10 +50,7 @@ class AnchorJudge:
     than the source's, either.
     """
 
-    def __init__(
-        self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings, begun: AdaptiveSubnet | None = None
-    ) -> None:
-        """begun: the copy that adapts, before it does: the source's weights under the statistics of its method."""
+    def __init__(self, source: AdaptiveSubnet, anchor: Anchor, settings: GuardSettings) -> None:
         if len(anchor.y_A) < FEWEST:
             raise UserError(
                 "labelled source images",
@@ -64,7 +61,7 @@ class AnchorJudge:
         self._anchor, self._settings = anchor, settings
         with torch.no_grad():
             self._usual = self._gap(source(anchor.x_ACHW))
-            self._usual_by_own = self._gap(self._by_own_statistics(begun or source))
+            self._usual_by_own = self._gap(self._by_own_statistics(source))
 
     def _by_own_statistics(self, subnet: AdaptiveSubnet) -> torch.Tensor:
         with subnet.by_batch(0.0, 1.0, keeps=False):
@@ -76,7 +73,7 @@ class AnchorJudge:
 
     @torch.no_grad()
     def verdict(self, adapted: AdaptiveSubnet, x_BCHW: torch.Tensor, source_BK: torch.Tensor) -> AdaptedVerdict:
-        """x_BCHW: held-back images; source_BK: the source's logits for them."""
+        """x_BCHW: held-back images; source_BK: the source's logits for them, as they are or aligned."""
         by_own = self._gap(self._by_own_statistics(adapted))
         adapted_BK = adapted(x_BCHW)
         of_source = _confidence(source_BK) + self._usual.above

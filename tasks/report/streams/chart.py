@@ -8,7 +8,14 @@ import plotly.graph_objects as go
 from tasks.report.charts import COLORS, blank
 from tasks.report.looks import GREY, Row
 
-SYMBOLS = {"drift": "triangle-up", "kept": "circle", "undone": "x", "over": "square"}
+SYMBOLS = {
+    "drift": "triangle-up",
+    "aligned": "diamond",
+    "unaligned": "diamond-open",
+    "kept": "circle",
+    "undone": "x",
+    "over": "square",
+}
 """Of the events of a guard."""
 
 
