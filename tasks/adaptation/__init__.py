@@ -1,8 +1,9 @@
 """Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
 
-from tasks.adaptation.guards import GUARDED_METHOD, Anchor, GuardedAnswer, GuardedSubnet, GuardEvent
+from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
+from tasks.adaptation.guards import GUARDED_METHOD, Anchor, GuardedAnswer, GuardedSubnet
 from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
-from tasks.adaptation.settings import GuardSettings, MethodName, MethodSettings
+from tasks.adaptation.settings import MethodName, MethodSettings
 from tasks.adaptation.side_file import load_adapted, save_adapted
 from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
 
