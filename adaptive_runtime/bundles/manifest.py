@@ -66,7 +66,8 @@ class BundleManifest(Message):
     """The SubNets of a bundle, which all take `batch` samples in ONNX, and one in ncnn.
 
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
-    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers.
+    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
+    file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt.
     """
 
     version: int = VERSION
@@ -79,11 +80,12 @@ class BundleManifest(Message):
     made_from: BundleOrigin
     predicted_error: float | None = None
     calibration: FileName | None = None
+    source_images: FileName | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         named = {name for subnet in self.subnets for name in subnet.named_files}
-        named |= set() if self.calibration is None else {self.calibration}
+        named |= {name for name in (self.calibration, self.source_images) if name is not None}
         if missing := sorted(named - self.files.keys()):
             raise ValueError(f"'{missing[0]}' is not among the files")
         digests = [subnet.digest for subnet in self.subnets]

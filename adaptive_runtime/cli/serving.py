@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
 RISK = "the token, the images and the answers cross the network unencrypted"
-BUNDLE_ONLY = ("budget_ms", "memory_mib", "format", "key_file", "cache", "also", "state", "adapts", "decisions")
+BUNDLE_ONLY = (
+    "budget_ms",
+    "memory_mib",
+    "format",
+    "key_file",
+    "cache",
+    "also",
+    "state",
+    "adapts",
+    "decisions",
+    "weights",
+)
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -68,6 +79,11 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="while the load changes, the most accurate variant within --budget-ms serves",
     )
+    bundle.add_argument(
+        "--weights",
+        choices=("statistics",),
+        help="while images drift, the SubNet that serves follows them by its BatchNorm statistics",
+    )
     bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
     bundle.add_argument(
         "--memory-mib", type=above_zero, metavar="MIB", help="what SubNets may take (default: no limit)"
@@ -81,7 +97,10 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--also", type=Path, metavar="DIR", help="folder of a search on this device, whose SubNets serve, too"
     )
     bundle.add_argument(
-        "--state", type=Path, metavar="DIR", help="remember there what serves, and go on with it after a restart"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="remember there what serves and adapts, and go on with it after a restart",
     )
 
 

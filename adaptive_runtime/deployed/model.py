@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import Adaptation, ServedRun
+from adaptive_runtime.adapting_weights import WeightAdaptation
 from adaptive_runtime.bundles import BundledSubNet
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
@@ -31,7 +32,7 @@ class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
-    is no chooser, and is told of all requests.
+    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class DeployedModel:
         serving: Variant,
         chooser: Chooser | None = None,
         adaptation: Adaptation | None = None,
+        weights: WeightAdaptation | None = None,
     ) -> None:
-        self.pool, self.chooser, self.adaptation = pool, chooser, adaptation
+        self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
         self._taken_out: dict[str, str] = {}
@@ -63,6 +65,8 @@ class DeployedModel:
         self._worker.start()
         if adaptation is not None:
             adaptation.start()
+        if weights is not None:
+            weights.start(self._active.variant)
 
     def infer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
@@ -119,6 +123,7 @@ class DeployedModel:
             used_mib=self._used_mib,
             budget_mib=self.pool.budget_mib,
             adapting=None if self.adaptation is None else self.adaptation.state,
+            weights=None if self.weights is None else self.weights.state,
         )
 
     @property
@@ -149,6 +154,8 @@ class DeployedModel:
             self._counting.wait_for(lambda: not self._running)
         if self.adaptation is not None:
             self.adaptation.stop()
+        if self.weights is not None:
+            self.weights.stop()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -189,6 +196,8 @@ class DeployedModel:
                 self._replace(active, error)
                 active = self._active
         run_ms = (time.perf_counter_ns() - run_ns) / 1e6
+        if self.weights is not None:
+            self.weights.served(active.variant, x_NCHW)
         names = active.chain.manifest.exits
         exits = tuple(names[place] for place in found.exits.tolist())
         if is_loaded:

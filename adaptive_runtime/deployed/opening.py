@@ -1,8 +1,10 @@
 """Opening a bundle to serve from it."""
 
 from pathlib import Path
+from typing import Literal
 
 from adaptive_runtime.adapting import Adaptation, AdaptingOptions, BundleVariants
+from adaptive_runtime.adapting_weights import WeightAdaptation, WeightOptions
 from adaptive_runtime.bundles import BundledSubNet, OpenBundle
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.deployed.model import LOG, Chooser, DeployedModel
@@ -23,6 +25,7 @@ def load(
     prepares: bool = True,
     cache: str | Path | None = None,
     also: str | Path | None = None,
+    weights: Literal["statistics"] | WeightOptions | None = None,
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
@@ -33,6 +36,8 @@ def load(
     budget is. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`;
     None: in the bundle's folder.
     also: the folder of a search on this device, whose SubNets serve, too; all are compared by the accuracies that it measured.
+    weights: the SubNet that serves follows its images by its BatchNorm statistics, while they drift; "statistics": with the
+    default options. None: weights stay as they are.
     """
     bundle = OpenBundle.open(folder, key_file, also)
     form = bundle.manifest.own_format if format is None else format
@@ -41,12 +46,23 @@ def load(
         raise AdaptiveError(str(folder), f"has no SubNets in {form}", allowed=", ".join(bundle.manifest.runs))
     place = None if cache is None else Path(cache)
     pool = SubNetPool(bundle, form, memory_mib, LOG.warning, prepares=prepares, cache=place)
+    following = None if weights is None else WeightAdaptation(pool, weight_options(weights))
     if adapts is False:
-        return DeployedModel(pool, first or Variant(best_within(subnets, budget_ms).digest), chooser)
+        serving = first or Variant(best_within(subnets, budget_ms).digest)
+        return DeployedModel(pool, serving, chooser, weights=following)
     options = AdaptingOptions() if adapts is True else adapts
     limits = options.limits(budget_ms, memory_mib)
     adaptation = Adaptation(BundleVariants.of(bundle.manifest, form), limits, options, running=first)
-    return DeployedModel(pool, first or adaptation.first, chooser, adaptation)
+    return DeployedModel(pool, first or adaptation.first, chooser, adaptation, following)
+
+
+def weight_options(weights: str | WeightOptions) -> WeightOptions:
+    """The options of weights that adapt. AdaptiveError: there is no such way."""
+    if isinstance(weights, WeightOptions):
+        return weights
+    if weights != "statistics":
+        raise AdaptiveError("weights", f"'{weights}'", allowed="'statistics', WeightOptions or None")
+    return WeightOptions()
 
 
 def best_within(subnets: list[BundledSubNet], budget_ms: float | None) -> BundledSubNet:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from adaptive_runtime.adapting_weights import WeightsState
 from adaptive_runtime.deployed import ModelAnswer
 from adaptive_runtime.service.models import DevicesTold, ServedModel
 from adaptive_runtime.split import HOME
@@ -79,8 +80,28 @@ class _NowCollector(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        if state.weights is not None:
+            yield from _of_weights(state.weights)
         if self._model.devices is not None:
             yield from _of_devices(self._model.devices.now)
+
+
+def _of_weights(state: WeightsState) -> Iterator[Metric]:
+    """What SubNets have adapted to their images."""
+    for name, text, values in (
+        ("adapted_weights", "Whether adapted weights serve: 1.", [one.adapted for one in state.subnets.values()]),
+        (
+            "drifting_images",
+            "Whether images are unlike the source's: 1.",
+            [one.drifting for one in state.subnets.values()],
+        ),
+        ("looked_at_images", "Images that were looked at.", [one.images for one in state.subnets.values()]),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["subnet"])
+        for digest, value in zip(state.subnets, values, strict=True):
+            family.add_metric([digest], float(value))
+        yield family
+    yield GaugeMetricFamily(f"{PREFIX}left_out_images", "Images that nobody has looked at.", value=state.left_out)
 
 
 def _of_devices(told: DevicesTold) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.links import DeviceAddress
@@ -35,8 +36,9 @@ class BundleOptions:
     """A bundle that is served.
 
     budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
-    choice is kept; None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided,
-    which can be replayed. sensors_root: where the device's /sys and /proc are.
+    choice is kept, and what weights have adapted; None: it is forgotten. adapts: what serves changes with the load; decisions:
+    the file of what was decided, which can be replayed. weights: they follow the images that are served. sensors_root: where
+    the device's /sys and /proc are.
     """
 
     bundle: Path
@@ -49,6 +51,7 @@ class BundleOptions:
     state: Path | None = None
     adapts: bool = False
     decisions: Path | None = None
+    weights: Literal["statistics"] | None = None
     sensors_root: Path = SYSTEM
 
 

@@ -1,11 +1,11 @@
 """Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
 
-from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet, GuardEvent
+from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
+from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
 from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
 from tasks.adaptation.settings import (
     GUARDED_METHOD,
     AdaptationSettings,
-    GuardSettings,
     MethodName,
     MethodSettings,
     StepSettings,

@@ -1,8 +1,10 @@
-"""Settings of methods that adapt, and of what guards them."""
+"""Settings of methods that adapt."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from adaptive_runtime.adapting_weights import GuardSettings
 
 MethodName = Literal["batchnorm", "tent", "eata", "sar", "cotta", "roid"]
 BATCH_IMAGES = 64
@@ -65,37 +67,6 @@ GUARDED_METHOD = MethodSettings(
     method="roid", learning_rate=3e-3, prior_images=16.0, newest_share=0.6, input_deviations=1.0
 )
 """The method that is guarded, unless another one is asked for."""
-
-
-class GuardSettings(BaseModel):
-    """When a SubNet may adapt, and when what it adapted is kept."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    false_alarms: float = Field(default=1.0, gt=0, le=1000)
-    """The probability of an alarm within n images that have not drifted is at most so many · n / 100,000."""
-    quiet_images: int = Field(default=200, ge=1)
-    """Without an alarm for so many images, drift is over at the latest: back to the source."""
-    memory_images: int = Field(default=64, ge=2)
-    """Images that the SubNet adapts to at once, balanced by predicted class."""
-    oldest_images: int = Field(default=128, ge=2)
-    """Images that came longer ago are forgotten."""
-    step_images: int = Field(default=16, ge=1)
-    """A step after so many new images in memory."""
-    unsure_share: float = Field(default=0.9, gt=0, le=1)
-    """Images whose entropy is above this share of the largest one, ln K, are not adapted to."""
-    redundancy: float = Field(default=1e-3, ge=0)
-    """Images that differ from one in memory by less, in squares relative to it, are not adapted to."""
-    held_back_every: int = Field(default=4, ge=2)
-    """Of so many images one is held back: it judges, and is never adapted to."""
-    held_back_images: int = Field(default=32, ge=4)
-    """The newest ones of these judge."""
-    judged_from: int = Field(default=8, ge=4)
-    """Held-back images before the first judgement; one follows after each as many."""
-    anchor_points: float = Field(default=3.0, ge=0, le=100)
-    """Points of accuracy on labelled source images that adapted weights may lose."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of how the detector orders equal values."""
 
 
 class AdaptationSettings(BaseModel):

@@ -24,7 +24,7 @@ from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.bundles import require_blocks, single_replacements, write_bundle
+from tasks.export.bundles import require_adaptable, require_blocks, single_replacements, write_bundle
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -94,6 +94,7 @@ def run(
         require_masks(device.version, implementations.operators.values())
     require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
     require_blocks(settings, net)
+    require_adaptable(settings, net)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from adaptive_runtime.adapting_weights import BalancedMemory, DriftDetector, GuardSettings
+from adaptive_runtime.adapting_weights.detection import RUN_IMAGES, bets
 from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
-from tasks.adaptation.guards import Anchor, AnchorJudge, BalancedMemory, DriftDetector, GuardedSubnet, SourceProfile
-from tasks.adaptation.guards.detection import RUN_IMAGES, bets
-from tasks.adaptation.settings import GuardSettings
+from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
 from tasks.errors import UserError
 from tests.ir.networks import small_net
 
@@ -133,20 +133,20 @@ def test_too_few_source_images_are_one_clear_line(source: AdaptiveSubnet) -> Non
 
 def test_a_memory_is_balanced_recent_and_knows_no_image_twice() -> None:
     memory = BalancedMemory(capacity=8, oldest=30, redundancy=1e-3)
-    images = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    images = np.random.default_rng(0).standard_normal((40, 3, 4, 4), np.float32)
     for number in range(20):
         assert memory.add(images[number], 0)
     for number in range(20, 24):
         assert memory.add(images[number], 1)
-    assert torch.equal(memory.batch(), images[16:24])
+    assert np.array_equal(memory.batch(), images[16:24])
     assert not memory.add(images[23] * 1.001, 1)
     assert memory.add(images[24], 0)
-    assert torch.equal(memory.batch(), torch.cat([images[17:20], images[24:25], images[20:24]]))
+    assert np.array_equal(memory.batch(), np.concatenate([images[17:20], images[24:25], images[20:24]]))
     for number in range(25, 40):
         memory.add(images[number], 0)
     for _ in range(30):
         memory.add(images[39], 0)
-    assert torch.equal(memory.batch(), images[39:40])
+    assert np.array_equal(memory.batch(), images[39:40])
 
 
 def test_nothing_adapts_while_nothing_drifts(source: AdaptiveSubnet) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from adaptive_runtime.adapting import AdaptingOptions
+from adaptive_runtime.adapting_weights import WeightOptions
 from adaptive_runtime.bundles import BUNDLE_FILE
 from adaptive_runtime.bundles.manifest import read_bytes
 from adaptive_runtime.deployed import DeployedModel, load
@@ -32,6 +33,7 @@ def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
         key_file=options.key_file,
         cache=options.cache,
         also=options.also,
+        weights=None if options.weights is None else WeightOptions(state=options.state),
     )
     with model, _load_of(model, options) as source:
         yield ServedModel(

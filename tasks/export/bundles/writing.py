@@ -18,6 +18,7 @@ from adaptive_runtime.bundles import (
     BUNDLE_FILE,
     CALIBRATION_FILE,
     SIGNATURE_FILE,
+    AdaptableNet,
     BundleDevice,
     BundledNet,
     BundledSubNet,
@@ -38,6 +39,13 @@ from tasks.data.description import describe
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.bundles.adaptable import (
+    SOURCE_IMAGES_FILE,
+    adaptable_net,
+    observed,
+    usual_images,
+    write_source_images,
+)
 from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.rows import subnet_row
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
@@ -134,11 +142,14 @@ class _Writer:
         statistics = {card.digest: self._statistics(card) for card in cards}
         chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
         blocks = (net.max_config, block_statistics(net, self.images)) if self.settings.blocks else None
-        net.export_together(
-            {card.digest: (card.config, statistics[card.digest]) for card in cards}, self.folder, chains, blocks
-        )
+        subnets = {card.digest: (card.config, statistics[card.digest]) for card in cards}
+        observed_images = self.settings.adaptable_images if self.settings.adaptable else None
+        net.export_together(subnets, self.folder, chains, blocks, observed_images)
         if blocks is not None:
             self._write_blocks(blocks[1])
+        if self.settings.adaptable:
+            prepared = ImagePreparation.model_validate(cards[0].preparation.model_dump())
+            write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
             module = net.build(card.config, statistics[card.digest]).eval()
@@ -173,6 +184,7 @@ class _Writer:
             made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
             predicted_error=mean(errors) if errors else None,
             calibration=CALIBRATION_FILE,
+            source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
         )
 
     def _statistics(self, card: Card) -> Statistics:
@@ -205,6 +217,8 @@ class _Writer:
         got = in_batches(inputs, self.net.batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
         difference = float(np.abs(got - expected).max() / np.abs(expected).max())
         difference = max(difference, 0.0 if chain is None else chain.difference)
+        adaptable, of_adaptable = self._adaptable(card, inputs, expected)
+        difference = max(difference, of_adaptable)
         if not math.isfinite(difference):
             self.broken.append(card.digest)
         return BundledNet(
@@ -214,7 +228,20 @@ class _Writer:
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
             relative_difference=difference if math.isfinite(difference) else 0.0,
+            adaptable=adaptable,
         )
+
+    def _adaptable(self, card: Card, inputs: Images, expected: Images) -> tuple[AdaptableNet | None, float]:
+        """What a SubNet needs to adapt, and by how much its file with statistics differs from torch."""
+        if not self.settings.adaptable:
+            return None, 0.0
+        height, width = card.input_shape[-2:]
+        usual, settings = usual_images(self.images, (height, width)), self._run("onnx").settings
+        found = adaptable_net(card.digest, self.settings.adaptable_images, self.folder, usual, settings)
+        if found is None:
+            return None, 0.0
+        got = observed(found, self.folder, settings).look(inputs).logits_BK
+        return found, float(np.abs(got - expected).max() / np.abs(expected).max())
 
     def _ncnn(self, card: Card, chain: BundledChain | None) -> BundledNet:
         """Copy the files that the stage has exported and checked."""
