@@ -43,7 +43,7 @@ def test_steps_on_the_device_are_those_of_torch(net: SuperNet, which: str, tmp_p
 
     anchor = LabelledSource(images(32, 3), np.zeros(32, np.int64))
     options = WeightOptions(prior_images=PRIOR_IMAGES, newest_share=NEWEST_SHARE)
-    weights = StatisticsWeights(network, own, anchor, options)
+    weights = StatisticsWeights(network, own, lambda: anchor, options)
     settings = MethodSettings(method="batchnorm", prior_images=PRIOR_IMAGES, newest_share=NEWEST_SHARE)
     method = make_method(source, settings, [])
     x = images(8, 9, 0.7)
