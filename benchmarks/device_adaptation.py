@@ -102,7 +102,7 @@ def small_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             content = {"x": x_NCHW, "labels": label_N, "other": images_of(test, other, seed, options)[0]}
             told, points = reference(net, x_NCHW, label_N)
             file = folder / f"{name}-{seed}.npz"
-            np.savez(file, **content, **told)
+            np.savez(file, allow_pickle=False, **content, **told)
             streams.append({"name": name, "seed": seed, "file": str(file), "torch_points": points})
     return {"bundle": str(folder / "small"), "streams": streams}
 

@@ -95,7 +95,7 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                     step_ms.append(1e3 * (time.perf_counter() - start_s) / size)
                     weights.restore(statistics, number)
                     subnet.serve_adapted()
-                    renewed_ms.append(subnet.state.renewed_ms)
+                    renewed_ms.append(subnet.state.renewed_ms or 0.0)
             got_BK = model.infer(x_BCHW[:size]).logits
             rows.append(
                 {

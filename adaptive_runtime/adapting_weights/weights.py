@@ -25,7 +25,8 @@ class LabelledSource(NamedTuple):
 class StatisticsWeights:
     """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
 
-    anchor: labelled source images, read when they are needed. example: an image (1, C, H, W) of the latest verdict and the adapted logits (1, K) for it; before, those of the source.
+    anchor: labelled source images, read when they are needed. example: an image (1, C, H, W) of the latest verdict and the
+    adapted logits (1, K) for it; before, those of the source.
 
     A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
     many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`.
