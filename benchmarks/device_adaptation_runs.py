@@ -95,7 +95,7 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                     step_ms.append(1e3 * (time.perf_counter() - start_s) / size)
                     weights.restore(statistics, number)
                     subnet.serve_adapted()
-                    renewed_ms.append(subnet.state.renewed_ms)
+                    renewed_ms.append(subnet.state.renewed_ms or 0.0)
             got_BK = model.infer(x_BCHW[:size]).logits
             rows.append(
                 {
@@ -112,7 +112,10 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def undone(job: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
-    """For each stream and each way to be wrong: images until the adapted weights were undone; None: they were not."""
+    """For each stream and each way to be wrong: images until the wrong weights were undone; None: they were not.
+
+    Where images drift, the statistics follow them meanwhile, so that a verdict can find them right again: `kept`.
+    """
     with adaptive_runtime.load(job["bundle"]) as model:
         digest, pool = model.state.serving.digest, model.pool
         subnet = AdaptedSubnet(pool, digest, WeightOptions(), None)
@@ -140,7 +143,8 @@ def _until(job: dict[str, Any], state: Path, x_NCHW: Images) -> dict[str, Any]:
         (subnet,) = model.weights.state.subnets.values()
         assert subnet.adapted, "wrong weights serve first"
         answered(model, x_NCHW)
-        events = [one for one in model.weights.state.events if one.kind in ("undone", "over")]
+        verdicts = ("undone", "over", "kept")
+        events = [one for one in model.weights.state.events if one.kind in verdicts]
         return {"images": events[0].image if events else None, "kind": events[0].kind if events else None}
 
 

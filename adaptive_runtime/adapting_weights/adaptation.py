@@ -137,7 +137,14 @@ class WeightAdaptation:
             self._failed.add(digest)
             self._tell(digest, "failed", 0, str(error))
             if (subnet := self._subnets.pop(digest, None)) is not None:
-                subnet.serve_source()
+                self._give_up(subnet)
+
+    def _give_up(self, subnet: AdaptedSubnet) -> None:
+        """Let a SubNet serve with the source's weights, as far as it can."""
+        try:
+            _guarded(subnet.serve_source)
+        except VariantError as error:
+            self._tell(subnet.digest, "failed", 0, str(error))
 
     def _observe(self, digest: str, parts: list[Array]) -> None:
         if digest not in self._subnets:

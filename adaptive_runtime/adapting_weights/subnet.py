@@ -56,7 +56,7 @@ class AdaptedSubnet:
         self._usual = usual_features(source, self._net)
         network = ObservedNetwork(self._observed_session, self._net)
         statistics = NormStatistics(source.mean, source.variance)
-        self.weights = StatisticsWeights(network, statistics, self._anchor(), options)
+        self.weights = StatisticsWeights(network, statistics, self._anchor, options)
         self.guard = DriftGuard(self.weights, source.calibration, options.guard)
         self.is_adapted = False
         self._look_ms: float | None = None

@@ -3,6 +3,7 @@
 Legend: A labelled source images, B batch, C channels, H height, W width, K classes.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,18 +25,24 @@ class LabelledSource(NamedTuple):
 class StatisticsWeights:
     """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
 
-    example: an image (1, C, H, W) of the latest verdict and the adapted logits (1, K) for it; before, those of the source.
+    anchor: labelled source images, read when they are needed. example: an image (1, C, H, W) of the latest verdict and the
+    adapted logits (1, K) for it; before, those of the source.
 
     A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
     many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`.
     """
 
     def __init__(
-        self, network: ObservedNetwork, source: NormStatistics, anchor: LabelledSource, options: WeightOptions
+        self,
+        network: ObservedNetwork,
+        source: NormStatistics,
+        anchor: Callable[[], LabelledSource],
+        options: WeightOptions,
     ) -> None:
         self.network, self.source, self.options, self._anchor = network, source, options, anchor
         self._usual = self._gap(source)
-        self.example = self._example(anchor.x_ACHW, self.network.look(anchor.x_ACHW[:1], source))
+        x_ACHW, _ = anchor()
+        self.example = self._example(x_ACHW, self.network.look(x_ACHW[:1], source))
         self.reset()
 
     @property
@@ -84,9 +91,9 @@ class StatisticsWeights:
 
     @staticmethod
     def _example(x_BCHW: Array, seen: SeenImages) -> tuple[Array, Array]:
-        return x_BCHW[:1], seen.logits_BK[:1]
+        return x_BCHW[:1].copy(), seen.logits_BK[:1]
 
     def _gap(self, statistics: NormStatistics) -> AnchorGap:
         """On labelled source images."""
-        logits_AK = self.network.look(self._anchor.x_ACHW, statistics).logits_BK
-        return AnchorGap.of(logits_AK, self._anchor.label_A)
+        x_ACHW, label_A = self._anchor()
+        return AnchorGap.of(self.network.look(x_ACHW, statistics).logits_BK, label_A)

@@ -86,16 +86,13 @@ def write_plain_bundle(
     whole = {digest: (config, None) for digest, config in subnets.items()}
     observed = None if source is None else OBSERVED_IMAGES
     net.export_together(whole, folder, chains, (net.max_config, None) if blocks else None, observed)
-    if source is not None:
-        prepared = _preparation(net, net.max_config, source)
-        labelled = SourceImages.of(source.x_NCHW[:LABELLED], source.label_N[:LABELLED], prepared)
-        (folder / SOURCE_IMAGES_FILE).write_bytes(labelled.to_bytes())
     rows = []
     for at, (digest, config) in enumerate(subnets.items()):
         own = (thresholds or {}).get(digest)
         chain = _write_chain(net, digest, config, folder) if digest in chains else None
-        row = _row(net, digest, config, folder, chain, own, at)
-        rows.append(row if source is None else _adaptable(net, row, folder, source))
+        rows.append(_row(net, digest, config, folder, chain, own, at))
+    if source is not None:
+        rows = _adaptable(net, rows, folder, source)
     if blocks:
         inputs = np.random.default_rng(0).standard_normal(net.input_shape(net.max_config), np.float32)
         prepared = _preparation(net, net.max_config)
@@ -117,10 +114,21 @@ def write_plain_bundle(
     return manifest
 
 
-def _adaptable(net: SuperNet, row: BundledSubNet, folder: Path, source: SourceData) -> BundledSubNet:
-    found = adaptable_net(row.digest, OBSERVED_IMAGES, folder, source.x_NCHW[LABELLED:], SETTINGS)
-    nets = {"onnx": row.nets["onnx"].model_copy(update={"adaptable": found})}
-    return row.model_copy(update={"nets": nets, "preparation": _preparation(net, row.config, source)})
+def _adaptable(net: SuperNet, rows: list[BundledSubNet], folder: Path, source: SourceData) -> list[BundledSubNet]:
+    """Write what SubNets need to adapt; the rows with it."""
+    prepared = _preparation(net, net.max_config, source)
+    labelled = SourceImages.of(source.x_NCHW[:LABELLED], source.label_N[:LABELLED], prepared)
+    (folder / SOURCE_IMAGES_FILE).write_bytes(labelled.to_bytes())
+    found = []
+    for row in rows:
+        net_of = row.nets["onnx"]
+        adaptable = adaptable_net(row.digest, OBSERVED_IMAGES, folder, source.x_NCHW[LABELLED:], SETTINGS)
+        changed = {
+            "nets": {"onnx": net_of.model_copy(update={"adaptable": adaptable})},
+            "preparation": _preparation(net, row.config, source),
+        }
+        found.append(row.model_copy(update=changed))
+    return found
 
 
 def _sample(net: SuperNet, subnets: Mapping[str, Config], samples: int) -> CalibrationSample:

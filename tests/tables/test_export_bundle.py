@@ -22,8 +22,8 @@ from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
 from tasks.data import DataSettings, load_splits
-from tasks.evaluation.subnets import EvaluationData
 from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
 from tasks.export.bundles import require_adaptable
 from tasks.progress import Silent

@@ -14,11 +14,13 @@ from statistics import mean
 import numpy as np
 import onnxruntime
 
+from adaptive_runtime.adapting_weights import NormStatistics
 from adaptive_runtime.bundles import (
     BUNDLE_FILE,
     CALIBRATION_FILE,
     SIGNATURE_FILE,
     AdaptableNet,
+    AdaptationSource,
     BundleDevice,
     BundledNet,
     BundledSubNet,
@@ -240,7 +242,9 @@ class _Writer:
         found = adaptable_net(card.digest, self.settings.adaptable_images, self.folder, usual, settings)
         if found is None:
             return None, 0.0
-        got = observed(found, self.folder, settings).look(inputs).logits_BK
+        source = AdaptationSource.from_bytes((self.folder / found.source).read_bytes(), found.source)
+        statistics = NormStatistics(source.mean, source.variance)
+        got = observed(found, self.folder, settings).look(inputs, statistics).logits_BK
         return found, float(np.abs(got - expected).max() / np.abs(expected).max())
 
     def _ncnn(self, card: Card, chain: BundledChain | None) -> BundledNet:
