@@ -63,9 +63,7 @@ class MethodSettings(StepSettings):
         return self.model_copy(update={"learning_rate": self.learning_rate * images / BATCH_IMAGES})
 
 
-GUARDED_METHOD = MethodSettings(
-    method="roid", learning_rate=3e-3, prior_images=16.0, newest_share=0.6, input_deviations=1.0
-)
+GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.6, input_deviations=1.0)
 """The method that is guarded, unless another one is asked for."""
 
 
