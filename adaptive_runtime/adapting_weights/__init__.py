@@ -5,7 +5,7 @@
 
 from adaptive_runtime.adapting_weights.adaptation import WeightAdaptation, WeightEvent, WeightsState
 from adaptive_runtime.adapting_weights.detection import DriftDetector
-from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent
+from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent, GuardEventKind
 from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap
 from adaptive_runtime.adapting_weights.memory import BalancedMemory
 from adaptive_runtime.adapting_weights.network import ObservedNetwork
@@ -23,6 +23,7 @@ __all__ = [
     "DriftDetector",
     "DriftGuard",
     "GuardEvent",
+    "GuardEventKind",
     "GuardSettings",
     "GuardedWeights",
     "LabelledSource",

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from adaptive_runtime.adapting_weights.guard import EventKind
+from adaptive_runtime.adapting_weights.guard import GuardEventKind
 from adaptive_runtime.adapting_weights.settings import WeightOptions
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
 from adaptive_runtime.adapting_weights.statistics import Array
@@ -34,7 +34,7 @@ class WeightEvent(NamedTuple):
 
     at_s: float
     subnet: str
-    kind: EventKind | Literal["failed"]
+    kind: GuardEventKind | Literal["failed"]
     image: int
     reason: str
 
@@ -159,7 +159,7 @@ class WeightAdaptation:
             for event in subnet.observe(x_NCHW[start : start + size]):
                 self._tell(digest, event.kind, event.image, event.reason)
 
-    def _tell(self, digest: str, kind: EventKind | Literal["failed"], image: int, reason: str) -> None:
+    def _tell(self, digest: str, kind: GuardEventKind | Literal["failed"], image: int, reason: str) -> None:
         self._events.append(WeightEvent(time.monotonic(), digest, kind, image, reason))
         log = LOG.warning if kind == "failed" else LOG.info
         log("weights of SubNet %s after %d images: %s: %s", digest, image, kind, reason)

@@ -21,7 +21,7 @@ FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
 FEWEST_STEPS = 2
 """Steps before the first verdict: one step knows few images."""
 Array = NDArray[np.float32]
-EventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "over"]
+GuardEventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "over"]
 
 
 class GuardEvent(NamedTuple):
@@ -31,7 +31,7 @@ class GuardEvent(NamedTuple):
     """
 
     image: int
-    kind: EventKind
+    kind: GuardEventKind
     reason: str
 
 
@@ -138,7 +138,7 @@ class DriftGuard:
             return True
         return False
 
-    def note(self, number: int, kind: EventKind, reason: str) -> None:
+    def note(self, number: int, kind: GuardEventKind, reason: str) -> None:
         """Remember an event."""
         self.events.append(GuardEvent(number, kind, reason))
 

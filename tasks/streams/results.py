@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from tasks.adaptation.guards import GuardEventKind
+from adaptive_runtime.adapting_weights import GuardEventKind
 from tasks.schemas.results import Result
 from tasks.schemas.stored import Config, Record
 

@@ -190,7 +190,7 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
 
 
 def test_a_method_that_aligns_no_images_learns_first(source: AdaptiveSubnet) -> None:
-    plain = GUARDED_METHOD.model_copy(update={"input_deviations": None})
+    plain = GUARDED_METHOD.model_copy(update={"input_deviations": None, "learning_rate": 3e-3})
     guard = guarded(source, plain)
     accuracy(guard, batches(12, 16, 7000, drift=True))
     kinds = [event.kind for event in guard.events]
