@@ -75,7 +75,7 @@ class LocalConnection:
     async def _next(self) -> bool:
         """Read a request and begin to answer it. False: the connection is over."""
         await self._room.acquire()
-        first = await self._reader.read(1)
+        first = b"" if self._writer.is_closing() else await self._reader.read(1)
         if not first:
             return False
         arrived_s, self._until_s = time.monotonic(), asyncio.get_running_loop().time() + BODY_S
