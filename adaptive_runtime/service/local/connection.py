@@ -88,6 +88,7 @@ class LocalConnection:
         except RequestRefused as refused:
             self._room.release()
             await self._send(refusal_frame(0 if prefix is None else prefix.number, refused))
+            await asyncio.sleep(0)  # the turn of others, however many wrong frames have come already
             return prefix is not None and await self._skipped()
         task = asyncio.create_task(self._answer(accepted))
         self._answering.add(task)
