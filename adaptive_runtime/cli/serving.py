@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
         "written to a file that only you can read (its name is printed)."
     )
+    network.add_argument(
+        "--socket", type=Path, metavar="PATH", help="serve programs of your user on this device there, too, by a socket"
+    )
     parser.add_argument("--sensors-root", type=Path, default=SYSTEM, metavar="DIR", help=argparse.SUPPRESS)
 
 
@@ -128,6 +131,7 @@ def run(arguments: argparse.Namespace) -> None:
         workers=arguments.workers,
         deadline_ms=arguments.deadline_ms,
         max_body_mib=arguments.max_body_mib,
+        socket=arguments.socket,
     )
     serve(options, _split(arguments) if arguments.device else _bundle(arguments))
 

@@ -68,11 +68,14 @@ class DeployedModel:
         if weights is not None:
             weights.start(self._active.variant)
 
-    def infer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None) -> ModelAnswer:
+    def infer(
+        self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None, subnet: str | None = None
+    ) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
 
         budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
-        AdaptiveError: another shape or type, the model is closed, or no SubNet is left that works.
+        subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
+        AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
         """
         start_ns = time.perf_counter_ns()
         self._check(x_NCHW)
@@ -81,7 +84,10 @@ class DeployedModel:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
             self._running += 1
         try:
-            answer = self._answer(x_NCHW, budget_ms, start_ns)
+            if subnet is None:
+                answer = self._answer(x_NCHW, budget_ms, start_ns)
+            else:
+                answer = self._answer_by(subnet, x_NCHW, start_ns)
         finally:
             with self._counting:
                 self._running -= 1
@@ -180,6 +186,19 @@ class DeployedModel:
             self.adaptation.served(served, request)
         return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
 
+    def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
+        """The answer of one SubNet alone. AdaptiveError: the bundle does not have it, or it was taken out."""
+        self._refuse(subnet)
+        answerer, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
+        try:
+            answer = self._run_once(answerer, x_NCHW, served)
+        except VariantError as error:
+            self._replace(answerer, error)
+            raise AdaptiveError(f"SubNet {subnet}", f"was taken out: {failure(error)}") from error
+        if self.adaptation is not None:
+            self.adaptation.served(served)
+        return ModelAnswer.of([answer], (time.perf_counter_ns() - start_ns) / 1e6)
+
     def _run_size(self, samples: int) -> int:
         """How many samples run together before the model adapts again: a batch of the runtime, or all."""
         batch = self._active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
@@ -188,13 +207,16 @@ class DeployedModel:
     def _run(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
         """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
         while True:
-            is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
             try:
-                found = active.answer(x_NCHW)
-                break
+                return self._run_once(active, x_NCHW, served)
             except VariantError as error:
                 self._replace(active, error)
                 active = self._active
+
+    def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
+        """Answers of one variant. VariantError."""
+        is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
+        found = active.answer(x_NCHW)
         run_ms = (time.perf_counter_ns() - run_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)

@@ -20,7 +20,8 @@ VERSION_DIGITS = 12
 class ServiceOptions:
     """How a model is served.
 
-    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none.
+    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
+    the socket for programs on this device; None: without.
     """
 
     network: Endpoint
@@ -29,6 +30,7 @@ class ServiceOptions:
     workers: int = 1
     deadline_ms: float = 1000.0
     max_body_mib: int = 8
+    socket: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
     )
     with model, _load_of(model, options) as source:
         yield ServedModel(
-            infer=lambda x_NCHW, until_s: model.infer(x_NCHW, 1e3 * (until_s - time.monotonic())),
+            infer=lambda x_NCHW, until_s, subnet: model.infer(x_NCHW, 1e3 * (until_s - time.monotonic()), subnet),
+            subnets=tuple(one.digest for one in model.subnets),
             state=lambda: model.state,
             works=lambda: bool(model.subnets),
             load=source,
