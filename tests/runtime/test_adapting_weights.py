@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,18 +258,23 @@ def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
             assert isinstance(found, dict)
             return found
 
+        def has_looked_at(images: int) -> bool:
+            return bool(known()["images"] == images)
+
         assert soon(lambda: bool(service.state()["model"]["weights"]["subnets"]), WITHIN_S)
         for start in range(0, len(x_NCHW), 16):
             assert service.http.post(INFER, **body(drifted(x_NCHW[start : start + 16]))).status_code == 200
-            assert soon(lambda until=start + 16: known()["images"] == until, WITHIN_S)
+            assert soon(partial(has_looked_at, start + 16), WITHIN_S)
         assert known()["adapted"]
         assert soon(lambda: "weights: kept" in [one["step"] for one in service.state()["decisions"]], WITHIN_S)
         assert "autotailor_adapted_weights{" in service.http.get("/metrics").text
         assert any(": kept: " in line for line in service.lines())
         service.process.kill()
         service.process.wait()
-    with served(bundle, tmp_path / "log", *options) as service:
-        assert soon(
-            lambda: [one["adapted"] for one in service.state()["model"]["weights"]["subnets"].values()] == [True]
-        )
+    with served(bundle, tmp_path / "log", *options) as again:
+
+        def is_adapted() -> bool:
+            return [one["adapted"] for one in again.state()["model"]["weights"]["subnets"].values()] == [True]
+
+        assert soon(is_adapted, WITHIN_S)
     assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", "statistics")
