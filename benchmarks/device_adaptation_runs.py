@@ -83,7 +83,7 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
         seen = weights.look(x_BCHW[:1])
         weights.example = x_BCHW[:1], seen.logits_BK
         for name, pause_s in (("no requests", None), ("a request each 100 ms", 0.1)):
-            look_ms, step_ms, renewed_ms = [], [], []
+            look_ms, step_ms, renewed_ms, computed_ms = [], [], [], []
             with requests(model, x_BCHW[:1], pause_s) as latencies_ms:
                 for _ in range(job["repeats"]):
                     start_s = time.perf_counter()
@@ -94,7 +94,9 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                     weights.adapt(x_BCHW[:size])
                     step_ms.append(1e3 * (time.perf_counter() - start_s) / size)
                     weights.restore(statistics, number)
+                    start_s = time.thread_time()
                     subnet.serve_adapted()
+                    computed_ms.append(1e3 * (time.thread_time() - start_s))
                     renewed_ms.append(subnet.state.renewed_ms or 0.0)
             got_BK = model.infer(x_BCHW[:size]).logits
             rows.append(
@@ -104,6 +106,7 @@ def times(job: dict[str, Any]) -> list[dict[str, Any]]:
                     "step_ms": float(np.median(step_ms)),
                     "renewed_ms": float(np.median(renewed_ms)),
                     "renewed_most_ms": float(np.max(renewed_ms)),
+                    "renewed_cpu_ms": float(np.median(computed_ms)),
                     "request_ms": float(np.median(latencies_ms)) if latencies_ms else None,
                     "difference_from_torch": float(np.abs(got_BK - logits_BK[:size]).max() / np.abs(logits_BK).max()),
                 }

@@ -161,8 +161,7 @@ class WeightAdaptation:
 
     def _tell(self, digest: str, kind: GuardEventKind | Literal["failed"], image: int, reason: str) -> None:
         self._events.append(WeightEvent(time.monotonic(), digest, kind, image, reason))
-        log = LOG.warning if kind == "failed" else LOG.info
-        log("weights of SubNet %s after %d images: %s: %s", digest, image, kind, reason)
+        LOG.warning("weights of SubNet %s after %d images: %s: %s", digest, image, kind, reason)
 
 
 def _images_at_once(pool: SubNetPool) -> dict[str, int]:

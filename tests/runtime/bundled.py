@@ -75,7 +75,6 @@ def write_plain_bundle(
     samples: images of the calibration sample, with torch's answers; 0: the bundle has none.
 
     blocks: the segments of blocks with alternatives are there, too.
-
     source: with which SubNets can adapt, 16 images at once; the bundle has the first 64.
 
     The first SubNet counts as the most accurate, and the slowest.

@@ -2,7 +2,9 @@
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from adaptive_runtime.service.recent import RecentService
 from adaptive_runtime.service.told import state_told
 from tests.ir.networks import small_net
 from tests.runtime.bundled import SourceData, write_plain_bundle
+from tests.runtime.service_process import INFER, body, refused, served, soon
 
 PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (16, 16))
 MOST_IMAGES = 200
+WITHIN_S = 60.0
 
 
 def pictures(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -246,3 +250,37 @@ def test_a_bundle_without_what_adapting_needs_is_one_clear_line(plain_bundle: Pa
         adaptive_runtime.load(plain_bundle, prepares=False, weights="statistics")
     with pytest.raises(AdaptiveError, match="weights: 'gradients'; allowed: 'statistics'"):
         adaptive_runtime.load(plain_bundle, prepares=False, weights="gradients")  # type: ignore[arg-type]
+
+
+def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
+    bundle: Path, plain_bundle: Path, tmp_path: Path
+) -> None:
+    options = ("--weights", "statistics", "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
+    x_NCHW, _ = pictures(192, 10)
+    with served(bundle, tmp_path / "log", *options) as service:
+
+        def known() -> dict[str, Any]:
+            (found,) = service.state()["model"]["weights"]["subnets"].values()
+            assert isinstance(found, dict)
+            return found
+
+        def has_looked_at(images: int) -> bool:
+            return bool(known()["images"] == images)
+
+        assert soon(lambda: bool(service.state()["model"]["weights"]["subnets"]), WITHIN_S)
+        for start in range(0, len(x_NCHW), 16):
+            assert service.http.post(INFER, **body(drifted(x_NCHW[start : start + 16]))).status_code == 200
+            assert soon(partial(has_looked_at, start + 16), WITHIN_S)
+        assert known()["adapted"]
+        assert soon(lambda: "weights: kept" in [one["step"] for one in service.state()["decisions"]], WITHIN_S)
+        assert "autotailor_adapted_weights{" in service.http.get("/metrics").text
+        assert any(": kept: " in line for line in service.lines())
+        service.process.kill()
+        service.process.wait()
+    with served(bundle, tmp_path / "log", *options) as again:
+
+        def is_adapted() -> bool:
+            return [one["adapted"] for one in again.state()["model"]["weights"]["subnets"].values()] == [True]
+
+        assert soon(is_adapted, WITHIN_S)
+    assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", "statistics")
