@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training_memory import ALL_MEANS, Mean, StepPlanner, program, step
+from tasks.training_memory.program import gradients as gradients_of_spans
 from tests.training_memory.small_networks import (
     CLASSES,
     SIZE,
@@ -55,7 +56,7 @@ def test_all_exact_means_together_need_less_than_plain_training(family: str) -> 
 
 
 def test_gradients_of_batch_norms_may_overwrite_those_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "SMALLEST_IN_PLACE_BYTES", 0)
+    monkeypatch.setattr(gradients_of_spans, "SMALLEST_IN_PLACE_BYTES", 0)
     module = make("mobilenet", 8)
     planner = StepPlanner(module, batch()[0])
     means = frozenset({Mean.FUSE, Mean.ENCODE, Mean.RECOMPUTE})
