@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tasks.adaptation.methods.budgeted import Budgeted
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
 from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
@@ -27,7 +28,19 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
     """The method by its name. source: batches (B, C, H, W) like those of training; EATA learns from them what is important."""
-    return METHODS[settings.method](subnet, settings, source)
+    method = METHODS[settings.method](subnet, settings, source)
+    return method if settings.memory_mib is None else Budgeted(method, settings.memory_mib)
 
 
-__all__ = ["METHODS", "AdaptationMethod", "BatchStatistics", "Cotta", "Eata", "Roid", "Sar", "Tent", "make_method"]
+__all__ = [
+    "METHODS",
+    "AdaptationMethod",
+    "BatchStatistics",
+    "Budgeted",
+    "Cotta",
+    "Eata",
+    "Roid",
+    "Sar",
+    "Tent",
+    "make_method",
+]
