@@ -27,7 +27,7 @@ from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.precision import mixed_precision
 from tasks.finetune.ranges import watch_of
-from tasks.finetune.settings import ExitTraining, Settings, TrainSettings
+from tasks.finetune.settings import FROZEN, OF_EXITS, ExitTraining, Settings, TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
 from tasks.training_memory import tensors_of
 
@@ -135,10 +135,13 @@ class Trainer:
         self._ended_s = time.monotonic()
 
     def _fit_memory(self) -> None:
-        """A plan from passes over two micro-batches: of the SubNets of the next step, and of the largest one."""
+        """A plan from passes over two micro-batches: of the SubNets of the next step, or of the largest one in their places.
+
+        No SubNet without alternatives and exits has more tensors at a time than the largest one.
+        """
         roles, net = self.network.roles(self.step), self.network.net
-        if net is not None and not any(role.branches or role.config == net.max_config for role in roles):
-            roles = [replace(roles[0], config=net.max_config), *roles]
+        if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
+            roles = [replace(role, config=net.max_config) for role in roles]
         size = self.job.data.resolution
         x_BCHW = torch.zeros(self.settings.batch_size // self.world, self.dataset.channels, size, size)
         y_B = torch.zeros(len(x_BCHW), dtype=torch.int64)

@@ -29,14 +29,14 @@ class SwapFile:
     def write(self, key: int, value: Tensor) -> None:
         """Begin to write a tensor, which must not change until `wait`."""
         self._places[key] = (self._end, value.shape, value.dtype)
-        self._work[key] = self._thread.submit(self._all, os.pwrite, value.contiguous(), self._end)
+        self._work[key] = self._thread.submit(self._all, os.pwrite, [value.contiguous()], self._end)
         self._end += value.nbytes
 
     def fetch(self, key: int) -> Tensor:
         """The tensor of a key; its values are there after `wait`."""
         place, shape, dtype = self._places[key]
         value = torch.empty(shape, dtype=dtype)
-        self._work[key] = self._thread.submit(self._all, _read, value, place)
+        self._work[key] = self._thread.submit(self._all, _read, [value], place)
         return value
 
     def wait(self, key: int) -> None:
@@ -55,8 +55,9 @@ class SwapFile:
         self._places.clear()
         self._end = 0
 
-    def _all(self, call: object, value: Tensor, place: int) -> None:
-        content = buffer_of(value)
+    def _all(self, call: object, box: list[Tensor], place: int) -> None:
+        """box: the tensor, which is taken out, since the thread keeps its arguments for a moment when the work is done."""
+        content = buffer_of(box.pop())
         while content:
             done = call(self._file.fileno(), content, place)  # type: ignore[operator]
             if not done:

@@ -52,6 +52,7 @@ class WaitingTensors:
 
     def __post_init__(self) -> None:
         self._file = SwapFile(self.folder)
+        self._closed = weakref.finalize(self, self._file.__exit__)
         self._on_disk = weakref.WeakValueDictionary()
         self._keys = 0
 
@@ -68,7 +69,7 @@ class WaitingTensors:
 
     def close(self) -> None:
         """The file is gone."""
-        self._file.__exit__()
+        self._closed()
 
     def _pack(self, tensor: Tensor) -> Tensor | _WaitingTensor:
         storage = tensor.untyped_storage()
