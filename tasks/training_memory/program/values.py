@@ -45,7 +45,8 @@ class ValueWriter(SpanNeeds):
             self.ledger.take(("aside", node.index), cost.aside)
         if not node.view:
             self.ledger.take(("value", node.index), node.bytes)
-        self.ledger.work(cost.forward_s, cost.forward_spike)
+        unkept = cost.aside if do is Do.AGAIN and rule_of(node).aside_again else 0
+        self.ledger.work(cost.forward_s, cost.forward_spike + unkept)
 
     def _free(self, base: int) -> None:
         self._write(Do.FREE, base)

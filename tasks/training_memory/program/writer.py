@@ -110,7 +110,7 @@ class SpanWriter(GradientWriter):
                     asked |= {read, self.nodes[read].base}
         coding = self.style.coding
         if nodes:  # the last value is the first that the backward pass asks for
-            self.resident = {nodes[0].base}
+            self.resident = {nodes[0].base} & self.kept
         entry_stays = {base for base in self.kept if base == entry and coding is not Coding.EXACT}
         self._compute_all(
             Do.AGAIN, nodes[::-1], self.kept - entry_stays, coding, self.pinned | entry_stays | self.resident
