@@ -51,6 +51,8 @@ class StepSettings(BaseModel):
     """ROID: of the adapted weights after each step; the rest are the source's."""
     seed: int = Field(default=0, ge=0)
     """CoTTA: of views and restored weights."""
+    memory_mib: float | None = Field(default=None, gt=0)
+    """Budget for all tensors of a step [MiB]; activations that do not fit wait on disk. None: plain steps."""
 
 
 class MethodSettings(StepSettings):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tasks.adaptation.alignment import InputAlignment
+from tasks.adaptation.methods.budgeted import Budgeted
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
 from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
@@ -30,7 +31,19 @@ def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequen
     """The method by its name. source: batches (B, C, H, W) like those of training, which tell what is usual and important."""
     if settings.input_deviations is not None:
         subnet.alignment = InputAlignment.of(source, settings.input_deviations)
-    return METHODS[settings.method](subnet, settings, source)
+    method = METHODS[settings.method](subnet, settings, source)
+    return method if settings.memory_mib is None else Budgeted(method, settings.memory_mib)
 
 
-__all__ = ["METHODS", "AdaptationMethod", "BatchStatistics", "Cotta", "Eata", "Roid", "Sar", "Tent", "make_method"]
+__all__ = [
+    "METHODS",
+    "AdaptationMethod",
+    "BatchStatistics",
+    "Budgeted",
+    "Cotta",
+    "Eata",
+    "Roid",
+    "Sar",
+    "Tent",
+    "make_method",
+]
