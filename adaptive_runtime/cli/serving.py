@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
 RISK = "the token, the images and the answers cross the network unencrypted"
-BUNDLE_ONLY = ("budget_ms", "memory_mib", "format", "key_file", "cache", "also", "state", "adapts", "decisions")
+BUNDLE_ONLY = (
+    "budget_ms",
+    "memory_mib",
+    "format",
+    "key_file",
+    "cache",
+    "also",
+    "state",
+    "adapts",
+    "policy",
+    "decisions",
+)
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -67,6 +78,11 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--adapts",
         action="store_true",
         help="while the load changes, the most accurate variant within --budget-ms serves",
+    )
+    bundle.add_argument(
+        "--policy",
+        metavar="RULES",
+        help="as --adapts, by rules: 'battery < 20%% -> energy first; mu by battery' (default: those of the bundle)",
     )
     bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
     bundle.add_argument(

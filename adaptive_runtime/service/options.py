@@ -35,8 +35,8 @@ class BundleOptions:
     """A bundle that is served.
 
     budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
-    choice is kept; None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided,
-    which can be replayed. sensors_root: where the device's /sys and /proc are.
+    choice is kept; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
+    decisions: the file of what was decided, which can be replayed. sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path
@@ -48,6 +48,7 @@ class BundleOptions:
     also: Path | None = None
     state: Path | None = None
     adapts: bool = False
+    policy: str | None = None
     decisions: Path | None = None
     sensors_root: Path = SYSTEM
 

@@ -39,6 +39,8 @@ def _model(state: ModelState) -> dict[str, Any]:
         "latency_ms": state.latency_ms,
         "used_mib": state.used_mib,
         "budget_mib": state.budget_mib,
+        "rule": None if state.adapting is None else state.adapting.rule,
+        "mu": None if state.adapting is None else state.adapting.mu,
     }
 
 
