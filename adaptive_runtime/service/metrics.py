@@ -59,6 +59,7 @@ class _NowCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Gauges of this moment."""
         state, load = self._model.state(), self._model.load.now
+        mu = None if state.adapting is None else state.adapting.mu
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
@@ -75,7 +76,7 @@ class _NowCollector(Collector):
             ("load", "Load index of the device, 0 to 1.", load.load),
             ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
             ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
-            ("mu", "Weight of the accuracy against energy, by the battery.", state.adapting and state.adapting.mu),
+            ("mu", "Weight of the accuracy against energy, by the battery.", mu),
             ("stalled_sensors", "Sensors without values.", len(load.faults)),
         ):
             if value is not None:

@@ -140,7 +140,7 @@ class _Actions:
             self._counts(CriterionWeights.of_mu(self._tokens.number(0.0, 1.0)))
             return
         self._tokens.need("battery")
-        points = []
+        points = list[tuple[float, float]]()
         while self._tokens.next.is_number or (points and self._tokens.ahead(1).is_number and self._tokens.take(",")):
             charge = _share(self._tokens)
             self._tokens.need(":")
