@@ -75,7 +75,7 @@ def score(table: VariantTable, weights: CriterionWeights, variant: int, rows: li
     return value
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(st.data(), all_weights)
 def test_the_highest_score_within_the_limits_is_that_of_trying_all(
     data: st.DataObject, weights: CriterionWeights
@@ -104,7 +104,7 @@ def test_the_highest_score_within_the_limits_is_that_of_trying_all(
     assert look_up.best(100.0) == min(range(len(table)), key=lambda each: preference(table, each)), "it stays as it was"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data(), all_weights)
 def test_leaving_out_variants_that_no_state_prefers_changes_no_answer(
     data: st.DataObject, weights: CriterionWeights

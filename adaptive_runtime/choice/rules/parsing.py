@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations
 from math import inf
 
-from adaptive_runtime.choice.rules.rules import ChoiceRule, ChoiceRules, Quantity, RuleCondition, Sign
+from adaptive_runtime.choice.rules.rules import ChoiceRule, ChoiceRules, ComparisonSign, Quantity, RuleCondition
 from adaptive_runtime.choice.rules.tokens import RuleTokens, rules_of
 from adaptive_runtime.choice.scoring import (
     ACCURACY_FIRST,
@@ -29,7 +29,7 @@ from adaptive_runtime.choice.scoring.hierarchy import MOST_PREFERENCE
 from adaptive_runtime.errors import AdaptiveError
 
 FIRST = {"accuracy": ACCURACY_FIRST, "energy": ENERGY_FIRST, "latency": LATENCY_FIRST}
-SIGNS: dict[str, Sign] = {"<": "<", "<=": "<=", ">": ">", ">=": ">="}
+SIGNS: dict[str, ComparisonSign] = {"<": "<", "<=": "<=", ">": ">", ">=": ">="}
 QUANTITIES: dict[str, Quantity] = {
     "battery": "battery",
     "memory": "memory",

@@ -10,7 +10,7 @@ from adaptive_runtime.choice.table import VariantTable
 from adaptive_runtime.errors import AdaptiveError
 
 Quantity = Literal["battery", "memory", "memory share", "load", "temperature", "charging"]
-Sign = Literal["<", "<=", ">", ">="]
+ComparisonSign = Literal["<", "<=", ">", ">="]
 BANDS: dict[Quantity, float] = {"battery": 0.02, "memory share": 0.02, "load": 0.05, "temperature": 2.0}
 """How far a value has to go back over its limit until a condition that held does so no more."""
 MEMORY_BAND = 0.05
@@ -25,7 +25,7 @@ class RuleCondition:
     """
 
     quantity: Quantity
-    sign: Sign
+    sign: ComparisonSign
     limit: float
 
     def holds(self, inputs: DecisionInputs, held: bool) -> bool:
