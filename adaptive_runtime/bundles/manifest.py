@@ -67,7 +67,8 @@ class BundleManifest(Message):
 
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
     the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
-    file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt.
+    file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
+    chooses; None: there are none, and the file does not name them.
     """
 
     version: int = VERSION
@@ -81,6 +82,7 @@ class BundleManifest(Message):
     predicted_error: float | None = None
     calibration: FileName | None = None
     source_images: FileName | None = None
+    policy: str | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -107,7 +109,7 @@ class BundleManifest(Message):
 
     def to_json(self) -> str:
         """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
+        return self.model_dump_json(indent=1, exclude={"policy"} if self.policy is None else None) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:

@@ -27,6 +27,7 @@ BUNDLE_ONLY = (
     "also",
     "state",
     "adapts",
+    "policy",
     "decisions",
     "weights",
 )
@@ -86,6 +87,11 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--weights",
         choices=("statistics",),
         help="while images drift, the SubNet that serves follows them by its BatchNorm statistics",
+    )
+    bundle.add_argument(
+        "--policy",
+        metavar="RULES",
+        help="as --adapts, by rules: 'battery < 20%% -> energy first; mu by battery' (default: those of the bundle)",
     )
     bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
     bundle.add_argument(

@@ -60,6 +60,7 @@ class _NowCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Gauges of this moment."""
         state, load = self._model.state(), self._model.load.now
+        mu = None if state.adapting is None else state.adapting.mu
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
@@ -76,12 +77,17 @@ class _NowCollector(Collector):
             ("load", "Load index of the device, 0 to 1.", load.load),
             ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
             ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
+            ("mu", "Weight of the accuracy against energy, by the battery.", mu),
             ("stalled_sensors", "Sensors without values.", len(load.faults)),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
         if state.weights is not None:
             yield from _of_weights(state.weights)
+        if state.adapting is not None and state.adapting.rule is not None:
+            rule = GaugeMetricFamily(f"{PREFIX}rule", "What says what is best: 1.", labels=["rule"])
+            rule.add_metric([state.adapting.rule], 1)
+            yield rule
         if self._model.devices is not None:
             yield from _of_devices(self._model.devices.now)
 

@@ -38,9 +38,9 @@ class BundleOptions:
     """A bundle that is served.
 
     budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
-    choice is kept, and what weights have adapted; None: it is forgotten. adapts: what serves changes with the load; decisions:
-    the file of what was decided, which can be replayed. weights: they follow the images that are served. sensors_root: where
-    the device's /sys and /proc are.
+    choice is kept, and what weights have adapted; None: it is forgotten. adapts: what serves changes with the load; policy:
+    with it, too, by these rules; decisions: the file of what was decided, which can be replayed. weights: they follow the
+    images that are served. sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path
@@ -52,6 +52,7 @@ class BundleOptions:
     also: Path | None = None
     state: Path | None = None
     adapts: bool = False
+    policy: str | None = None
     decisions: Path | None = None
     weights: Literal["statistics"] | None = None
     sensors_root: Path = SYSTEM

@@ -18,7 +18,10 @@ MOST_DECISIONS = 50
 
 
 class ToldDecision(Message):
-    """A change of what serves. at_s: monotonic clock. step: 'switch', 'taken out', 'weights: …', or as policies name it."""
+    """A change of what serves, or of the rule that says what is best. at_s: monotonic clock.
+
+    step: 'switch', 'taken out', 'rule', 'weights: …', or as policies name it.
+    """
 
     at_s: float
     step: str
@@ -74,8 +77,12 @@ class RecentService:
 
     def _decide(self, decision: Decision | None) -> None:
         """Tell a decision of the model itself, unless nothing changes by it."""
-        if decision is not None and decision != self._decided and decision.step != "stay":
-            self._tell(decision.step, decision.name, decision.reason)
+        before = self._decided
+        if decision is not None and decision != before:
+            if decision.step != "stay":
+                self._tell(decision.step, decision.name, decision.reason)
+            elif before is not None and decision.rule != before.rule:
+                self._tell("rule", decision.name, decision.reason)
         self._decided = decision
 
     def _follow(self, events: Sequence[WeightEvent]) -> None:

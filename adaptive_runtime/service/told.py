@@ -42,6 +42,8 @@ def _model(state: ModelState) -> dict[str, Any]:
         "used_mib": state.used_mib,
         "budget_mib": state.budget_mib,
         "weights": None if state.weights is None else _weights(state.weights),
+        "rule": None if state.adapting is None else state.adapting.rule,
+        "mu": None if state.adapting is None else state.adapting.mu,
     }
 
 

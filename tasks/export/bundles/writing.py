@@ -14,6 +14,7 @@ from statistics import mean
 import numpy as np
 import onnxruntime
 
+from adaptive_runtime.adapting import BundleVariants
 from adaptive_runtime.adapting_weights import NormStatistics
 from adaptive_runtime.bundles import (
     BUNDLE_FILE,
@@ -32,6 +33,7 @@ from adaptive_runtime.bundles import (
     signature,
 )
 from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
+from adaptive_runtime.choice import parse_rules
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Statistics, SuperNet
@@ -74,18 +76,19 @@ def write_bundle(
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy] | None = None,
     accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
+    rules: str | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
-    with. `bytes_alone`: of the ONNX files, where these were exported. The folder is
-    there whole, or not at all. UserError for a key that cannot be read.
+    with. rules: by which the device chooses. `bytes_alone`: of the ONNX files, where these were exported. The folder is there
+    whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
     """
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {})
+    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
@@ -135,6 +138,7 @@ class _Writer:
     device: Capabilities
     policies: Mapping[str, SubnetPolicy]
     accuracies: Mapping[str, Mapping[str, Accuracy]]
+    rules: str | None
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 
@@ -176,7 +180,7 @@ class _Writer:
         """The manifest of the files that are in the folder."""
         errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
         formats = {name for row in rows for name in row.nets}
-        return BundleManifest(
+        manifest = BundleManifest(
             batch=self.net.batch,
             files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
             subnets=tuple(rows),
@@ -187,7 +191,14 @@ class _Writer:
             predicted_error=mean(errors) if errors else None,
             calibration=CALIBRATION_FILE,
             source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
+            policy=self.rules,
         )
+        if self.rules is not None:
+            try:
+                parse_rules(self.rules).check(BundleVariants.of(manifest, manifest.own_format).table)
+            except AdaptiveError as error:
+                raise UserError("policy.rules", str(error)) from error
+        return manifest
 
     def _statistics(self, card: Card) -> Statistics:
         """BatchNorm statistics of a SubNet, and of the heads of its chain where it is one, too."""
