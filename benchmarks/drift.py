@@ -39,7 +39,7 @@ from tasks.data import Dataset, Split, load_splits
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, corrupt, stream
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.streams import SourceImages, StreamMethod, held_out_images, make_player
+from tasks.streams import KnownImages, StreamMethod, held_out_images, make_player
 from tasks.streams.players import STREAM_METHODS
 
 NETWORKS: dict[str, tuple[str, ...]] = {
@@ -76,7 +76,7 @@ class Prepared(NamedTuple):
 
     source: AdaptiveSubnet
     images: LabelledImages
-    known: SourceImages
+    known: KnownImages
 
 
 def prepare(net: SuperNet, trained: Trained) -> Prepared:

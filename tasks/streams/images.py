@@ -18,7 +18,7 @@ LABELLED = 3
 """One held-out image of so many is labelled, the others are the profile's."""
 
 
-class SourceImages(NamedTuple):
+class KnownImages(NamedTuple):
     """Images like those of training, which the network has not been trained on.
 
     profile: batches (B, C, H, W) without labels. anchor: labelled ones.
@@ -28,7 +28,7 @@ class SourceImages(NamedTuple):
     anchor: Anchor
 
 
-def held_out_images(validation: Dataset, size: tuple[int, int]) -> SourceImages:
+def held_out_images(validation: Dataset, size: tuple[int, int]) -> KnownImages:
     """Shuffled images of the validation split at (height, width): a third at most as labelled anchor, the next as profile."""
     held_out = LabelledImages.of(validation)
     order = np.random.default_rng(0).permutation(len(held_out.label_M))
@@ -38,7 +38,7 @@ def held_out_images(validation: Dataset, size: tuple[int, int]) -> SourceImages:
     def normalised(chosen: np.ndarray) -> torch.Tensor:
         return resize(held_out.normalised(held_out.x_MCHW[chosen]), size)
 
-    return SourceImages(
+    return KnownImages(
         list(normalised(profile).split(BATCH)), Anchor(normalised(anchor), torch.from_numpy(held_out.label_M[anchor]))
     )
 

@@ -17,7 +17,7 @@ from tasks.adaptation import (
     MethodSettings,
     make_method,
 )
-from tasks.streams.images import SourceImages
+from tasks.streams.images import KnownImages
 
 StreamMethod = Literal["source", MethodName, "guarded"]
 STREAM_METHODS: tuple[StreamMethod, ...] = get_args(StreamMethod)
@@ -102,7 +102,7 @@ class GuardedPlayer:
 
 
 def make_player(
-    method: StreamMethod, source: AdaptiveSubnet, known: SourceImages, settings: AdaptationSettings, batch_size: int
+    method: StreamMethod, source: AdaptiveSubnet, known: KnownImages, settings: AdaptationSettings, batch_size: int
 ) -> StreamPlayer:
     """A player of a method that begins at the source, which stays as it is. batch_size: of the stream."""
     if method == "source":

@@ -20,7 +20,7 @@ from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
-from tasks.streams.images import SourceImages, held_out_images
+from tasks.streams.images import KnownImages, held_out_images
 from tasks.streams.players import SourcePlayer, StreamMethod, StreamPlayer, left_out, make_player
 from tasks.streams.playing import Played, error_percent, phases_of, play
 from tasks.streams.results import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamPhase
@@ -50,7 +50,7 @@ class _Subnet:
             statistics = statistics_of(self.net, self.config, known)
         self.network = self.net.build(self.config, statistics)
         self.images = LabelledImages.of(splits["test"])
-        self.known: SourceImages = held_out_images(splits["validation"], self.size)
+        self.known: KnownImages = held_out_images(splits["validation"], self.size)
         self.source, self.reason = self._adaptive()
 
     def _adaptive(self) -> tuple[AdaptiveSubnet | None, str]:
