@@ -58,7 +58,9 @@ class BudgetedSteps:
         before = [(buffer, buffer.clone()) for buffer in trial.module.buffers()]
         trained = [weight for weight in trial.module.parameters() if weight.requires_grad]
         state = 0.0 if trial.optimiser.state else measure_optimiser(trial.optimiser).state
-        stand_in = torch.empty(int(state * sum(weight.nbytes for weight in trained)), dtype=torch.uint8)
+        sizes = [weight.nbytes for weight in trained]
+        copied = max(sizes, default=0)  # smaller SubNets copy the part of a weight that they have
+        stand_in = torch.empty(int(state * sum(sizes)) + copied, dtype=torch.uint8)
 
         def step(memory: StepMemory) -> None:
             self._memory = memory
