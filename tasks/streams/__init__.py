@@ -8,8 +8,8 @@ from tasks.streams.terminal import streamed_table
 
 __all__ = [
     "WINDOWS_FILE",
-    "Settings",
     "KnownImages",
+    "Settings",
     "StreamMethod",
     "check_images",
     "held_out_images",
