@@ -5,12 +5,12 @@ import tempfile
 from pathlib import Path
 
 
-def replace_file(file: Path, text: str) -> None:
+def replace_file(file: Path, content: str | bytes) -> None:
     """Put a whole file in the place of another one: a reader sees one of them, also after the power has failed. OSError."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with open(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(name, file)

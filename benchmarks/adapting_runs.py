@@ -23,7 +23,7 @@ from adaptive_runtime.choice import (
     FixedChoice,
     LeastCost,
     LoadBandChoice,
-    MostAccurate,
+    Objective,
     RatioChoice,
     RequestProgress,
     Switching,
@@ -182,7 +182,7 @@ class Compared:
         """The most accurate row."""
         return int(np.argmax(self.variants.table.accuracy_V))
 
-    def adaptation(self, policy: Callable[[MostAccurate], ChoicePolicy]) -> Adaptation:
+    def adaptation(self, policy: Callable[[Objective], ChoicePolicy]) -> Adaptation:
         """A policy with a memory of its own."""
         options = AdaptingOptions(quantile=self.limits.quantile, policy=policy)
         return Adaptation(self.variants, self.limits, options)
@@ -256,7 +256,7 @@ def policies_of(compared: Compared, loads: list[float | None], ratios: list[floa
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if load is not None]
     least = max(compared.variants.table.accuracy) - LOST
 
-    def bands(best: MostAccurate) -> ChoicePolicy:
+    def bands(best: Objective) -> ChoicePolicy:
         cheap = LeastCost(best.look_up, 1.0, 0.0, least_accuracy=least)
         return LoadBandChoice.measured(cheap, [load for load, _ in known], [ratio for _, ratio in known], BANDS)
 
@@ -273,7 +273,7 @@ def statics_of(compared: Compared) -> dict[str, Adaptation]:
     return {name: compared.adaptation(fixed(row)) for row, name in enumerate(table.names)}
 
 
-def fixed(row: int) -> Callable[[MostAccurate], ChoicePolicy]:
+def fixed(row: int) -> Callable[[Objective], ChoicePolicy]:
     """A policy of one variant."""
     return lambda best: FixedChoice(best, row)
 

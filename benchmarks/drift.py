@@ -22,7 +22,7 @@ import copy
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,11 +34,13 @@ from benchmarks.int8 import COMMON
 from benchmarks.int8 import NETWORKS as CONVOLUTIONAL
 from benchmarks.trained import Trained, train
 from tailor_ir import SuperNet
-from tasks.adaptation import AdaptiveSubnet, Anchor, GuardedSubnet, MethodName, MethodSettings, make_method
+from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, GuardedSubnet
 from tasks.data import Dataset, Split, load_splits
 from tasks.data.drawn.glyphs import Glyphs
-from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, StreamBatch, corrupt, stream
+from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, corrupt, stream
 from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.streams import KnownImages, StreamMethod, held_out_images, make_player
+from tasks.streams.players import STREAM_METHODS
 
 NETWORKS: dict[str, tuple[str, ...]] = {
     **CONVOLUTIONAL,
@@ -61,8 +63,8 @@ STREAMS: dict[str, tuple[str, int]] = {
     "shares": ("shares", 64),
 }
 """Kind and batch size."""
-METHODS = ("source", *get_args(MethodName), "guarded")
-PROFILE_IMAGES, ANCHOR_IMAGES, BEFORE = 512, 256, 200
+METHODS = STREAM_METHODS
+BEFORE = 200
 MOST_POINTS = {"clean": 0.3, "correlated": 1.0, "single": 1.0}
 """By how much the guarded SubNet's error may be above the source's."""
 MOST_SHARE = {"continual": 0.5, "mixed": 0.7}
@@ -74,8 +76,7 @@ class Prepared(NamedTuple):
 
     source: AdaptiveSubnet
     images: LabelledImages
-    profile: list[torch.Tensor]
-    anchor: Anchor
+    known: KnownImages
 
 
 def prepare(net: SuperNet, trained: Trained) -> Prepared:
@@ -89,38 +90,21 @@ def prepare(net: SuperNet, trained: Trained) -> Prepared:
 
 
 def prepared(source: AdaptiveSubnet, splits: dict[Split, Dataset]) -> Prepared:
-    """Shuffled images of the validation split: a third at most as labelled anchor, the next ones as profile."""
-    held_out = LabelledImages.of(splits["validation"])
-    order = np.random.default_rng(0).permutation(len(held_out.label_M))
-    labelled = min(ANCHOR_IMAGES, len(order) // 3)
-    anchor, profile = order[:labelled], order[labelled:][:PROFILE_IMAGES]
-    return Prepared(
-        source,
-        LabelledImages.of(splits["test"]),
-        list(held_out.normalised(held_out.x_MCHW[profile]).split(64)),
-        Anchor(held_out.normalised(held_out.x_MCHW[anchor]), torch.from_numpy(held_out.label_M[anchor])),
-    )
+    """Images of the test split; those of the validation split are known."""
+    known = held_out_images(splits["validation"], (splits["validation"].settings.resolution,) * 2)
+    return Prepared(source, LabelledImages.of(splits["test"]), known)
 
 
-def answers(name: str, ready: Prepared, batches: Iterator[StreamBatch], size: int) -> Iterator[np.ndarray]:
-    """For each batch, whether each answer is right. All methods begin at the source."""
-    if name == "guarded":
-        guard = GuardedSubnet(copy.deepcopy(ready.source), ready.anchor, ready.profile)
-        for batch in batches:
-            yield _right(guard.answer(batch.x_BCHW).logits_BK, batch)
-    elif name == "source":
-        for batch in batches:
-            with torch.no_grad():
-                yield _right(ready.source(batch.x_BCHW), batch)
-    else:
-        settings = MethodSettings.model_validate({"method": name, "learning_rate": 1e-3 * size / 64})
-        method = make_method(copy.deepcopy(ready.source), settings, ready.profile)
-        for batch in batches:
-            yield _right(method.adapt(batch.x_BCHW), batch)
+def guarded(ready: Prepared) -> GuardedSubnet:
+    """The SubNet under guards as they come."""
+    return GuardedSubnet(copy.deepcopy(ready.source), ready.known.anchor, ready.known.profile)
 
 
-def _right(logits_BK: torch.Tensor, batch: StreamBatch) -> np.ndarray:
-    return (logits_BK.argmax(1) == batch.y_B).numpy()
+def right_answers(name: StreamMethod, ready: Prepared, settings: DriftSettings) -> np.ndarray:
+    """For each image of a stream, whether its answer is right. All methods begin at the source."""
+    player = make_player(name, ready.source, ready.known, AdaptationSettings(), settings.batch_size)
+    batches = stream(settings, ready.images)
+    return np.concatenate([(player.answer(batch.x_BCHW).argmax(1) == batch.y_B).numpy() for batch in batches])
 
 
 def stream_rows(network: str, ready: Prepared, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -133,8 +117,7 @@ def stream_rows(network: str, ready: Prepared, options: argparse.Namespace) -> I
                 {"stream": kind, "severity": options.severity, "images": images, "batch_size": size, "seed": seed}
             )
             for name in options.methods:
-                right = np.concatenate(list(answers(name, ready, stream(settings, ready.images), size)))
-                error = 100 * (1 - float(right.mean()))
+                error = 100 * (1 - float(right_answers(name, ready, settings).mean()))
                 row = {"network": network, "stream": title, "seed": seed, "method": name, "error_points": error}
                 print(row, flush=True)
                 yield row
@@ -146,7 +129,7 @@ def delay_rows(network: str, ready: Prepared, options: argparse.Namespace) -> It
         for seed in range(options.seeds):
             rng = np.random.default_rng((seed, number))
             chosen = rng.choice(len(ready.images.label_M), BEFORE + options.images)
-            guard = GuardedSubnet(copy.deepcopy(ready.source), ready.anchor, ready.profile)
+            guard = guarded(ready)
             x_BCHW = ready.images.x_MCHW[chosen]
             places = range(len(x_BCHW) - BEFORE)
             drifted = corrupt(x_BCHW[BEFORE:], name, options.severity, seed=seed, places=places)
@@ -175,7 +158,7 @@ def false_alarms(network: str, ready: Prepared, trained: Trained, count: int) ->
     """Alarms among fresh clean images: those that follow the data set's in the same drawing, in random order."""
     settings = trained.data
     glyphs = Glyphs(settings.model_copy(update={"images": settings.images + count}))
-    guard = GuardedSubnet(copy.deepcopy(ready.source), ready.anchor, ready.profile)
+    guard = guarded(ready)
     order = np.random.default_rng(0).permutation(np.arange(settings.images, settings.images + count))
     alarms = 0
     for first in range(0, count, 256):

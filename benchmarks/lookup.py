@@ -12,9 +12,12 @@ programs' work does not. The table has medians and 99th percentiles over queries
 *numpy*: a scan of all variants, the most accurate first. *sqlite*: in memory, with an index over accuracy and all
 columns, prepared, LIMIT 1. *Decision*: `Switching.decide` under load, with the message and its reason, for limits
 that change each time, each once; *with own factors*: ten variants have factors of their own; *and its log*: the
-decision is appended to a log as well.
+decision is appended to a log as well. *By score*: a decision for mu · Norm(accuracy) − (1 − mu) · Norm(energy) with
+mu 0.5; *by rules*: the same by a rule, where the battery changes each time between two values of mu; *order, ms*:
+the variants in the order of another mu, once for each.
 
-Bars: a look-up in at most 10 µs, a decision in at most 100 µs, by the medians; published (AdaScale): 43 µs over 480.
+Bars: a look-up in at most 10 µs, a decision in at most 100 µs, by score or rules in at most 200 µs, by the medians;
+published (AdaScale): 43 µs over 480.
 """
 
 import argparse
@@ -31,20 +34,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.choice import (
+    BestScore,
+    ByRules,
     ChoiceLimits,
     ChoicePolicy,
     ChoiceState,
+    CriterionWeights,
     DecisionInputs,
     DecisionLog,
+    DeviceContext,
     LoadFactors,
     MostAccurate,
+    Objective,
     Switching,
     VariantLookUp,
     VariantTable,
+    parse_rules,
 )
 from benchmarks.tables import show
 
-LOOK_UP_BAR_US, DECISION_BAR_US = 10.0, 100.0
+LOOK_UP_BAR_US, DECISION_BAR_US, SCORED_BAR_US = 10.0, 100.0, 200.0
+MU, CHARGES = 0.5, (0.4, 0.6)
+RULES = "battery < 20% -> energy first; mu by battery"
 SLOW_QUERIES, ROUNDS = 200, 5
 OWN_FACTORS = 10
 MIB = 1 << 20
@@ -125,10 +136,16 @@ def look_ups(table: VariantTable, look_up: VariantLookUp, queries: Sequence[Limi
     return least
 
 
-def decisions(look_up: VariantLookUp, queries: Sequence[Limits], own: int, log: Path | None) -> NDArray[np.float64]:
+def switching(objective: Objective) -> ChoicePolicy:
+    """A policy that may switch each time."""
+    return Switching(objective, dwell_s=0.0, most_per_minute=10**6)
+
+
+def decisions(
+    look_up: VariantLookUp, policy: ChoicePolicy, queries: Sequence[Limits], own: int = 0, log: Path | None = None
+) -> NDArray[np.float64]:
     """Durations of decisions under load [µs], inputs made before."""
     rng = np.random.default_rng(2)
-    policy: ChoicePolicy = Switching(MostAccurate(look_up), dwell_s=0.0, most_per_minute=10**6)
     apart = rng.choice(len(look_up.table), min(own, len(look_up.table)), replace=False).tolist()
     state, durations = ChoiceState(), []
     written = None if log is None else DecisionLog(log, look_up.table, state)
@@ -139,7 +156,8 @@ def decisions(look_up: VariantLookUp, queries: Sequence[Limits], own: int, log: 
             deviation=(0.1,),
             own={each: (float(rng.uniform(1, 3)), 0.1) for each in apart},
         )
-        inputs = DecisionInputs(now_s=float(number), limits=limits, factors=factors)
+        device = DeviceContext(battery=CHARGES[number % 2]) if isinstance(policy, ByRules) else None
+        inputs = DecisionInputs(now_s=float(number), limits=limits, factors=factors, device=device)
         start = time.perf_counter_ns()
         state, decision = policy.decide(state, inputs)
         if written is not None:
@@ -157,11 +175,19 @@ def measured(kind: str, variants: int, queries: int) -> dict[str, Any]:
     asked = limits_of(table, queries)
     times = look_ups(table, look_up, asked)
     with tempfile.TemporaryDirectory() as folder:
-        times["decision"] = decisions(look_up, asked, 0, None)
-        times["with own"] = decisions(look_up, asked, OWN_FACTORS, None)
-        times["and log"] = decisions(look_up, asked, OWN_FACTORS, Path(folder) / "decisions.jsonl")
+        best = switching(MostAccurate(look_up))
+        times["decision"] = decisions(look_up, best, asked)
+        times["with own"] = decisions(look_up, best, asked, OWN_FACTORS)
+        times["and log"] = decisions(look_up, best, asked, OWN_FACTORS, Path(folder) / "decisions.jsonl")
+    start = time.perf_counter()
+    scored = BestScore.of(look_up, CriterionWeights.of_mu(MU))
+    order_ms = (time.perf_counter() - start) * 1e3
+    times["by score"] = decisions(look_up, switching(scored), asked)
+    ruled = ByRules(parse_rules(RULES), look_up, switching)
+    decisions(look_up, ruled, asked[: len(CHARGES)])  # makes both orders
+    times["by rules"] = decisions(look_up, ruled, asked)
     row: dict[str, Any] = {"kind": kind, "variants": variants, "kept": look_up.kept, "build_s": build_s}
-    row["index_mib"] = memory_mib(table)
+    row |= {"index_mib": memory_mib(table), "order_ms": order_ms}
     for name, values in times.items():
         row[name] = {"p50_us": float(np.median(values)), "p99_us": float(np.quantile(values, 0.99))}
     return row
@@ -194,6 +220,10 @@ def main() -> None:
         "with own factors",
         "and its log",
         f"<= {DECISION_BAR_US:g}",
+        "order, ms",
+        "by score, µs",
+        "by rules",
+        f"<= {SCORED_BAR_US:g}",
     ]
     show(heads, [cells_of(row) for row in rows], markdown=options.markdown, width=200)
     if options.json:
@@ -207,9 +237,11 @@ def cells_of(row: dict[str, Any]) -> list[str]:
     }
     held = row["ours"]["p50_us"] <= LOOK_UP_BAR_US, row["and log"]["p50_us"] <= DECISION_BAR_US
     fast, quick = ("yes" if each else "NO" for each in held)
+    in_time = all(row[name]["p50_us"] <= SCORED_BAR_US for name in ("by score", "by rules"))
     ratio = row["numpy"]["p50_us"] / row["ours"]["p50_us"]
     first = [f"{row['variants']}", row["kind"], f"{row['kept']}", f"{row['build_s']:.2f}", f"{row['index_mib']:.1f}"]
     last = [f"{ratio:.3g}", both["decision"], both["with own"], both["and log"], quick]
+    last += [f"{row['order_ms']:.3g}", both["by score"], both["by rules"], "yes" if in_time else "NO"]
     return [*first, both["ours"], fast, both["numpy"], both["sqlite"], *last]
 
 

@@ -7,6 +7,9 @@ images as binary tensors over one connection that stays open, to a service in a 
 ten, so that load of the machine meets both. *Overhead*: the difference of the medians. *Ratio*: requests of the service in a
 second over those of the model. *Eight clients*: the same by eight threads at once.
 
+*Beside the model*: what a request takes more than its answer says it took in the model, median: of `infer` in this process, by
+the local socket, and by HTTP; in turn, as above.
+
 *At once*: connections are opened first, then each sends a request; all must be answered with 200 or 429, and what the service
 has counted must be the same. *Restart*: from `kill -9` until the first answer of the service that is started then, with the
 choice that was served before.
@@ -32,6 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 import adaptive_runtime
+from adaptive_runtime.service.protocol import LENGTH_HEADER
+from tests.runtime.local_client import LocalClient
 from tests.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
 
 SIZE = 64
@@ -74,6 +79,31 @@ def overhead(service: Served, bundle: Path, x: np.ndarray, requests: int) -> dic
         "ratio": sum(alone_ms) / sum(served_ms),
         "eight_clients_ratio": requests / together_s / (1e3 / float(np.mean(alone_ms))),
     }
+
+
+def beside(service: Served, path: Path, bundle: Path, x: np.ndarray, requests: int) -> dict[str, float]:
+    """Of a request by each way what it takes beside the model [us]: copies, queue, threads, and the way there and back."""
+    sent = body(x, binary_data_output=True)
+    with adaptive_runtime.load(bundle) as model, LocalClient(path) as client:
+        ways: dict[str, Callable[[], float]] = {
+            "process": lambda: model.infer(x).latency_ms,
+            "socket": lambda: client.ask(x).latency_ms,
+            "http": lambda: _latency_ms(service.http.post(INFER, **sent)),
+        }
+        found_us: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(max(1, requests // BLOCK)):
+            for way, call in ways.items():
+                for _ in range(BLOCK):
+                    start = time.perf_counter()
+                    in_model_ms = call()
+                    found_us[way].append(1e6 * (time.perf_counter() - start) - 1e3 * in_model_ms)
+    return {f"{way}_beside_p50_us": float(np.median(values)) for way, values in found_us.items()}
+
+
+def _latency_ms(response: httpx.Response) -> float:
+    """In the model, as an answer with binary values says."""
+    head = json.loads(response.raise_for_status().content[: int(response.headers[LENGTH_HEADER])])
+    return float(head["parameters"]["latency_ms"])
 
 
 def _timed_ms(call: Callable[[], Any]) -> float:
@@ -156,9 +186,12 @@ def main() -> None:
         bundle = folder / "bundle"
         write(arguments.network, bundle)
         x = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE)).astype(np.float32)
-        with served(bundle, folder / "log", *PATIENT) as service:
+        path = folder / "socket"
+        with served(bundle, folder / "log", *PATIENT, "--socket", str(path)) as service:
             service.http.post(INFER, **body(x)).raise_for_status()
-            found = overhead(service, bundle, x, arguments.requests) | at_once(service, x, arguments.at_once)
+            found = overhead(service, bundle, x, arguments.requests)
+            found |= beside(service, path, bundle, x, arguments.requests)
+            found |= at_once(service, x, arguments.at_once)
         found |= restarts(bundle, folder, x, arguments.restarts)
     finally:
         shutil.rmtree(folder)

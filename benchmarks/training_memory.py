@@ -1,24 +1,23 @@
 """Memory and time of a training step by plan, against plain torch.
 
-    python -m benchmarks.training_memory [--quick] [--batch 16] [--size 224] [--pairs 5] [--json FILE] [NETWORK …]
+    python -m benchmarks.training_memory [--parts prediction steps] [--quick] [--batch 16] [--size 224]
+        [--pairs 5] [--json FILE] [NETWORK …]
 
 Steps: *adaptation* trains the norms' weights alone, *fine-tuning* all weights by SGD with momentum. Peaks are
 counted: all tensor storages that are alive together, weights and optimiser included
 (`tasks.training_memory.StorageCount`). Times are the median of pairs, plain and planned in turn, without the count.
-Tables:
+Parts:
 
-1. Each mean alone at the least memory that it can do with, and all together, exact and with 8 bits. Bars: the peak
-is at most 30 % of plain
-   torch's in 1.5 times its time, and at most 15 % in 2.5 times.
-2. Budgets of 100, 75, 50 and 25 % of plain torch's peak: time, and the direction of gradients where activations are
-rounded. 3. With `--networks 20`: predicted peak against the counted one, for 20 random small networks and four plans
-each. Bar: within 5 %.
+- steps: each mean alone at the least memory that it can do with, and all together, exact and with 8 bits; then budgets of
+  100, 75, 50 and 25 % of plain torch's peak, with the direction of gradients where activations are rounded. Bars: the peak
+  is at most 30 % of plain torch's in 1.5 times its time, and at most 15 % in 2.5 times.
+- prediction: predicted peak against the counted one, for 20 networks of the zoo at 64 pixels and four budgets each. Bar:
+  within 5 %.
 """
 
 import argparse
 import copy
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -27,17 +26,44 @@ from typing import Any
 
 import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.tables import show
 from tasks.errors import UserError
 from tasks.training_memory import ALL_MEANS, Mean, MemoryPlan, StepPlanner, StorageCount, step, tensors_of
 from tests.training_memory import small_networks
 
 NETWORKS = ("resnet50", "mobilenetv2_100", "vit_tiny_patch16_224")
+PARTS = ("prediction", "steps")
 CLASSES = 100
+WIDTH = 200
+PREDICTED = (
+    "test_byobnet",
+    "test_convnext",
+    "ghostnet_050",
+    "mobilenetv3_small_050",
+    "test_resnet",
+    "regnetx_002",
+    "hgnetv2_b0",
+    "test_efficientnet",
+    "dla46x_c",
+    "levit_128s",
+    "starnet_s050",
+    "test_vit",
+    "ese_vovnet19b_slim_dw",
+    "repvit_m1",
+    "resnest14d",
+    "rexnet_100",
+    "res2next50",
+    "mobilevit_xxs",
+    "densenet121",
+    "deit_tiny_patch16_224",
+)
+"""Networks of the zoo, one for each of twenty families."""
+PREDICTED_BATCH, PREDICTED_SIZE = 4, 64
+OF_TOKENS = ("vit_", "deit", "levit", "test_vit")
+"""In names of networks that are made for one size of images."""
 SHARES = (1.0, 0.75, 0.5, 0.25)
 BARS = ((0.30, 1.5), (0.15, 2.5))
 """Share of plain torch's peak, and how many times its time."""
@@ -52,15 +78,15 @@ MIXES: dict[str, tuple[frozenset[Mean], int]] = {
 class Case:
     """One network with one kind of step. Steps run on copies, so that all begin with the same weights."""
 
-    def __init__(self, name: str, adapting: bool, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, adapting: bool, batch: int, size: int) -> None:
         torch.manual_seed(0)
-        size = {"img_size": options.size} if "vit" in name else {}
+        of_tokens: dict[str, Any] = {"img_size": size} if any(word in name for word in OF_TOKENS) else {}
         self.name = f"{name}, {'adaptation' if adapting else 'fine-tuning'}"
-        self.module = timm.create_model(name, pretrained=False, num_classes=CLASSES, **size).train()
+        self.module = timm.create_model(name, pretrained=False, num_classes=CLASSES, **of_tokens).train()
         if adapting:
             small_networks.freeze_but_norms(self.module)
-        self.x = torch.randn(options.batch, 3, options.size, options.size)
-        self.y = torch.randint(CLASSES, (options.batch,))
+        self.x = torch.randn(batch, 3, size, size)
+        self.y = torch.randint(CLASSES, (batch,))
         self.planner = StepPlanner(self.module, self.x, optimiser=self.optimiser(self.module))
 
     @staticmethod
@@ -131,6 +157,26 @@ def measured(case: Case, plan: MemoryPlan, plain_mib: float, pairs: int) -> dict
     }
 
 
+def predictions(networks: int) -> list[dict[str, Any]]:
+    """Predicted and counted peaks of the first networks of `PREDICTED`; a budget that is too small becomes the least one.
+
+    Every other network adapts, the others are fine-tuned.
+    """
+    rows = []
+    for number, name in enumerate(PREDICTED[:networks]):
+        case = Case(name, bool(number % 2), PREDICTED_BATCH, PREDICTED_SIZE)
+        plain_mib, least_mib = case.peak_mib(case.plain), case.planner.least_mib()
+        plans = []
+        for share in SHARES:
+            plan = case.planner.plan(max(share * plain_mib, least_mib))
+            counted_mib = case.peak_mib(case.planned(plan))
+            plans.append({"share": share, "predicted_mib": plan.peak_mib, "counted_mib": counted_mib})
+            plans[-1]["error"] = plan.peak_mib / counted_mib - 1
+        rows.append({"case": case.name, "plain_mib": plain_mib, "least_mib": least_mib, "plans": plans})
+        print(f"{case.name}: off by {max(abs(plan['error']) for plan in plans):.2%} at most", flush=True)
+    return rows
+
+
 def rows_of(case: Case, pairs: int) -> list[dict[str, Any]]:
     """Each mean alone and all together at their least memory; then budgets, and the memory of the bars."""
     plain_mib = case.peak_mib(case.plain)
@@ -151,54 +197,68 @@ def rows_of(case: Case, pairs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def prediction_errors(networks: int) -> list[float]:
-    """Relative errors of predicted peaks of random small networks, with four plans each."""
-    errors = []
-    families = ("resnet", "mobilenet", "vit")
-    x, _ = small_networks.batch()
-    for seed in range(networks):
-        module = small_networks.make(families[seed % len(families)], 100 + seed)
-        if seed % 2:
-            small_networks.freeze_but_norms(module)
-        planner = StepPlanner(module, x)
-        means = ALL_MEANS - {Mean.UPDATE}
-        least_mib = planner.least_mib(means=means)
-        for budget_mib in (least_mib, 1.2 * least_mib, 1.5 * least_mib, math.inf):
-            plan = planner.plan(min(budget_mib, 1e4), means=means)
-            _, counted_mib = small_networks.lean_step(plan, module)
-            errors.append(plan.peak_mib / counted_mib - 1)
-    return errors
-
-
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        "network and step", "plan", "peak [MiB]", "of plain", "predicted [MiB]", "time of plain", "cosine", "means used"
-    )
-    for row in rows:
-        if "refused" in row:
-            table.add_row(row["case"], row["row"], "", "", "", "", "", row["refused"])
-            continue
-        cells = (f"{row['peak_mib']:.1f}", f"{row['share']:.1%}", f"{row['predicted_mib']:.1f}", f"{row['time']:.2f}")
-        table.add_row(row["case"], row["row"], *cells, f"{row['cosine']:.5f}", ", ".join(row["means"]))
-    console.print(table)
+def show_steps(rows: list[dict[str, Any]]) -> None:
+    """A table of steps, and whether the bars are reached."""
+    lines = [
+        [row["case"], row["row"], *[""] * 5, row["refused"]]
+        if "refused" in row
+        else [
+            row["case"],
+            row["row"],
+            f"{row['peak_mib']:.1f}",
+            f"{row['share']:.1%}",
+            f"{row['predicted_mib']:.1f}",
+            f"{row['time']:.2f}",
+            f"{row['cosine']:.5f}",
+            ", ".join(row["means"]),
+        ]
+        for row in rows
+    ]
+    heads = [
+        "network and step",
+        "plan",
+        "peak [MiB]",
+        "of plain",
+        "predicted [MiB]",
+        "time of plain",
+        "cosine",
+        "means",
+    ]
+    show(heads, lines, width=WIDTH)
     for share, most in BARS:
         for case in dict.fromkeys(row["case"] for row in rows):
             times = [row["time"] for row in rows if row["case"] == case and row.get("share", 1) <= share]
             best = f"{min(times):.2f} times the time" if times else "not reached"
-            console.print(f"peak ≤ {share:.0%}: {case}: {best} (bar: {most})")
+            print(f"peak ≤ {share:.0%}: {case}: {best} (bar: {most})")
+
+
+def show_predictions(rows: list[dict[str, Any]]) -> None:
+    """A table of predicted and counted peaks, and the largest error."""
+    lines = [
+        [row["case"], f"{row['plain_mib']:.1f}"]
+        + [f"{plan['predicted_mib']:.1f} ({plan['error']:+.1%})" for plan in row["plans"]]
+        for row in rows
+    ]
+    heads = ["network and step", "plain [MiB]", *(f"{share:.0%}: predicted [MiB] (error)" for share in SHARES)]
+    show(heads, lines, width=WIDTH)
+    errors = [abs(plan["error"]) for row in rows for plan in row["plans"]]
+    print(
+        f"predicted peaks of {len(errors)} plans of {len(rows)} networks: off by {max(errors):.1%} at most (bar: 5 %)"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NETWORK", default=NETWORKS)
+    parser.add_argument("names", nargs="*", metavar="NETWORK", help="of steps; " + ", ".join(NETWORKS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
-        "--quick", action="store_true", help="MobileNetV2 at 32 pixels, adaptation, one pair, two networks"
+        "--quick", action="store_true", help="networks at 32 pixels, adaptation, one pair, two networks"
     )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--networks", type=int, default=20, help="small random networks for the error of predictions")
+    parser.add_argument("--networks", type=int, default=len(PREDICTED), help="of the zoo, for the error of predictions")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     kinds: tuple[bool, ...] = (True, False)
@@ -206,16 +266,18 @@ def main() -> None:
         options.names, options.batch, options.size = ["mobilenetv2_100"], 4, 32
         options.pairs, options.networks, kinds = 1, 2, (True,)
     torch.set_num_threads(options.threads)
-    console = Console(width=200)
-    rows = []
-    for name in options.names:
+    found: dict[str, Any] = {}
+    if "prediction" in options.parts:
+        found["predictions"] = predictions(options.networks)
+        show_predictions(found["predictions"])
+    for name in (options.names or NETWORKS) if "steps" in options.parts else ():
         for adapting in kinds:
-            rows += rows_of(Case(name, adapting, options), options.pairs)
-            show([row for row in rows if row["case"].startswith(name)], console)
-    errors = prediction_errors(options.networks)
-    console.print(f"predicted peaks of {len(errors)} plans: off by {max(map(abs, errors)):.1%} at most (bar: 5 %)")
+            found.setdefault("rows", []).extend(
+                rows_of(Case(name, adapting, options.batch, options.size), options.pairs)
+            )
+            show_steps([row for row in found["rows"] if row["case"].startswith(name)])
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "prediction_errors": errors}, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

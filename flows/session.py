@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from flows.config import FlowConfig
+from flows.config import FlowConfig, RunConfig
 from flows.devices import Devices
 from flows.machine.locks import only_run
 from flows.progress import is_interruption, terminal_bars
@@ -20,6 +20,7 @@ STORE_FOLDER = "stages"
 RUNS_FOLDER = "runs"
 CONFIG_FILE = "config.yaml"
 WITHOUT_DEVICES = ("compile", "finetune", "enumerate")
+STREAM = "stream"
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     with ExitStack() as stack:
         stack.enter_context(only_run(config.output_dir))
         devices = stack.enter_context(Devices(config.device))
-        if until not in WITHOUT_DEVICES:
+        if _asks_devices(config, until):
             for name in config.device:
                 devices.fingerprint(name)
         folder = config.output_dir / RUNS_FOLDER / key
@@ -42,6 +43,13 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         bars = stack.enter_context(terminal_bars(Console(stderr=True)))
         run = Run(Store(config.output_dir / STORE_FOLDER), tracker, bars, devices, folder)
         yield from _ended(run, tracker)
+
+
+def _asks_devices(config: FlowConfig, until: str) -> bool:
+    """Whether a run up to a stage measures on devices, or goes on from what was measured there."""
+    if until == STREAM and isinstance(config, RunConfig):
+        return bool(config.stream.searched)
+    return until not in WITHOUT_DEVICES
 
 
 def _ended(run: Run, tracker: Tracker) -> Iterator[Run]:

@@ -16,6 +16,7 @@ from flows.stages.predictors import plan
 from flows.stages.questions import answer
 from flows.stages.report import report
 from flows.stages.spec import Outputs, StageSpec
+from flows.stages.streams import check_streams
 from flows.stages.walk import results, walk
 from flows.stages.winners import readable_exports
 from tasks.choose import Question
@@ -26,6 +27,7 @@ def tailor(
     table: Sequence[StageSpec], config: FlowConfig, until: str, question: Question | None = None
 ) -> dict[str, Any]:
     """Work the stages of a table up to command `until`. question: to the search with which it ends."""
+    check_streams(config, until)
     with open_run(config, until) as run:
         devices, place = ", ".join(config.device), config.output_dir.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")

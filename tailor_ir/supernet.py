@@ -41,6 +41,7 @@ from tailor_ir.structure.propagation import AxisMap, propagate
 from tailor_ir.structure.regions import Regions, find_regions, repeats
 from tailor_ir.structure.resolutions import Resolutions
 from tailor_ir.subnets.batch_norms import Statistics
+from tailor_ir.subnets.batch_statistics import statistics_names, with_statistics
 from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.cuts import sort_channels
 from tailor_ir.subnets.elastic import Elastic
@@ -59,7 +60,7 @@ from tailor_ir.subnets.shared_weights import CommonWeights, write_together
 from tailor_ir.subnets.standalone import build, build_nodes
 from tailor_ir.summary import describe
 
-BLOCKS = "blocks"
+BLOCKS, STATISTICS = "blocks", "statistics"
 """What the names of files of `SuperNet.block_segments` begin with."""
 
 
@@ -297,6 +298,7 @@ class SuperNet:
         folder: str | Path,
         chains: Mapping[str, Sequence[str]] | None = None,
         blocks: tuple[Mapping[str, Choice], Statistics | None] | None = None,
+        observed_images: int | None = None,
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
 
@@ -304,6 +306,9 @@ class SuperNet:
         chains: by name the exits of those whose segments (`segments`), up to the last of these exits, are written, too, as
         `NAME.0.onnx`, `NAME.1.onnx`, … blocks: a config, and BatchNorm statistics of the largest SubNet and of alternatives;
         its `block_segments` are written as `blocks.0.onnx`, `blocks.1.onnx`, …
+        observed_images: each SubNet with BatchNorm is written as `NAME.statistics.onnx`, too, for so many images at once, with
+        the statistics of its BatchNorms' inputs (`with_statistics`). Mean and variance of BatchNorms are then no part of the
+        ONNX files, whatever their size, so that a runtime can take others for them.
         """
         rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
         chains = chains or {}
@@ -321,16 +326,27 @@ class SuperNet:
             )
         )
         own = self._shared_parts(BLOCKS, ways, None if blocks is None else blocks[1], common)
-        write_together(itertools.chain(models, segments, own), Path(folder))
+        if observed_images is None:
+            write_together(itertools.chain(models, segments, own), Path(folder))
+            return
+        observed = (
+            (f"{name}.{STATISTICS}", with_statistics(model))
+            for name, row in rows.items()
+            if statistics_names(model := self._shared_model(row, subnets[name][1], common, observed_images))
+        )
+        outside = frozenset(self.structure.graph.statistics)
+        write_together(itertools.chain(models, segments, own, observed), Path(folder), outside)
 
-    def _shared_model(self, row: np.ndarray, statistics: Statistics | None, common: CommonWeights) -> ModelProto:
-        """A SubNet whose weights are cut out of common ones."""
+    def _shared_model(
+        self, row: np.ndarray, statistics: Statistics | None, common: CommonWeights, batch: int | None = None
+    ) -> ModelProto:
+        """A SubNet whose weights are cut out of common ones. batch: None: the SuperNet's own."""
         return subnet_onnx(
             self.elastic,
             row,
             statistics=statistics,
             fold_batch_norm=False,
-            batch=self.batch,
+            batch=self.batch if batch is None else batch,
             weights=True,
             take=common.take,
         )

@@ -78,7 +78,7 @@ def plan(
     metered = unknown_alone(settings, lut, operators, capabilities) if settings.meters(capabilities) else {}
     todo = [feature.operator for feature in {**missing, **metered}.values()]
     costs = Costs.of(lut, settings.measure)
-    subnets = _subnets(missing, supernet, batch) if settings.method == "in situ" else None
+    subnets = _subnets(settings, missing, supernet, batch) if settings.method == "in situ" else None
     alone = [feature.operator for feature in (missing if subnets is None else metered).values()]
     trials = (subnets or 0) * (TRIALS if "ncnn" in capabilities.formats else 1.0)
     estimated_ms = sum(map(costs.ms, alone)) + trials * _subnet_ms(settings.subnet)
@@ -97,12 +97,13 @@ def plan(
     }
 
 
-def _subnets(missing: FeaturesByDigest, supernet: Path | None, batch: int) -> int:
+def _subnets(settings: Settings, missing: FeaturesByDigest, supernet: Path | None, batch: int) -> int:
     """The number of SubNets that together have all of the operators."""
     assert supernet is not None
     if not missing:
         return 0
-    return len(covering_codes(tailor_ir.load(supernet, batch=batch), set(missing.values()), np.random.default_rng(0)))
+    net, rng = tailor_ir.load(supernet, batch=batch), np.random.default_rng(settings.subnet.seed)
+    return len(covering_codes(net, set(missing.values()), rng, settings.subnets_per_operator))
 
 
 def _subnet_ms(settings: MeasureSettings) -> float:

@@ -23,6 +23,7 @@ from tasks.conversion import ConversionError, ConversionLimits
 from tasks.enumerate import read_operators
 from tasks.executorch.programs import operator_jobs
 from tasks.insitu import measure as insitu
+from tasks.insitu.cover import ENOUGH_TIMES
 from tasks.lut import DeviceKey, Entry, Lut, LutStore, ProfilingMethod, feature_text, now, settings_text
 from tasks.lut.summaries import LutSummary
 from tasks.measuring.ahead import ahead, pieces
@@ -47,7 +48,8 @@ FeaturesByDigest = Mapping[str, OperatorFeature]
 class Settings(BaseModel):
     """How operators are measured, where the table is and how often it is written.
 
-    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `store`: folder of the tables that
+    `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets that each
+    operator is timed in, in situ, where fewer than 150 SubNets have all operators. `store`: folder of the tables that
     networks and runs share; None: one of the stage's own. `remeasure`: what is measured again though it is known.
     `other_settings`: entries that were measured with another `measure` count too.
     """
@@ -57,6 +59,7 @@ class Settings(BaseModel):
     method: ProfilingMethod = "in situ"
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
     subnet: MeasureSettings = MeasureSettings(warmup_ms=10.0, min_blocks=2, time_cap_ms=100.0, layers_ms=150.0)
+    subnets_per_operator: int = Field(default=ENOUGH_TIMES, ge=1, le=1000)
     store: Annotated[Path | None, OutsideKey("where entries are, not how they are measured")] = None
     remeasure: Annotated[
         tuple[Literal["noisy", "failed", "all"], ...], OutsideKey("the stage is worked anew whatever its key is")
@@ -192,7 +195,8 @@ def run(
         assert supernet is not None
         net = tailor_ir.load(supernet, batch=batch)
         text, file = settings.measured_with("in situ"), out_folder / SUBNETS_FILE
-        bench = insitu.Bench(meter, settings.subnet, text, settings.limits, file, progress)
+        per_operator = settings.subnets_per_operator
+        bench = insitu.Bench(meter, settings.subnet, text, settings.limits, file, progress, per_operator)
         entries, implementations = insitu.entries(net, todo, bench)
         lut.append(entries)
     alone = unknown_alone(settings, lut, operators, capabilities, since)

@@ -13,11 +13,16 @@ from adaptive_runtime.adapting.options import AdaptingOptions, checked_limits
 from adaptive_runtime.adapting.record import DecisionRecord
 from adaptive_runtime.adapting.variants import BundleVariants
 from adaptive_runtime.choice import (
+    ByRules,
     ChoiceLimits,
+    ChoicePolicy,
+    ChoiceRules,
     ChoiceState,
     Decision,
     DecisionInputs,
+    DeviceContext,
     MostAccurate,
+    Objective,
     RequestProgress,
     RunByRun,
     VariantLookUp,
@@ -39,6 +44,7 @@ class AdaptingState:
 
     load: the load index of the last sample. forecast: of the load index, the next samples. slow_down: the factor by which the
     decided variant is expected to be slower than predicted, and its deviation. device: the last sample. decision: the last one.
+    mu: of the accuracy against energy, where it follows the battery.
     """
 
     limits: ChoiceLimits
@@ -47,6 +53,7 @@ class AdaptingState:
     slow_down: tuple[float, float]
     device: "SensedState | None"
     decision: Decision | None
+    mu: float | None = None
 
     @property
     def battery(self) -> float | None:
@@ -62,6 +69,11 @@ class AdaptingState:
     def reason(self) -> str | None:
         """Why the last decision was made."""
         return None if self.decision is None else self.decision.reason
+
+    @property
+    def rule(self) -> str | None:
+        """Which rule made it; None: there are no rules."""
+        return None if self.decision is None else self.decision.rule
 
 
 class ServedRun(NamedTuple):
@@ -96,10 +108,15 @@ class Adaptation:
     ) -> None:
         from adaptive_runtime.sensing import Sensing, device_sensors  # psutil is needed by models that adapt alone
 
+        def policy_of(objective: Objective) -> ChoicePolicy:
+            return RunByRun(WarmFirst(options.policy(objective), objective), objective)
+
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
-        best = MostAccurate(self.look_up)
-        self.policy = RunByRun(WarmFirst(options.policy(best), best), best)
+        self._best = MostAccurate(self.look_up)
+        rules = options.read_rules
+        self._rules = None if rules is None else ByRules(rules, self.look_up, policy_of)
+        self.policy = policy_of(self._best) if self._rules is None else self._rules
         self.sensing = Sensing(device_sensors(options.sensors_root), every_s=options.every_s, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
@@ -107,6 +124,7 @@ class Adaptation:
         self._decision: Decision | None = None
         self._device: SensedState | None = None
         self._load: float | None = None
+        self._context: DeviceContext | None = None
         self._lag, self._has_served = 0.0, False
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
@@ -114,7 +132,8 @@ class Adaptation:
         self._caution = Caution()
         self._factors = self._estimate.factors(clock(), None, limits.quantile)
         file, most_mib = options.decisions, options.decisions_mib
-        self._record = None if file is None else DecisionRecord(Path(file), variants.table, self._state, most_mib)
+        text = None if rules is None else rules.text
+        self._record = None if file is None else DecisionRecord(Path(file), variants.table, self._state, most_mib, text)
 
     @property
     def limits(self) -> ChoiceLimits:
@@ -130,8 +149,16 @@ class Adaptation:
             self._renew(self._clock())
 
     @property
+    def rules(self) -> ChoiceRules | None:
+        """The rules by which it decides; None: the most accurate variant within the limits is best."""
+        return None if self._rules is None else self._rules.rules
+
+    @property
     def first(self) -> Variant:
         """What should serve before anything is known."""
+        if self._rules is not None:
+            _, decision = self._rules.decide(ChoiceState(), self._inputs())
+            return self.variants.variants[decision.variant]
         return self.variants.variants[self.look_up.under(self._limits, self._factors).variant]
 
     @property
@@ -148,16 +175,7 @@ class Adaptation:
     ) -> Decision:
         """Which row should serve the next run of a request. cold: rows that are not loaded. without: rows that do not work."""
         with self._lock:
-            inputs = DecisionInputs(
-                now_s=self._clock(),
-                limits=self._careful.for_run(request),
-                for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
-                factors=self._factors,
-                ratio=self._estimate.ratio,
-                load=self._load,
-                without=without,
-                cold=cold,
-            )
+            inputs = self._inputs(cold, without, request)
             before = self._state
             self._state, self._decision = self.policy.decide(before, inputs)
             if self._record is not None:
@@ -194,6 +212,8 @@ class Adaptation:
             # requests since the sample before have shown this load already: only what is forecast beyond it counts
             self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
             self._device, self._load, self._has_served = device, load, False
+            if self._rules is not None:
+                self._context = context_of(device)
             self._renew(self._clock())
 
     @property
@@ -210,6 +230,7 @@ class Adaptation:
                 slow_down=slow_down if running is None else factors.own.get(running, slow_down),
                 device=self._device,
                 decision=self._decision,
+                mu=self._state.mu,
             )
 
     def start(self) -> None:
@@ -226,4 +247,36 @@ class Adaptation:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
-        self.look_up.cells_without(self._factors)  # the index is made here, not when it is asked
+        # the index is made here, not when it is asked
+        objective = self._best if self._rules is None else self._rules.objective(self._state, self._inputs())
+        objective.look_up.cells_without(self._factors)
+
+    def _inputs(
+        self,
+        cold: frozenset[int] = NONE,
+        without: frozenset[int] = NONE,
+        request: RequestProgress = ONE_RUN,
+    ) -> DecisionInputs:
+        """All that is known now."""
+        return DecisionInputs(
+            now_s=self._clock(),
+            limits=self._careful.for_run(request),
+            for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
+            factors=self._factors,
+            ratio=self._estimate.ratio,
+            load=self._load,
+            without=without,
+            cold=cold,
+            device=self._context,
+        )
+
+
+def context_of(device: "SensedState") -> DeviceContext:
+    """What rules see of a sample."""
+    return DeviceContext(
+        battery=device.battery,
+        charging=device.plugged,
+        memory_available_mib=device.memory_available_mib,
+        memory_total_mib=device.memory_total_mib,
+        temperature_c=device.temperature_c,
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, MostAccurate, Switching
+from adaptive_runtime.choice import ChoiceLimits, ChoicePolicy, ChoiceRules, Objective, Switching, parse_rules
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import one_line
 from profiling_agents.sensing.sensors import SYSTEM
@@ -17,8 +17,9 @@ class AdaptingOptions:
     """quantile: the probability with which a request keeps the budget. energy_mj: of one sample at most; None: no limit.
 
     decisions: a file that every decision is appended to; above decisions_mib it is renamed to `NAME.1.SUFFIX`, in place of an
-    older one, and begun anew. every_s: time between two samples of the device's state. policy: made of "the most accurate
-    within the limits"; `Switching` has options of its own. sensors_root: where the device's /sys and /proc are.
+    older one, and begun anew. every_s: time between two samples of the device's state. rules: what is best, as text or as they
+    are read; None: the most accurate variant within the limits. policy: made of what is best; `Switching` has options of its
+    own. sensors_root: where the device's /sys and /proc are.
     """
 
     quantile: float = 0.95
@@ -27,12 +28,18 @@ class AdaptingOptions:
     decisions_mib: float = 8.0
     every_s: float = 1.0
     sensors_root: Path = SYSTEM
-    policy: Callable[[MostAccurate], ChoicePolicy] = Switching
+    policy: Callable[[Objective], ChoicePolicy] = Switching
+    rules: str | ChoiceRules | None = None
 
     def __post_init__(self) -> None:
         if not (self.decisions_mib > 0 and self.every_s > 0):
             got = f"decisions_mib {self.decisions_mib:g}, every_s {self.every_s:g}"
             raise AdaptiveError("adapting", got, allowed="both above 0")
+
+    @property
+    def read_rules(self) -> ChoiceRules | None:
+        """The rules, read. AdaptiveError in one line: where the text is none."""
+        return parse_rules(self.rules) if isinstance(self.rules, str) else self.rules
 
     def limits(self, budget_ms: float | None, memory_mib: float | None) -> ChoiceLimits:
         """The limits at the start. AdaptiveError: there is no budget, or a limit that cannot be."""

@@ -16,11 +16,13 @@ class DecisionRecord:
     AdaptiveError: the file cannot be written. Where that happens later, one line is logged and decisions go on without it.
     """
 
-    def __init__(self, file: Path, table: VariantTable, state: ChoiceState, most_mib: float) -> None:
-        self.file, self._table, self._most_bytes = file, table, most_mib * BYTES_PER_MIB
+    def __init__(
+        self, file: Path, table: VariantTable, state: ChoiceState, most_mib: float, policy: str | None = None
+    ) -> None:
+        self.file, self._table, self._most_bytes, self._policy = file, table, most_mib * BYTES_PER_MIB, policy
         self._log: DecisionLog | None
         try:
-            self._log = DecisionLog(file, table, state)
+            self._log = DecisionLog(file, table, state, policy)
         except OSError as error:
             raise AdaptiveError(str(file), f"cannot be written ({error.strerror})") from error
 
@@ -37,7 +39,7 @@ class DecisionRecord:
             if self._log.bytes > self._most_bytes:
                 self._log.close()
                 self.file.replace(self.earlier)
-                self._log = DecisionLog(self.file, self._table, before)
+                self._log = DecisionLog(self.file, self._table, before, self._policy)
             self._log.append(inputs, decision)
         except OSError as error:
             LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)

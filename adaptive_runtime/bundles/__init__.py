@@ -17,7 +17,10 @@ from adaptive_runtime.bundles.manifest import (
     FileFacts,
 )
 from adaptive_runtime.bundles.signatures import read_key, signature, verify
+from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
 from adaptive_runtime.bundles.subnets import (
+    AdaptableNet,
+    AdaptableNorm,
     BundledExit,
     BundledNet,
     BundledSubNet,
@@ -33,6 +36,9 @@ __all__ = [
     "FOUND_FILE",
     "MOST_BYTES",
     "SIGNATURE_FILE",
+    "AdaptableNet",
+    "AdaptableNorm",
+    "AdaptationSource",
     "BlocksManifest",
     "BundleDevice",
     "BundleManifest",
@@ -47,6 +53,7 @@ __all__ = [
     "FileFacts",
     "FoundSubNets",
     "OpenBundle",
+    "SourceImages",
     "SubNetLatency",
     "SubNetMemory",
     "half",

@@ -15,7 +15,8 @@ from adaptive_runtime.bundles.calibration import CalibrationSample
 from adaptive_runtime.bundles.found import FoundSubNets
 from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
 from adaptive_runtime.bundles.signatures import read_key, verify
-from adaptive_runtime.bundles.subnets import BundledSubNet
+from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
+from adaptive_runtime.bundles.subnets import AdaptableNet, BundledSubNet
 from adaptive_runtime.chains import ChainFormat, ChainManifest, ChainSegment
 from adaptive_runtime.errors import AdaptiveError
 
@@ -116,6 +117,18 @@ class OpenBundle:
             return None
         (file,) = self.verified(self.manifest.calibration)
         return CalibrationSample.from_bytes(read_bytes(file), str(file))
+
+    def source_images(self) -> SourceImages | None:
+        """Labelled images like those of training; None where no SubNet can adapt."""
+        if self.manifest.source_images is None:
+            return None
+        (file,) = self.verified(self.manifest.source_images)
+        return SourceImages.from_bytes(read_bytes(file), str(file))
+
+    def adaptation_source(self, net: AdaptableNet) -> AdaptationSource:
+        """What is usual for a SubNet that can adapt."""
+        (file,) = self.verified(net.source)
+        return AdaptationSource.from_bytes(read_bytes(file), str(file))
 
     def _stamp(self, name: str) -> Stamp:
         file, expected = self.folder / name, self.manifest.files[name].bytes

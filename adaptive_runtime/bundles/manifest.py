@@ -66,7 +66,9 @@ class BundleManifest(Message):
     """The SubNets of a bundle, which all take `batch` samples in ONNX, and one in ncnn.
 
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
-    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers.
+    the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
+    file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
+    chooses; None: there are none, and the file does not name them.
     """
 
     version: int = VERSION
@@ -79,11 +81,13 @@ class BundleManifest(Message):
     made_from: BundleOrigin
     predicted_error: float | None = None
     calibration: FileName | None = None
+    source_images: FileName | None = None
+    policy: str | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         named = {name for subnet in self.subnets for name in subnet.named_files}
-        named |= set() if self.calibration is None else {self.calibration}
+        named |= {name for name in (self.calibration, self.source_images) if name is not None}
         if missing := sorted(named - self.files.keys()):
             raise ValueError(f"'{missing[0]}' is not among the files")
         digests = [subnet.digest for subnet in self.subnets]
@@ -105,7 +109,7 @@ class BundleManifest(Message):
 
     def to_json(self) -> str:
         """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
+        return self.model_dump_json(indent=1, exclude={"policy"} if self.policy is None else None) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:

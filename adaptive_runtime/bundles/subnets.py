@@ -14,13 +14,34 @@ Choice = int | float | str
 ONNX_END = ".onnx"
 
 
+class AdaptableNorm(Message):
+    """A BatchNorm of a SubNet: the names of its mean and its variance (channels,) in the ONNX file."""
+
+    mean: str
+    variance: str
+    channels: int = Field(ge=1)
+
+
+class AdaptableNet(Message):
+    """What a SubNet in ONNX needs to adapt its BatchNorm statistics.
+
+    file: the SubNet with the statistics of its BatchNorms' inputs, for so many `images` at once; it refers to the bundle's
+    common weights. norms: in the order of its outputs. source: file of `adaptive_runtime.bundles.AdaptationSource`.
+    """
+
+    file: FileName
+    images: int = Field(ge=2)
+    norms: Annotated[tuple[AdaptableNorm, ...], Field(min_length=1)]
+    source: FileName
+
+
 class BundledNet(Message):
     """A SubNet in one format.
 
     files: of the whole SubNet: one of ONNX, or several that are run one behind the other, and the bundle's common weights;
     `.param` and `.bin` of ncnn. chain: name of the
     manifest of its segments; chain_files: what that names; None, (): it passes no exits. relative_difference: the largest
-    from torch, over the largest value.
+    from torch, over the largest value. adaptable: None: it cannot adapt.
     """
 
     files: Annotated[tuple[FileName, ...], Field(min_length=1)]
@@ -29,6 +50,7 @@ class BundledNet(Message):
     chain: FileName | None = None
     chain_files: tuple[FileName, ...] = ()
     relative_difference: float
+    adaptable: AdaptableNet | None = None
 
     @property
     def onnx_files(self) -> tuple[FileName, ...]:
@@ -112,6 +134,8 @@ class BundledSubNet(Message):
             yield from (*net.files, *net.chain_files)
             if net.chain is not None:
                 yield net.chain
+            if net.adaptable is not None:
+                yield from (net.adaptable.file, net.adaptable.source)
 
     @property
     def likely_ms(self) -> float:

@@ -3,24 +3,38 @@
 [The choice at run time](docs/runtime_choice.md) explains it with examples.
 """
 
-from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
+from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs, DeviceContext
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, RequestProgress
 from adaptive_runtime.choice.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
 from adaptive_runtime.choice.lookup import FoundVariant, VariantLookUp
 from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
 from adaptive_runtime.choice.published import FixedChoice, LoadBandChoice, RatioChoice
+from adaptive_runtime.choice.rules import ByRules, ChoiceRules, parse_rules
 from adaptive_runtime.choice.runs import RunByRun
+from adaptive_runtime.choice.scoring import (
+    BatteryMu,
+    BestScore,
+    CriterionWeights,
+    PairwisePreferences,
+    ScoredObjectives,
+)
 from adaptive_runtime.choice.switching import Switching
 from adaptive_runtime.choice.table import VariantTable
 from adaptive_runtime.choice.warm import WarmFirst
 
 __all__ = [
+    "BatteryMu",
+    "BestScore",
+    "ByRules",
     "ChoiceLimits",
     "ChoicePolicy",
+    "ChoiceRules",
     "ChoiceState",
+    "CriterionWeights",
     "Decision",
     "DecisionInputs",
     "DecisionLog",
+    "DeviceContext",
     "FixedChoice",
     "FoundVariant",
     "LeastCost",
@@ -30,13 +44,16 @@ __all__ = [
     "LoggedDecision",
     "MostAccurate",
     "Objective",
+    "PairwisePreferences",
     "RatioChoice",
     "RequestProgress",
     "RunByRun",
+    "ScoredObjectives",
     "Switching",
     "VariantLookUp",
     "VariantTable",
     "WarmFirst",
+    "parse_rules",
     "read_log",
     "replay",
 ]

@@ -3,6 +3,7 @@
 Legend: V variants of the table, N of a cell, K of these that no other one replaces.
 """
 
+import copy
 from collections.abc import Set
 from math import inf
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from adaptive_runtime.choice.dominance import replacements
 from adaptive_runtime.choice.table import VariantTable
-from adaptive_runtime.choice.within import FirstWithin, Ranks
+from adaptive_runtime.choice.within import LARGEST_EXACT, FirstWithin, Ranks
 
 MOST_ERRORS = 4
 
@@ -62,9 +63,25 @@ class VariantCell:
             kept_K = left_N[replacements(self._columns_V3[left_N]) == np.arange(len(left_N))]
         else:
             kept_K = self.kept_K[~np.isin(self.kept_K, apart_N)]
-        cell = object.__new__(VariantCell)
-        cell.__dict__.update(self.__dict__)
+        cell = copy.copy(self)
         cell._index(kept_K)
+        return cell
+
+    def ranked(self, place_V: Ranks) -> "VariantCell":
+        """The cell in another order of preference, in which no variant comes before the one that replaces it here."""
+        order_N = np.argsort(place_V[self._all_N])
+        all_N, by_N = self._all_N[order_N], self._by_N[order_N]
+        kept_K = all_N[by_N == all_N]
+        by_K = kept_K
+        if (
+            len(kept_K) <= LARGEST_EXACT
+        ):  # of a larger cell all are indexed: finding those that are replaced takes longer
+            by_K = kept_K[replacements(self._columns_V3[kept_K])]
+        by_V = np.empty(len(place_V), np.int64)
+        by_V[kept_K] = by_K
+        cell = copy.copy(self)
+        cell._all_N, cell._by_N = all_N, by_V[by_N]
+        cell._index(kept_K[by_K == kept_K])
         return cell
 
 

@@ -18,11 +18,15 @@ DECISION = '{"inputs":'
 
 
 class DecisionLogHead(Message):
-    """First line of a section of a log: a process began to decide. table: digest of its table. state: that it began with."""
+    """First line of a section of a log: a process began to decide. table: digest of its table. state: that it began with.
+
+    policy: the rules by which it decided; None: by none.
+    """
 
     version: Literal[1] = 1
     table: Digest
     state: ChoiceState
+    policy: str | None = None
 
 
 class LoggedDecision(Message):
@@ -41,13 +45,14 @@ class LogSection(NamedTuple):
 
 
 class DecisionLog:
-    """A section at the end of a log; a line is in the file when `append` returns."""
+    """A section at the end of a log; a line is in the file when `append` returns. policy: the text of rules."""
 
-    def __init__(self, file: Path, table: VariantTable, state: ChoiceState) -> None:
+    def __init__(self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
         _cut_to_whole_lines(file)
         self._stream = file.open("a", encoding="utf-8", buffering=1)
         try:
-            self._stream.write(DecisionLogHead(table=digest(table), state=state).model_dump_json() + "\n")
+            head = DecisionLogHead(table=digest(table), state=state, policy=policy)
+            self._stream.write(head.model_dump_json() + "\n")
         except OSError:
             self.close()
             raise
@@ -97,7 +102,10 @@ def read_log(file: Path) -> list[LogSection]:
 
 
 def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
-    """Decide again from the inputs of a log; how many decisions were the same. AdaptiveError: the first that differs."""
+    """Decide again from the inputs of a log; how many decisions were the same. AdaptiveError: the first that differs.
+
+    The head of a section has the rules by which it was decided, if there were some: `parse_rules` reads them.
+    """
     count = 0
     for first, head, decisions in read_log(file):
         if head.table != digest(table):
@@ -108,6 +116,7 @@ def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
             state, decision = policy.decide(state, line.inputs)
             if decision != line.decision:
                 got = f"line {number} decided '{line.decision.reason}', the replay '{decision.reason}'"
+                got += "" if head.policy is None else f"; its policy was '{head.policy}'"
                 raise AdaptiveError(str(file), got, next_step="replay it with the policy that decided")
         count += len(decisions)
     return count

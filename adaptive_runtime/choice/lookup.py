@@ -5,15 +5,17 @@ Preferred is the more accurate variant; of equally accurate ones the faster, the
 Legend: V variants.
 """
 
+import copy
 from collections.abc import Set
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from adaptive_runtime.choice.cells import VariantCell, cells, rounded_errors
 from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor
 from adaptive_runtime.choice.table import VariantTable
+from adaptive_runtime.choice.within import Ranks, Values
 from adaptive_runtime.errors import AdaptiveError
 
 MOST_APART = 64
@@ -39,13 +41,20 @@ class VariantLookUp:
         self.load_classes = table.load_classes
         self.error_V = rounded_errors(table.latency_error_V)
         keys = (table.memory_mib_V, table.energy_mj_V, table.latency_ms_V, -table.accuracy_V)
-        self._order_V = np.lexsort((np.arange(len(table)), *keys))
-        self.place_V = np.argsort(self._order_V)
-        self._whole = cells(table, self._order_V, self.error_V)
-        self._without: dict[frozenset[int], list[VariantCell]] = {frozenset(): self._whole}
+        order_V = np.lexsort((np.arange(len(table)), *keys))
+        self._order(np.argsort(order_V), cells(table, order_V, self.error_V))
         self._rows = list(zip(table.latency_ms, self.error_V.tolist(), table.load_class_V.tolist(), strict=True))
         self._extras = list(zip(table.energy_mj_V.tolist(), table.memory_mib_V.tolist(), strict=True))
-        self._place = self.place_V.tolist()
+
+    def ranked(self, score_V: Values) -> Self:
+        """The same variants in another order of preference: the higher score (V,) first, of equal ones as here.
+
+        A variant that another one replaces in this order must have no higher score: those that are left out stay so.
+        """
+        place_V = np.argsort(np.lexsort((self.place_V, -score_V)))
+        other = copy.copy(self)
+        other._order(place_V, [cell.ranked(place_V) for cell in self._whole])
+        return other
 
     @property
     def kept(self) -> int:
@@ -56,6 +65,17 @@ class VariantLookUp:
     def kept_rows(self) -> list[int]:
         """Variants that can be the answer of a look-up."""
         return [variant for cell in self._whole for variant in cell.kept]
+
+    @property
+    def kept_table(self) -> VariantTable:
+        """The table without variants that no state prefers: whatever limits, slow-downs of classes and weights are.
+
+        Another variant of their class is at least as accurate, fast, sure, frugal and small. A variant that has a factor of its
+        own, or works no more, may be worse than they are: so tables of bundles keep them.
+        """
+        errors = self.error_V.tolist() if self.table.latency_error is not None else None
+        rows = sorted(self.kept_rows)
+        return self.table.model_copy(update={"latency_error": errors}).of_rows(rows)
 
     def best(self, latency_ms: float, energy_mj: float = inf, memory_mib: float = inf) -> int | None:
         """The best variant within three limits, without load. None: no variant is."""
@@ -134,6 +154,10 @@ class VariantLookUp:
         if memory_mib is not None and self.table.memory_mib is None:
             raise AdaptiveError("limit of memory", "the table knows no memory", next_step="measure it, or leave it out")
         return inf if energy_mj is None else energy_mj, inf if memory_mib is None else memory_mib
+
+    def _order(self, place_V: Ranks, whole: list[VariantCell]) -> None:
+        self.place_V, self._place, self._whole = place_V, place_V.tolist(), whole
+        self._without: dict[frozenset[int], list[VariantCell]] = {frozenset(): whole}
 
     def _first(self, found: list[int | None]) -> int | None:
         place = self._place

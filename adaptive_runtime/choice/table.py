@@ -50,6 +50,12 @@ class VariantTable(Message):
     def __len__(self) -> int:
         return len(self.names)
 
+    def of_rows(self, rows: Sequence[int]) -> Self:
+        """The table of some variants alone."""
+        columns = {name: getattr(self, name) for name in ("names", "accuracy", "latency_ms", *OPTIONAL)}
+        known = {name: tuple(column[row] for row in rows) for name, column in columns.items() if column is not None}
+        return type(self)(**known)
+
     @property
     def unknown(self) -> tuple[str, ...]:
         """Columns that the table does not have."""

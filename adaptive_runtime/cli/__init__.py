@@ -5,12 +5,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adaptive_runtime.cli import checking, searching, serving, splitting
+from adaptive_runtime.cli import checking, client_source, searching, serving, splitting
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import AgentError
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {"check": checking, "search": searching, "serve": serving, "split": splitting}
+COMMANDS = {
+    "check": checking,
+    "client-source": client_source,
+    "search": searching,
+    "serve": serving,
+    "split": splitting,
+}
 BAD_INPUT = 2
 
 

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
 RISK = "the token, the images and the answers cross the network unencrypted"
-BUNDLE_ONLY = ("budget_ms", "memory_mib", "format", "key_file", "cache", "also", "state", "adapts", "decisions")
+BUNDLE_ONLY = (
+    "budget_ms",
+    "memory_mib",
+    "format",
+    "key_file",
+    "cache",
+    "also",
+    "state",
+    "adapts",
+    "policy",
+    "decisions",
+    "weights",
+)
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -56,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
         "written to a file that only you can read (its name is printed)."
     )
+    network.add_argument(
+        "--socket", type=Path, metavar="PATH", help="serve programs of your user on this device there, too, by a socket"
+    )
     parser.add_argument("--sensors-root", type=Path, default=SYSTEM, metavar="DIR", help=argparse.SUPPRESS)
 
 
@@ -67,6 +82,16 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--adapts",
         action="store_true",
         help="while the load changes, the most accurate variant within --budget-ms serves",
+    )
+    bundle.add_argument(
+        "--weights",
+        choices=("statistics",),
+        help="while images drift, the SubNet that serves follows them by its BatchNorm statistics",
+    )
+    bundle.add_argument(
+        "--policy",
+        metavar="RULES",
+        help="as --adapts, by rules: 'battery < 20%% -> energy first; mu by battery' (default: those of the bundle)",
     )
     bundle.add_argument("--decisions", type=Path, metavar="F", help="with --adapts: append every decision there")
     bundle.add_argument(
@@ -81,7 +106,10 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--also", type=Path, metavar="DIR", help="folder of a search on this device, whose SubNets serve, too"
     )
     bundle.add_argument(
-        "--state", type=Path, metavar="DIR", help="remember there what serves, and go on with it after a restart"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="remember there what serves and adapts, and go on with it after a restart",
     )
 
 
@@ -109,6 +137,7 @@ def run(arguments: argparse.Namespace) -> None:
         workers=arguments.workers,
         deadline_ms=arguments.deadline_ms,
         max_body_mib=arguments.max_body_mib,
+        socket=arguments.socket,
     )
     serve(options, _split(arguments) if arguments.device else _bundle(arguments))
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import AdaptingState
+from adaptive_runtime.adapting_weights import WeightsState
 from adaptive_runtime.pool import Variant
 
 
@@ -59,7 +60,8 @@ class ModelState:
     standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
     SubNets that failed, each with one line. requests, switches: since it was loaded. latency_ms: of the latest request; None:
     there was none. used_mib: what the process takes more than before the first SubNet, as measured after the latest loading.
-    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt.
+    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. weights: what SubNets have
+    adapted to their images; None: weights stay as they are.
     """
 
     serving: Variant
@@ -72,3 +74,4 @@ class ModelState:
     used_mib: float
     budget_mib: float | None
     adapting: AdaptingState | None = None
+    weights: WeightsState | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import Adaptation, ServedRun
+from adaptive_runtime.adapting_weights import WeightAdaptation
 from adaptive_runtime.bundles import BundledSubNet
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
@@ -31,7 +32,7 @@ class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
-    is no chooser, and is told of all requests.
+    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class DeployedModel:
         serving: Variant,
         chooser: Chooser | None = None,
         adaptation: Adaptation | None = None,
+        weights: WeightAdaptation | None = None,
     ) -> None:
-        self.pool, self.chooser, self.adaptation = pool, chooser, adaptation
+        self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
         self._taken_out: dict[str, str] = {}
@@ -63,12 +65,17 @@ class DeployedModel:
         self._worker.start()
         if adaptation is not None:
             adaptation.start()
+        if weights is not None:
+            weights.start(self._active.variant)
 
-    def infer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None) -> ModelAnswer:
+    def infer(
+        self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None, subnet: str | None = None
+    ) -> ModelAnswer:
         """Answer samples (N, C, H, W), prepared as the manifest says; what a SubNet takes in another size is scaled here.
 
         budget_ms: what this request may take, where it is less than the limits' budget and the model adapts.
-        AdaptiveError: another shape or type, the model is closed, or no SubNet is left that works.
+        subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
+        AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
         """
         start_ns = time.perf_counter_ns()
         self._check(x_NCHW)
@@ -77,7 +84,10 @@ class DeployedModel:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
             self._running += 1
         try:
-            answer = self._answer(x_NCHW, budget_ms, start_ns)
+            if subnet is None:
+                answer = self._answer(x_NCHW, budget_ms, start_ns)
+            else:
+                answer = self._answer_by(subnet, x_NCHW, start_ns)
         finally:
             with self._counting:
                 self._running -= 1
@@ -119,6 +129,7 @@ class DeployedModel:
             used_mib=self._used_mib,
             budget_mib=self.pool.budget_mib,
             adapting=None if self.adaptation is None else self.adaptation.state,
+            weights=None if self.weights is None else self.weights.state,
         )
 
     @property
@@ -149,6 +160,8 @@ class DeployedModel:
             self._counting.wait_for(lambda: not self._running)
         if self.adaptation is not None:
             self.adaptation.stop()
+        if self.weights is not None:
+            self.weights.stop()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -173,6 +186,19 @@ class DeployedModel:
             self.adaptation.served(served, request)
         return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
 
+    def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
+        """The answer of one SubNet alone. AdaptiveError: the bundle does not have it, or it was taken out."""
+        self._refuse(subnet)
+        answerer, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
+        try:
+            answer = self._run_once(answerer, x_NCHW, served)
+        except VariantError as error:
+            self._replace(answerer, error)
+            raise AdaptiveError(f"SubNet {subnet}", f"was taken out: {failure(error)}") from error
+        if self.adaptation is not None:
+            self.adaptation.served(served)
+        return ModelAnswer.of([answer], (time.perf_counter_ns() - start_ns) / 1e6)
+
     def _run_size(self, samples: int) -> int:
         """How many samples run together before the model adapts again: a batch of the runtime, or all."""
         batch = self._active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
@@ -181,14 +207,19 @@ class DeployedModel:
     def _run(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
         """Answers of one variant, or of the one that takes its place when it fails; told to `served` unless it was loaded."""
         while True:
-            is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
             try:
-                found = active.answer(x_NCHW)
-                break
+                return self._run_once(active, x_NCHW, served)
             except VariantError as error:
                 self._replace(active, error)
                 active = self._active
+
+    def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
+        """Answers of one variant. VariantError."""
+        is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
+        found = active.answer(x_NCHW)
         run_ms = (time.perf_counter_ns() - run_ns) / 1e6
+        if self.weights is not None:
+            self.weights.served(active.variant, x_NCHW)
         names = active.chain.manifest.exits
         exits = tuple(names[place] for place in found.exits.tolist())
         if is_loaded:

@@ -1,10 +1,11 @@
 """Parts: what is loaded and freed as a whole; one ONNX file, or one net of ncnn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.bundles import OpenBundle
 from adaptive_runtime.chains import ChainManifest, NcnnChain, session_options
@@ -24,13 +25,13 @@ class VariantError(Exception):
 class PoolPart:
     """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, as far as is known.
 
-    used: the number of the latest request that used it.
+    used: the number of the latest request that used it. own: loads it as its file is; loads: as it is wanted now.
     """
 
-    __slots__ = ("loads", "name", "need_mib", "used", "value")
+    __slots__ = ("loads", "name", "need_mib", "own", "used", "value")
 
     def __init__(self, name: str, loads: Callable[[], Any], need_mib: float) -> None:
-        self.name, self.loads, self.need_mib = name, loads, need_mib
+        self.name, self.own, self.loads, self.need_mib = name, loads, loads, need_mib
         self.value: Any = None
         self.used = 0
 
@@ -65,6 +66,12 @@ class PartFiles:
         session.run(None, {one.name: np.zeros(one.shape, np.float32) for one in session.get_inputs()})
         return session
 
+    def plain_session(
+        self, manifest: ChainManifest, names: Names, constants: Mapping[str, NDArray[np.float32]] | None = None
+    ) -> Any:
+        """A session of a file as it is, not prepared. constants: by name, in the place of those in the weights' file."""
+        return _session(self.bundle.verified(*names)[0], manifest.settings, constants)
+
     def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
         """A net of ncnn that has run once."""
         self.bundle.verified(*manifest.files)
@@ -83,12 +90,17 @@ def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSe
         raise PreparationError(f"its prepared form does not load ({failure(error)})") from error
 
 
-def _session(file: Path, settings: RuntimeSettings) -> Any:
+def _session(file: Path, settings: RuntimeSettings, constants: Mapping[str, NDArray[np.float32]] | None = None) -> Any:
     import onnxruntime
 
     options = session_options(settings)
     options.log_severity_level = FATAL_ALONE
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in (constants or {}).items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session.constants = constants  # their memory is the session's
+    return session
 
 
 def failure(error: Exception) -> str:

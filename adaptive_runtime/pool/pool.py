@@ -147,6 +147,20 @@ class SubNetPool:
                 part.value = None
             give_back()
 
+    def renew(self, answerer: Answerer, loads: Callable[[], Any] | None, value: Any = None) -> None:
+        """Let a variant of one file be loaded in another way, or as its file is (None): from the next run on.
+
+        value: what `loads` gives, where it is there already. Runs that have begun end with what they began with.
+        """
+        (part,) = answerer.parts
+        wanted = part.own if loads is None else loads
+        if value is None and part.value is not None:
+            value = wanted()
+        with self._lock:
+            part.loads = wanted
+            if part.value is not None:
+                part.value = value
+
     def close(self) -> None:
         """Free everything; requests that run end first."""
         with self._lock:

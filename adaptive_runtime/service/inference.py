@@ -3,7 +3,6 @@
 Legend: N samples, C channels, H height, W width.
 """
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +36,13 @@ class InferenceFormat(NamedTuple):
         classes = shape[-1] if shape else None
         return cls((first.input_shape[1], size, size), classes, form)
 
+    def require(self, shape: tuple[int, ...]) -> None:
+        """Refuse images of another shape. RequestRefused (400)."""
+        if len(shape) != 4 or shape[1:] != self.sample or not 1 <= shape[0] <= MOST_SAMPLES:
+            sizes = ", ".join(map(str, self.sample))
+            got = f"input '{INPUT}': shape {shown(list(shape))}"
+            raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
+
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """The model's metadata, as the protocol has it; −1: any size."""
         shapes = {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
@@ -65,10 +71,7 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
     (tensor,) = message.inputs
     if tensor.datatype != "FP32":
         raise RequestRefused(400, f"input '{INPUT}': datatype {shown(tensor.datatype)}; allowed: FP32")
-    if len(tensor.shape) != 4 or tensor.shape[1:] != wanted.sample or not 1 <= tensor.shape[0] <= MOST_SAMPLES:
-        sizes = ", ".join(map(str, wanted.sample))
-        got = f"input '{INPUT}': shape {shown(list(tensor.shape))}"
-        raise RequestRefused(400, f"{got}; allowed: [N, {sizes}], N from 1 to {MOST_SAMPLES}")
+    wanted.require(tensor.shape)
     names = [one.name for one in message.outputs]
     if unknown := [name for name in names if name not in OUTPUTS]:
         raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(OUTPUTS)}")
@@ -79,7 +82,7 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
 
 
 def written(
-    request: InferRequest, answer: ModelAnswer, model: tuple[str, str], waited_ms: float, late_ms: float
+    request: InferRequest, answer: ModelAnswer, waited_ms: float, late_ms: float, *, model: tuple[str, str]
 ) -> PackedBody:
     """The answer to a request. model: name and version. late_ms: after the deadline; 0: in time. RequestRefused (500)."""
     parameters: dict[str, Any] = {
@@ -108,8 +111,3 @@ def written(
     except ValueError as error:
         line = "the answer has NaN or infinite values, which JSON has no number for; ask for binary outputs"
         raise RequestRefused(500, line, outcome="failed") from error
-
-
-def passed_ms(since_s: float) -> float:
-    """Since a moment of the monotonic clock [ms]."""
-    return 1e3 * (time.monotonic() - since_s)

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from adaptive_runtime.adapting_weights import WeightsState
 from adaptive_runtime.deployed import ModelAnswer
 from adaptive_runtime.service.models import DevicesTold, ServedModel
 from adaptive_runtime.split import HOME
@@ -59,6 +60,7 @@ class _NowCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Gauges of this moment."""
         state, load = self._model.state(), self._model.load.now
+        mu = None if state.adapting is None else state.adapting.mu
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
@@ -75,12 +77,37 @@ class _NowCollector(Collector):
             ("load", "Load index of the device, 0 to 1.", load.load),
             ("load_forecast", "Load index a second ahead.", load.forecast[0] if load.forecast else None),
             ("slow_down", "By which factor what serves is slower than predicted.", load.slow_down),
+            ("mu", "Weight of the accuracy against energy, by the battery.", mu),
             ("stalled_sensors", "Sensors without values.", len(load.faults)),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        if state.weights is not None:
+            yield from _of_weights(state.weights)
+        if state.adapting is not None and state.adapting.rule is not None:
+            rule = GaugeMetricFamily(f"{PREFIX}rule", "What says what is best: 1.", labels=["rule"])
+            rule.add_metric([state.adapting.rule], 1)
+            yield rule
         if self._model.devices is not None:
             yield from _of_devices(self._model.devices.now)
+
+
+def _of_weights(state: WeightsState) -> Iterator[Metric]:
+    """What SubNets have adapted to their images."""
+    for name, text, values in (
+        ("adapted_weights", "Whether adapted weights serve: 1.", [one.adapted for one in state.subnets.values()]),
+        (
+            "drifting_images",
+            "Whether images are unlike the source's: 1.",
+            [one.drifting for one in state.subnets.values()],
+        ),
+        ("looked_at_images", "Images that were looked at.", [one.images for one in state.subnets.values()]),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["subnet"])
+        for digest, value in zip(state.subnets, values, strict=True):
+            family.add_metric([digest], float(value))
+        yield family
+    yield GaugeMetricFamily(f"{PREFIX}left_out_images", "Images that nobody has looked at.", value=state.left_out)
 
 
 def _of_devices(told: DevicesTold) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.links import DeviceAddress
@@ -19,7 +20,8 @@ VERSION_DIGITS = 12
 class ServiceOptions:
     """How a model is served.
 
-    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none.
+    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
+    the socket for programs on this device; None: without.
     """
 
     network: Endpoint
@@ -28,6 +30,7 @@ class ServiceOptions:
     workers: int = 1
     deadline_ms: float = 1000.0
     max_body_mib: int = 8
+    socket: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +38,9 @@ class BundleOptions:
     """A bundle that is served.
 
     budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
-    choice is kept; None: it is forgotten. adapts: what serves changes with the load; decisions: the file of what was decided,
-    which can be replayed. sensors_root: where the device's /sys and /proc are.
+    choice is kept, and what weights have adapted; None: it is forgotten. adapts: what serves changes with the load; policy:
+    with it, too, by these rules; decisions: the file of what was decided, which can be replayed. weights: they follow the
+    images that are served. sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path
@@ -48,7 +52,9 @@ class BundleOptions:
     also: Path | None = None
     state: Path | None = None
     adapts: bool = False
+    policy: str | None = None
     decisions: Path | None = None
+    weights: Literal["statistics"] | None = None
     sensors_root: Path = SYSTEM
 
 

@@ -52,9 +52,13 @@ class WantedOutput(ProtocolMessage):
 
 
 class InferParameters(ProtocolMessage):
-    """deadline_ms: from the arrival of the request to its answer; None: the service's. binary_data_output: of all outputs."""
+    """deadline_ms: from the arrival of the request to its answer; None: the service's. binary_data_output: of all outputs.
+
+    subnet: the digest of the SubNet that answers; None: the one that serves.
+    """
 
     deadline_ms: Annotated[float, Field(gt=0, le=MOST_DEADLINE_MS)] | None = None
+    subnet: str | None = None
     binary_data_output: bool = False
 
 

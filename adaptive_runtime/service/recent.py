@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_runtime.adapting_weights import WeightEvent
 from adaptive_runtime.choice import Decision
 from adaptive_runtime.deployed import ModelAnswer, ModelState
 from adaptive_runtime.pool import Variant
@@ -17,7 +18,10 @@ MOST_DECISIONS = 50
 
 
 class ToldDecision(Message):
-    """A change of what serves. at_s: monotonic clock. step: 'switch', 'taken out', or as policies name it."""
+    """A change of what serves, or of the rule that says what is best. at_s: monotonic clock.
+
+    step: 'switch', 'taken out', 'rule', 'weights: …', or as policies name it.
+    """
 
     at_s: float
     step: str
@@ -46,6 +50,7 @@ class RecentService:
         self.decisions: deque[ToldDecision] = deque(maxlen=MOST_DECISIONS)
         self._serving, self._taken_out = state.serving, set(state.taken_out)
         self._decided: Decision | None = None
+        self._weights: WeightEvent | None = None
         self._tell("start", name_of(state.serving), "it serves first")
         for digest, line in state.taken_out.items():
             self._tell("taken out", digest, line)
@@ -61,6 +66,8 @@ class RecentService:
         for digest in state.taken_out.keys() - self._taken_out:
             self._tell("taken out", digest, state.taken_out[digest])
         self._taken_out = set(state.taken_out)
+        if state.weights is not None:
+            self._follow(state.weights.events)
         if state.adapting is not None:
             self._decide(state.adapting.decision)
         elif state.serving != self._serving:
@@ -70,9 +77,20 @@ class RecentService:
 
     def _decide(self, decision: Decision | None) -> None:
         """Tell a decision of the model itself, unless nothing changes by it."""
-        if decision is not None and decision != self._decided and decision.step != "stay":
-            self._tell(decision.step, decision.name, decision.reason)
+        before = self._decided
+        if decision is not None and decision != before:
+            if decision.step != "stay":
+                self._tell(decision.step, decision.name, decision.reason)
+            elif before is not None and decision.rule != before.rule:
+                self._tell("rule", decision.name, decision.reason)
         self._decided = decision
+
+    def _follow(self, events: Sequence[WeightEvent]) -> None:
+        """Tell what has happened to weights since the last call."""
+        known = next((at for at in range(len(events) - 1, -1, -1) if events[at] is self._weights), -1)
+        for event in events[known + 1 :]:
+            self._tell(f"weights: {event.kind}", event.subnet, f"after {event.image} images: {event.reason}")
+        self._weights = events[-1] if events else self._weights
 
     def percentiles_ms(self) -> dict[str, float]:
         """p50, p95 and p99 of the latencies of the latest answers [ms]; none without answers."""

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.service.answering import ModelService
+from adaptive_runtime.service.local import listening, serve_local
 from adaptive_runtime.service.models import ServedModel
 from adaptive_runtime.service.options import ServiceOptions
-from adaptive_runtime.service.page import PATHS
+from adaptive_runtime.service.pages import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
-from adaptive_runtime.service.routes import ModelService, create_app
+from adaptive_runtime.service.routes import create_app
 from adaptive_runtime.service.waiting import RequestQueue
 from profiling_agents.network.endpoint import address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal, private_folder
@@ -37,9 +39,10 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
         ended_by_signal(),
         _token(network.token) as token,
         bound(network.host, network.port) as listener,
+        listening(options.socket) as local,
         opening as model,
     ):
-        asyncio.run(_serve(options, listener, model, token))
+        asyncio.run(_serve(options, listener, local, model, token))
 
 
 @contextmanager
@@ -58,25 +61,29 @@ def _token(given: str | None) -> Iterator[str]:
         yield token
 
 
-async def _serve(options: ServiceOptions, listener: socket.socket, model: ServedModel, token: str) -> None:
+async def _serve(
+    options: ServiceOptions, listener: socket.socket, local: socket.socket | None, model: ServedModel, token: str
+) -> None:
     queue = RequestQueue(model.infer, options.queue, options.workers)
     name, version = options.model_name, model.version
     service = ModelService(model, queue, name=name, deadline_ms=options.deadline_ms)
-    connections = _connections()
+    connections, most_bytes = _connections(), options.max_body_mib * MIB
     path = f"/v2/models/{name}"
     paths = (f"{path}/infer", f"{path}/versions/{version}/infer")
     rules = GuardRules(
         connections=connections,
         requests=connections,
-        body_bytes=dict.fromkeys(paths, options.max_body_mib * MIB),
+        body_bytes=dict.fromkeys(paths, most_bytes),
         open_paths=PATHS,
         shutdown_s=SHUTDOWN_S,
     )
     server = http_server(options.network, create_app(service), token, rules)
     ready = f"{READY}{address(options.network, listener)}"
-    works = [queue.work() for _ in range(options.workers)]
+    works = [*(queue.work() for _ in range(options.workers)), _observe(service, model.memory)]
+    if local is not None:
+        works.append(serve_local(local, service, most_bytes))
     try:
-        await serve_with(server, listener, options.network, ready, *works, _observe(service, model.memory))
+        await serve_with(server, listener, options.network, ready, *works)
     finally:
         queue.close()
         if model.memory is not None:

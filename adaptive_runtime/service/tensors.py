@@ -95,9 +95,14 @@ def values_of(tensor: SentTensor, binary: memoryview | None) -> Tensor:
     if found.size != count or found.shape not in (tensor.shape, (count,)):
         got = f"{where}: data of shape {shown(list(found.shape))}"
         raise RequestRefused(400, f"{got}; allowed: {shown(list(tensor.shape))}, or flat")
-    if not np.isfinite(found).all():
+    return require_finite(where, found).reshape(tensor.shape)
+
+
+def require_finite(where: str, values: Tensor) -> Tensor:
+    """The values as they are. RequestRefused (400): some are NaN or infinite."""
+    if not np.isfinite(values).all():
         raise RequestRefused(400, f"{where}: has NaN or infinite values; allowed: finite ones")
-    return found.reshape(tensor.shape)
+    return values
 
 
 def shown(value: object) -> str:

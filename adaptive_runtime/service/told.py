@@ -1,8 +1,10 @@
 """What a service tells of itself, as JSON: the answer to `/state`, from which the page is drawn."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
+from adaptive_runtime.adapting_weights import WeightsState
 from adaptive_runtime.deployed import ModelState
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.service.load import LoadTold
@@ -39,7 +41,15 @@ def _model(state: ModelState) -> dict[str, Any]:
         "latency_ms": state.latency_ms,
         "used_mib": state.used_mib,
         "budget_mib": state.budget_mib,
+        "weights": None if state.weights is None else _weights(state.weights),
+        "rule": None if state.adapting is None else state.adapting.rule,
+        "mu": None if state.adapting is None else state.adapting.mu,
     }
+
+
+def _weights(state: WeightsState) -> dict[str, Any]:
+    subnets = {digest: asdict(one) for digest, one in state.subnets.items()}
+    return {"subnets": subnets, "left_out": state.left_out}
 
 
 def _variant(variant: Variant) -> dict[str, Any]:

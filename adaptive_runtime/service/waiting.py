@@ -27,17 +27,20 @@ REMEMBERED = 0.8
 class _Waiting:
     images: Images
     until_s: float
+    subnet: str | None
     answer: asyncio.Future[ModelAnswer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     runs: bool = False
 
 
 class RequestQueue:
-    """At most `places` requests that wait, and `workers` that run. infer: what answers images, by a time if it can.
+    """At most `places` requests that wait, and `workers` that run.
+
+    infer: what answers images, by a time if it can; by one SubNet where it is named.
 
     The clock is monotonic: the wall clock may jump.
     """
 
-    def __init__(self, infer: Callable[[Images, float], ModelAnswer], places: int, workers: int) -> None:
+    def __init__(self, infer: Callable[[Images, float, str | None], ModelAnswer], places: int, workers: int) -> None:
         self._infer, self.places, self.workers = infer, places, workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="infer")
         self._waiting: deque[_Waiting] = deque()
@@ -63,25 +66,28 @@ class RequestQueue:
         finally:
             self._taken -= 1
 
-    async def answer(self, images: Images, until_s: float) -> ModelAnswer:
+    async def answer(self, images: Images, until_s: float, subnet: str | None = None) -> ModelAnswer:
         """The model's answer, once it is this request's turn. until_s: when it should be there, by the monotonic clock.
 
-        RequestRefused (504): it will not, or has not begun by then. What has begun ends, late or not. AdaptiveError: the
-        model's own.
+        subnet: the digest of the one that answers. RequestRefused (504): it will not, or has not begun by then. What has begun
+        ends, late or not. AdaptiveError: the model's own. Cancelled before its turn, it leaves the queue.
         """
         ahead = len(self._waiting) + self._running
         wait_s = (self._typical_s or 0.0) * (ahead // self.workers)
         if time.monotonic() + wait_s >= until_s:
             line = f"no answer before the deadline: {ahead} requests are ahead"
             raise RequestRefused(504, line, outcome="expired")
-        own = _Waiting(images, until_s)
+        own = _Waiting(images, until_s, subnet)
         self._waiting.append(own)
         self._news.release()
-        done, _ = await asyncio.wait([own.answer], timeout=until_s - time.monotonic())
-        if not done and not own.runs:
-            self._waiting.remove(own)
-            raise RequestRefused(504, "the deadline was over before it was this request's turn", outcome="expired")
-        return await own.answer
+        try:
+            done, _ = await asyncio.wait([own.answer], timeout=until_s - time.monotonic())
+            if not done and not own.runs:
+                raise RequestRefused(504, "the deadline was over before it was this request's turn", outcome="expired")
+            return await own.answer
+        finally:
+            if not own.runs:
+                self._waiting.remove(own)
 
     async def work(self) -> None:
         """Answer one request after the other, until cancelled."""
@@ -95,7 +101,7 @@ class RequestQueue:
             start_s = time.monotonic()
             try:
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(self._threads, self._infer, own.images, own.until_s)
+                found = await loop.run_in_executor(self._threads, self._infer, own.images, own.until_s, own.subnet)
             except Exception as error:  # noqa: BLE001 - raised again where the request waits
                 if not own.answer.done():
                     own.answer.set_exception(error)

@@ -30,6 +30,8 @@ from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
 from tasks.schemas.placed import JointFront, PlanRow
+from tasks.streams import streamed_table
+from tasks.streams.results import STREAM_FILE, StreamedNetwork
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Told in one line, exit code 2; `UserError` is an `AdaptiveError`."""
@@ -60,10 +62,7 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
         terminal.show(_plan_table(result["plan"]))
     else:
         for stage in result["stages"]:
-            searched = command == "search" and (Path(stage["folder"]) / FRONT_FILE).exists()
-            terminal.show(
-                front_table(Front.read(Path(stage["folder"]) / FRONT_FILE)) if searched else _stage_table(stage)
-            )
+            _show_stage(command, stage, terminal)
     if joint := result.get("joint"):
         terminal.show(of(JointFront, joint_table)(joint))
     if exports := result.get("exports"):
@@ -72,6 +71,17 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
         (stage,) = result["stages"]
         result |= listing(Path(stage["folder"]), stage["result"])
     return result
+
+
+def _show_stage(command: str, stage: dict[str, Any], terminal: Terminal) -> None:
+    folder = Path(stage["folder"])
+    if command == "search" and (folder / FRONT_FILE).exists():
+        terminal.show(front_table(Front.read(folder / FRONT_FILE)))
+    elif command == "stream":
+        terminal.show(streamed_table(StreamedNetwork.read(folder / STREAM_FILE)))
+        terminal.say(f"folder: {folder}")
+    else:
+        terminal.show(_stage_table(stage))
 
 
 def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], FlowConfig]]) -> list[dict[str, Any]]:

@@ -68,7 +68,8 @@ _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "engine", "profile")
 _MEASURED = ("device", "engine", "profile", "predict", "resources")
 _ADAPT = ("data", *_MEASURED, "search", "refine", "policy", "baselines", "export", "partition", "report")
-_ALL = (*_FINETUNE, *_ADAPT[1:])
+_STREAM = ("drift", "adaptation", "stream")
+_ALL = (*_FINETUNE, *_ADAPT[1:], *_STREAM)
 
 LUT_ACTIONS = {
     "show": "devices, operators, failed and noisy ones, age",
@@ -170,6 +171,20 @@ COMMANDS = {
         flags=("--device", "--multirun", *EVERYWHERE),
         groups=(*_FINETUNE, *_MEASURED, "search", *_RUN),
         examples=("autotailor compare 1ms 2ms --device ncnn --json difference.json", "autotailor compare largest knee"),
+    ),
+    "stream": Command(
+        summary="… and play a stream of images that drift: the error of SubNets over time, under each method",
+        about="The original network, the largest SubNet and the winner of the smallest budget (stream.subnets) play a stream "
+        "of corrupted images (drift=…) under each method of stream.methods: as they are, and adapting without labels. Shows "
+        "their errors on the whole stream and under each corruption, and writes errors by window, events of the guard, and "
+        "side files of what has adapted. With stream.subnets=[original,largest] nothing is searched or measured.",
+        flags=OF_STAGES,
+        groups=(*_FINETUNE, *_MEASURED, "search", "refine", *_STREAM, *_RUN),
+        examples=(
+            "autotailor stream +preset=quick stream.subnets=[original,largest] stream.methods=[source,batchnorm,guarded]",
+            "autotailor stream drift=mixed drift.severity=3 drift.images=200",
+            "autotailor stream drift=one_by_one stream.methods=[source,guarded] --json errors.json",
+        ),
     ),
     "export": Command(
         summary="… and write, check and measure their ONNX and NCNN files",

@@ -14,10 +14,12 @@ from flows.config.device import DeviceName, DeviceProfile
 from flows.config.space import SpaceSelectors
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
+from tasks.adaptation.settings import AdaptationSettings
 from tasks.base import Settings as BaseSettings
 from tasks.baselines.settings import Settings as BaselineSettings
 from tasks.choose import Question
 from tasks.compile import Settings as CompileSettings
+from tasks.data.drift.settings import DriftSettings
 from tasks.data.settings import DataSettings
 from tasks.engine.settings import Settings as EngineSettings
 from tasks.exits.settings import Settings as PolicySettings
@@ -33,6 +35,7 @@ from tasks.quantise import Int8
 from tasks.refine.settings import Settings as RefineSettings
 from tasks.report.settings import Settings as ReportSettings
 from tasks.search.settings import Settings as SearchSettings
+from tasks.streams.settings import Settings as StreamSettings
 
 EXPORTS_FOLDER = "exports"
 """In the output folder: the files of the latest run for each device, under readable names."""
@@ -258,7 +261,15 @@ class AdaptConfig(CommonConfig, GivenConfig):
         return _name_of_run(origin_of(self.supernet).name, self.data)
 
 
-class RunConfig(CommonConfig, NetworkConfig):
+class StreamConfig(BaseModel):
+    """The config of streams that drift, which networks of the pipeline play."""
+
+    drift: DriftSettings = DriftSettings()
+    adaptation: AdaptationSettings = AdaptationSettings()
+    stream: StreamSettings = StreamSettings()
+
+
+class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
     """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
 
     @property

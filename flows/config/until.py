@@ -2,5 +2,7 @@
 
 from typing import Literal
 
-RunStage = Literal["compile", "finetune", "enumerate", "plan", "profile", "predict", "search", "export", "report"]
+RunStage = Literal[
+    "compile", "finetune", "enumerate", "plan", "profile", "predict", "search", "stream", "export", "report"
+]
 AdaptStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]

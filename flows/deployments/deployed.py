@@ -12,12 +12,14 @@ from flows.config import AdaptConfig, AdaptStage, DeployConfig, RunConfig, RunSt
 from flows.deploy import put  # noqa: E402
 from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
+    DEFAULT_DRIFT,
     NO_PRESET,
     AdaptSettings,
     BudgetMs,
     Data,
     DeploySettings,
     Device,
+    Drift,
     Override,
     Preset,
     RunSettings,
@@ -26,11 +28,13 @@ from flows.deployments.form import (  # noqa: E402 (by name: Prefect reads the f
     deploy_words,
     quoted,
     run_words,
+    stream_words,
 )
 from flows.stages import ADAPTATION, PIPELINE  # noqa: E402
 from flows.tailoring import tailor  # noqa: E402
 from flows.validate import validate  # noqa: E402
 from tasks.deploy import Deployed  # noqa: E402
+from tasks.streams import StreamMethod  # noqa: E402
 
 
 def _run_name() -> str:
@@ -108,6 +112,44 @@ def adapt_to(
     ]
     config = validate(AdaptConfig, composed("adapt", fields, overrides, settings))
     return tailor(ADAPTATION, config, until)
+
+
+@flow(name="autotailor-stream", flow_run_name=_run_name, persist_result=False)
+def stream_to(
+    drift: Drift = DEFAULT_DRIFT,
+    methods: list[StreamMethod] = [],  # noqa: B006 (Prefect shows it in the form)
+    subnets: list[str] = [],  # noqa: B006
+    preset: Preset = NO_PRESET,
+    model: str = "",
+    data: Data = DEFAULT_DATA,
+    data_path: str = "",
+    devices: list[Device] = [],  # noqa: B006
+    overrides: list[Override] = [],  # noqa: B006
+    output_dir: str = "",
+    settings: RunSettings = None,
+) -> dict[str, Any]:
+    """Images that drift to SubNets of a run: their errors over time, under each method. Stages that a run lacks are worked.
+
+    Args:
+        drift: How the images drift.
+        methods: As they are (source), adapting without labels, or under guards (guarded). Empty: all.
+        subnets: original, largest, smallest_budget, NUMBERms, fastest, knee or a digest. Empty: the first three.
+        preset: Settings of the run that belong together; the fields below count over them.
+        model: A name of timm, a path that ends in .onnx, or module:function. Empty: resnet18.
+        data: Which images. Default: noisy digits, without files of yours.
+        data_path: The folder of imagefolder, parquet and torchvision.
+        devices: For which SubNets are searched. Empty: ncnn and onnxruntime on the worker's machine.
+        overrides: Further settings as on the command line, one each: drift.severity=3, adaptation.guard.judged_from=8.
+        output_dir: The output folder of the run on the worker's machine. Empty: outputs.
+        settings: Every setting. A value entered here counts over everything above; what is left open changes nothing.
+    """
+    fields = [
+        *run_words(preset, model),
+        *common_words(data, data_path, devices, [], output_dir),
+        *stream_words(drift, methods, subnets),
+    ]
+    config = validate(RunConfig, composed("config", fields, overrides, settings))
+    return tailor(PIPELINE, config, "stream")
 
 
 @flow(name="autotailor-deploy", flow_run_name="{device}", persist_result=False)

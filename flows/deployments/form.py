@@ -42,6 +42,8 @@ def _settings(model: type[BaseModel]) -> WithJsonSchema:
 Preset = Annotated[str, *_option("preset", NO_PRESET)]
 Data = Annotated[str, *_option("data", DEFAULT_DATA)]
 Device = Annotated[str, *_option("device")]
+Drift = Annotated[str, *_option("drift")]
+DEFAULT_DRIFT = "continual"
 BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Override = Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]
 RunSettings = Annotated[Plain | None, _settings(RunConfig)]
@@ -67,6 +69,13 @@ def common_words(
     words += [f"device=[{','.join(devices)}]"] if devices else []
     words += [f"search.budgets_ms=[{','.join(map(repr, budgets_ms))}]"] if budgets_ms else []
     return words + _place(output_dir)
+
+
+def stream_words(drift: str, methods: Sequence[str], subnets: Sequence[str]) -> list[str]:
+    """Overrides for the fields of streams; empty fields leave the values of the project."""
+    words = [f"drift={drift}"]
+    words += [f"stream.methods=[{','.join(methods)}]"] if methods else []
+    return words + ([f"stream.subnets=[{','.join(map(quoted, subnets))}]"] if subnets else [])
 
 
 def deploy_words(device: str, bundle: str, output_dir: str) -> list[str]:

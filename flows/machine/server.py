@@ -22,7 +22,8 @@ from flows.machine.reachable import refuse_dead
 from tasks.errors import UserError
 from tasks.processes import end
 
-START_SECONDS = 90
+START_SECONDS = 300
+"""The first start makes the database: ten seconds of a core, which are minutes where others compute, too."""
 STOP_SECONDS = 5
 POLL_SECONDS = 0.1
 

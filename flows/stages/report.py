@@ -49,6 +49,7 @@ def _sources(run: Run, config: FlowConfig, outputs: Outputs) -> Sources:
         sensitivities=outputs["sensitivities"][ALONE].folder,
         partition=config.partition if config.partition.asked else None,
         devices=[_device_sources(config, outputs, name) for name in config.device],
+        streams=[output.folder for output in outputs.get("stream", {}).values()],
         stages=[output.row() for output in run.outputs],
         config=plain_config(config),
         versions=library_versions(),

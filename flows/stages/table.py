@@ -4,10 +4,11 @@ from flows.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.stages.joint import CODINGS, JOINT
 from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.stages.streams import STREAM, unless_streams_need_none
 from flows.stages.supernets import BASE, BATCHES, CHECK, COMPILE, ENUMERATE, FINETUNE, GIVEN
 from flows.stages.winners import EXPORT, REFINE, SEARCH
 
-FOR_DEVICES = (
+SEARCHED = (
     ENUMERATE,
     BATCHES,
     ENGINE,
@@ -20,15 +21,20 @@ FOR_DEVICES = (
     JOINT,
     SEARCH,
     REFINE,
+)
+"""What is measured, predicted and searched for every device."""
+
+FINAL = (
     POLICY,
     EXPORT,
     SIBLING,
     BASELINES,
     COMPARED,
 )
+"""What is made and measured of winners."""
 
-ADAPTATION = (GIVEN, CHECK, *FOR_DEVICES)
+ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)
 """From a SuperNet to checked files for every device."""
 
-PIPELINE = (CHECK, BASE, GIVEN, COMPILE, FINETUNE, *FOR_DEVICES)
+PIPELINE = (CHECK, BASE, GIVEN, COMPILE, FINETUNE, *map(unless_streams_need_none, SEARCHED), STREAM, *FINAL)
 """From a network to checked files for every device."""

@@ -313,7 +313,9 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
-        return tasks.export.run(settings, *given, _substitutes(at), implementations, _policies(at))
+        return tasks.export.run(
+            settings, *given, _substitutes(at), implementations, _policies(at), at.config.policy.rules
+        )
 
 
 def _policies(at: Context) -> Sequence[SubnetPolicy]:
@@ -359,6 +361,7 @@ EXPORT = StageSpec(
         "rules": _Given(at, at.device).settings,
         "recalibration_images": at.config.predict.recalibration_images,
         "examples": digest_of(tasks.export.EXAMPLES),
+        **({"policy": at.config.policy.rules} if at.config.export.bundle and at.config.policy.rules else {}),
     },
     inputs=_export_inputs,
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),

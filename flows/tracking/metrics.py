@@ -14,6 +14,7 @@ from tasks.schemas.front import Front
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.results import BaseResult, FinetuneResult
 from tasks.schemas.stored import StageResult
+from tasks.streams.results import StreamedNetwork
 
 Row = Mapping[str, Any]
 Series = Mapping[str, Sequence[float]]
@@ -121,6 +122,11 @@ def of_policies(result: Policies) -> Series:
     )
 
 
+def of_stream(result: StreamedNetwork) -> Series:
+    """Of a SubNet on a stream: the error of each window by method."""
+    return {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods}
+
+
 OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "base": of(BaseResult, of_base),
     "engine": of(ChosenEngine, of_engine),
@@ -129,6 +135,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "latency": of(LatencyValidation, of_latency),
     "search": of(Front, of_front),
     "refine": of(Front, of_front),
+    "stream": of(StreamedNetwork, of_stream),
     "policy": of(Policies, of_policies),
     "export": of(Exports, of_exports),
 }

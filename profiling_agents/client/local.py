@@ -15,7 +15,7 @@ from profiling_agents.client.agent import AgentClient
 from profiling_agents.messages import AgentError
 from profiling_agents.startup import READY, TOKEN_VARIABLE, python_path
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 STOP_LIMIT_S = 8.0
 LOCAL_PATIENCE_S = 2.0
 """An agent on this machine that does not answer for so long has ended and will not come back."""

@@ -12,7 +12,7 @@ from profiling_agents.execution.settings import WorkerSettings
 from profiling_agents.messages import AgentError, ChildReply, Message, RuntimeInfo, Walls
 from profiling_agents.startup import TOKEN_VARIABLE, python_path
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 LOG_NAME = "child.log"
 MODELS = "models"
 """The folder of the child inside the service's: for models, and files that the runtime writes."""

@@ -90,6 +90,7 @@ async def serve_with(
     """Serve until stopped, with `works` beside it; the end or fault of one of them ends all.
 
     Prints `ready` when it serves, and not before signals stop it, even where they were ignored, as in a shell's background.
+    At the end works are cancelled one after the other, the last one first: it may need those before it until it has ended.
     """
     if network.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, args=(server, network.silence_limit_s), daemon=True).start()
@@ -100,8 +101,9 @@ async def serve_with(
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in tasks:
+        for task in reversed(tasks):
             task.cancel()
+            await asyncio.wait([task])
         for task in tasks:
             with suppress(asyncio.CancelledError):
                 await task

@@ -7,7 +7,7 @@ which the ONNX files refer by offset (external data). BatchNorm is not folded: S
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,15 +79,20 @@ class CommonWeights:
         return result, nodes
 
 
-def write_together(models: Iterable[tuple[str, onnx.ModelProto]], folder: Path) -> None:
-    """Write models by name as `NAME.onnx`, and their constants as `weights.safetensors`; equal constants are stored once."""
+def write_together(
+    models: Iterable[tuple[str, onnx.ModelProto]], folder: Path, outside: Collection[str] = frozenset()
+) -> None:
+    """Write models by name as `NAME.onnx`, and their constants as `weights.safetensors`; equal constants are stored once.
+
+    outside: names of constants that are in `weights.safetensors` however small they are. A runtime can take others for those.
+    """
     tensors: dict[str, np.ndarray] = {}
     names: dict[bytes, str] = {}
     kept: list[tuple[str, onnx.ModelProto]] = []
     for key, model in models:
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(tensor)
-            if array.nbytes < SMALL_BYTES:
+            if array.nbytes < SMALL_BYTES and tensor.name not in outside:
                 continue
             name = names.setdefault(
                 hashlib.sha256(array.tobytes()).digest(),

@@ -1,8 +1,15 @@
 """Weights that adapt: drift is noticed, corrected, and undone when it was wrong."""
 
-from tasks.adaptation.guards import GUARDED_METHOD, Anchor, GuardedAnswer, GuardedSubnet, GuardEvent
+from adaptive_runtime.adapting_weights import GuardEvent, GuardSettings
+from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
 from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
-from tasks.adaptation.settings import GuardSettings, MethodName, MethodSettings
+from tasks.adaptation.settings import (
+    GUARDED_METHOD,
+    AdaptationSettings,
+    MethodName,
+    MethodSettings,
+    StepSettings,
+)
 from tasks.adaptation.side_file import load_adapted, save_adapted
 from tasks.adaptation.subnet import AdaptedState, AdaptiveSubnet
 
@@ -10,6 +17,7 @@ __all__ = [
     "GUARDED_METHOD",
     "METHODS",
     "AdaptationMethod",
+    "AdaptationSettings",
     "AdaptedState",
     "AdaptiveSubnet",
     "Anchor",
@@ -19,6 +27,7 @@ __all__ = [
     "GuardedSubnet",
     "MethodName",
     "MethodSettings",
+    "StepSettings",
     "load_adapted",
     "make_method",
     "save_adapted",

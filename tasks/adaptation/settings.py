@@ -1,18 +1,21 @@
-"""Settings of methods that adapt, and of what guards them."""
+"""Settings of methods that adapt."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from adaptive_runtime.adapting_weights import GuardSettings
+
 MethodName = Literal["batchnorm", "tent", "eata", "sar", "cotta", "roid"]
+BATCH_IMAGES = 64
+"""Images of the batches that learning rates are of."""
 
 
-class MethodSettings(BaseModel):
-    """How a SubNet adapts. Defaults are those of the papers for CIFAR-10-C where these name some."""
+class StepSettings(BaseModel):
+    """How methods adapt, whichever it is. Defaults are those of the papers for CIFAR-10-C where these name some."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    method: MethodName = "roid"
     optimiser: Literal["adam", "sgd"] = "adam"
     """sgd: momentum 0.9. SAR takes sgd in any case."""
     learning_rate: float = Field(default=1e-3, gt=0)
@@ -20,6 +23,8 @@ class MethodSettings(BaseModel):
     """BatchNorm: the source's statistics weigh as much as so many images; 0: each batch by its own statistics."""
     newest_share: float = Field(default=0.1, gt=0, le=1)
     """BatchNorm: share of each batch in the statistics that are kept."""
+    input_deviations: float | None = Field(default=None, ge=0)
+    """Mean and contrast of each image are brought to within so many deviations of what is usual; null: never."""
     entropy_share: float = Field(default=0.4, gt=0, le=1)
     """EATA, SAR: samples count whose entropy is below this share of the largest one, ln K."""
     redundancy: float = Field(default=0.4, gt=0, le=1)
@@ -46,34 +51,31 @@ class MethodSettings(BaseModel):
     """ROID: of the adapted weights after each step; the rest are the source's."""
     seed: int = Field(default=0, ge=0)
     """CoTTA: of views and restored weights."""
+    memory_mib: float | None = Field(default=None, gt=0)
+    """Budget for all tensors of a step [MiB]; activations that do not fit wait on disk. None: plain steps."""
 
 
-class GuardSettings(BaseModel):
-    """When a SubNet may adapt, and when what it adapted is kept."""
+class MethodSettings(StepSettings):
+    """How a SubNet adapts: a method, and its settings."""
+
+    method: MethodName = "roid"
+
+    def for_batches_of(self, images: int) -> "MethodSettings":
+        """The same for batches of so many images: the learning rate is that of `BATCH_IMAGES`, and falls with their number."""
+        return self.model_copy(update={"learning_rate": self.learning_rate * images / BATCH_IMAGES})
+
+
+GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.6, input_deviations=1.0)
+"""The method that is guarded, unless another one is asked for."""
+
+
+class AdaptationSettings(BaseModel):
+    """How SubNets of a run adapt: methods that are played alone, and the guarded one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    false_alarms: float = Field(default=1.0, gt=0, le=1000)
-    """The probability of an alarm within n images that have not drifted is at most so many · n / 100,000."""
-    quiet_images: int = Field(default=200, ge=1)
-    """Without an alarm for so many images, drift is over at the latest: back to the source."""
-    memory_images: int = Field(default=64, ge=2)
-    """Images that the SubNet adapts to at once, balanced by predicted class."""
-    oldest_images: int = Field(default=256, ge=2)
-    """Images that came longer ago are forgotten."""
-    step_images: int = Field(default=32, ge=1)
-    """A step after so many new images in memory."""
-    unsure_share: float = Field(default=0.9, gt=0, le=1)
-    """Images whose entropy is above this share of the largest one, ln K, are not adapted to."""
-    redundancy: float = Field(default=1e-3, ge=0)
-    """Images that differ from one in memory by less, in squares relative to it, are not adapted to."""
-    held_back_every: int = Field(default=4, ge=2)
-    """Of so many images one is held back: it judges, and is never adapted to."""
-    held_back_images: int = Field(default=64, ge=4)
-    """The newest ones of these judge."""
-    judged_from: int = Field(default=16, ge=4)
-    """Held-back images before the first judgement; one follows after each as many."""
-    anchor_points: float = Field(default=3.0, ge=0, le=100)
-    """Points of accuracy on labelled source images that adapted weights may lose."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of how the detector orders equal values."""
+    methods: StepSettings = StepSettings()
+    """Of methods without guards; the learning rate is that of batches of 64 images, and falls with their number."""
+    guarded: MethodSettings = GUARDED_METHOD
+    """The method that is guarded."""
+    guard: GuardSettings = GuardSettings()

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from tailor_ir import Config, SuperNet
+from tasks.adaptation.alignment import PREFIX, InputAlignment
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.artifacts.digests import DIGEST_LENGTH
 from tasks.artifacts.files import write_bytes
@@ -56,7 +57,8 @@ def _facts(subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> SideFileFac
 def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Write what a SubNet adapted, whole or not at all."""
     metadata = {name: str(value) for name, value in _facts(subnet, net, config).model_dump().items()}
-    write_bytes(Path(path), save(subnet.state(), metadata))
+    aligned = {} if subnet.alignment is None else subnet.alignment.tensors()
+    write_bytes(Path(path), save(subnet.state() | aligned, metadata))
 
 
 def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
@@ -70,13 +72,16 @@ def load_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config
             f"side file '{path}'", f"cannot be read ({shortened(error)})", next_step="adapt the SubNet again"
         ) from error
     _check(path, told, _facts(subnet, net, config))
+    alignment = InputAlignment.of_tensors(state)
+    if alignment is not None:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
     unknown = [name for name, tensor in state.items() if _shape(subnet.source.get(name)) != _shape(tensor)]
     if unknown:
         raise UserError(
             f"side file '{path}'", f"no such tensor in the SubNet: {unknown[0]}", next_step="adapt it again"
         )
     subnet.restore(state)
-    subnet.rule.steps = told.steps
+    subnet.alignment, subnet.rule.steps = alignment, told.steps
 
 
 def _shape(tensor: torch.Tensor | None) -> tuple[int, ...] | None:

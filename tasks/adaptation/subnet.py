@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tailor_ir import Config, Statistics, SuperNet
+from tasks.adaptation.alignment import InputAlignment
 from tasks.adaptation.norms import AdaptiveBatchNorm, StatisticsRule, make_adaptive
 
 AdaptedState = dict[str, torch.Tensor]
@@ -21,6 +22,7 @@ class AdaptiveSubnet:
 
     def __init__(self, network: nn.Module) -> None:
         self.rule = StatisticsRule()
+        self.alignment: InputAlignment | None = None
         self.network = network
         self.norms = make_adaptive(network, self.rule)
         self.network.requires_grad_(False)
@@ -32,8 +34,11 @@ class AdaptiveSubnet:
         return cls(net.build(config, statistics))
 
     def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K) with the statistics that are kept. With the source's state: bit-equal to the built SubNet's."""
-        return self.network(x_BCHW)
+        """Logits (B, K) with the statistics that are kept, of images that are aligned where the method does so.
+
+        With the source's state and no such method: bit-equal to the built SubNet's.
+        """
+        return self.network(x_BCHW if self.alignment is None else self.alignment(x_BCHW))
 
     @contextmanager
     def by_batch(self, prior_images: float, newest_share: float, *, keeps: bool = True) -> Iterator[None]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tasks.data.settings import DataSettings
+from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
 
 
@@ -60,18 +61,16 @@ def split_by_shares(
 
     Raises UserError when a class has too few images to be in both.
     """
-    from sklearn.model_selection import train_test_split  # takes a second or two
-
-    count, labels = round(share * len(indices)), source.labels[indices]
+    labels = source.labels[indices]
     try:
-        kept, held = train_test_split(indices, test_size=count, stratify=labels, random_state=settings.seed)
-    except ValueError as error:
+        kept, held = stratified(labels, round(share * len(indices)), settings.seed)
+    except TooFewError as error:
         raise UserError(
             f"data '{settings.path or settings.kind}'",
             f"{len(indices)} images {_of_classes(source, labels)}: too few to hold out {share:.0%} for {name}",
             next_step=f"add images or give a {name} folder",
         ) from error
-    return np.sort(kept), np.sort(held)
+    return np.sort(indices[kept]), np.sort(indices[held])
 
 
 def _of_classes(source: Source, labels: np.ndarray) -> str:

@@ -1,12 +1,20 @@
-"""Settings of the policy of exits: what is promised, and for how many SubNets."""
+"""Settings of policies: what exits promise, for how many SubNets, and by which rules a device chooses among SubNets."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from adaptive_runtime.choice import parse_rules
+from adaptive_runtime.errors import AdaptiveError
+from tasks.artifacts import OutsideKey
 from tasks.exits.calibrate import PromiseSettings
 
 
 class Settings(BaseModel):
-    """Thresholds for SubNets with all their exits, on each device. Without exits in the space nothing is done."""
+    """Thresholds for SubNets with all their exits, on each device; without exits in the space there are none.
+
+    rules: count in the bundle alone.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -17,6 +25,19 @@ class Settings(BaseModel):
     pictures: int = Field(6, ge=0, le=50, description="images that leave first and last, as pictures of the report")
     by_expected: bool = Field(False, description="also the best SubNet of each budget by expected latency")
     seed: int = Field(0, ge=0, description="which held-out images choose, and which test")
+    rules: Annotated[str | None, OutsideKey("what a bundle says, not thresholds")] = Field(
+        None,
+        min_length=1,
+        description="of bundles: what is best on the device; null: the most accurate SubNet within the limits",
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _are_rules(cls, text: str | None) -> str | None:
+        try:
+            return text if text is None else parse_rules(text).text
+        except AdaptiveError as error:
+            raise ValueError(str(error)) from error
 
     @property
     def promise(self) -> PromiseSettings:

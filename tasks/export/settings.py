@@ -35,6 +35,13 @@ class Settings(TimingSettings):
         False,
         description="the bundle has the segments of blocks with alternatives, too, for a search on the device",
     )
+    adaptable: bool = Field(
+        False,
+        description="the bundle has what its SubNets need to adapt their BatchNorm statistics on the device, too",
+    )
+    adaptable_images: int = Field(
+        16, ge=2, le=256, description="adaptable: images of a batch from which statistics are taken on the device"
+    )
     bundle_key: Path | None = Field(
         None,
         description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",
@@ -53,6 +60,12 @@ class Settings(TimingSettings):
     def _blocks_are_in_a_bundle(self) -> Self:
         if self.blocks and not self.bundle:
             raise ValueError("blocks=true with bundle=false: segments are part of a bundle; allowed: bundle=true")
+        return self
+
+    @model_validator(mode="after")
+    def _adaptable_is_a_bundle(self) -> Self:
+        if self.adaptable and not self.bundle:
+            raise ValueError("adaptable=true with bundle=false: SubNets of a bundle adapt; allowed: bundle=true")
         return self
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.bundles import require_blocks, single_replacements, write_bundle
+from tasks.export.bundles import require_adaptable, require_blocks, single_replacements, write_bundle
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -80,6 +80,7 @@ def run(
     substitutes: Callable[[], Substitutes] | None = None,
     implementations: ChosenImplementations = OWN_CHOICES,
     policies: Sequence[SubnetPolicy] = (),
+    rules: str | None = None,
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
@@ -87,22 +88,24 @@ def run(
     NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an earlier call
     finished is not done again. Winners are always timed here: the store's latencies have chosen them. Its other measurements
     are used. `substitutes`: SubNets for missed budgets, asked for at the first miss. `implementations`: of operators there;
-    UserError for those that it has not. `policies`: of SubNets, for their chains. AgentError when it is gone; call again.
+    UserError for those that it has not. `policies`: of SubNets, for their chains. `rules`: by which a device with the bundle
+    chooses. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
         require_masks(device.version, implementations.operators.values())
     require_exits(settings, net := tailor_ir.load(supernet, batch=batch))
     require_blocks(settings, net)
+    require_adaptable(settings, net)
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
     lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
         maker = Maker(settings, net, client, stack, data, progress, implementations)
         measure = partial(_measured, maker, meter, lines, progress)
         rows, measured = replaced(front.winners, substitutes, settings.replacements, measure)
-        winners, rules = {row.digest: row for row in rows}, {row.digest: row for row in policies}
+        winners, exits = {row.digest: row for row in rows}, {row.digest: row for row in policies}
         accuracy = _evaluated(net, winners, supernet, data, out, progress, store)
-        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, rules)
+        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, exits)
         done = exporter.export_all(winners, measured, progress)
     cards, images = tuple(done.values()), _in_precision(data, settings, device)
     return Exports(
@@ -110,7 +113,7 @@ def run(
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, rules),
+        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
 
@@ -143,12 +146,13 @@ def _bundle(
     store: SubNetStore,
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy],
+    rules: str | None,
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
     images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
-    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies, known)}
+    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies, known, rules)}
 
 
 def _replaced(

@@ -23,6 +23,7 @@ from tasks.finetune import checkpoint
 from tasks.finetune.device import fitting_processes, gpus
 from tasks.finetune.history import Tail, rewind
 from tasks.finetune.job import JOB_FILE, LOG_FILE, Job, RankError
+from tasks.finetune.memory import PlanTeller
 from tasks.finetune.settings import TrainSettings
 from tasks.finetune.watchdog import Watchdog
 from tasks.processes import end
@@ -91,33 +92,37 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
     rewind(job.history, done)
     with progress.bar(name, job.total_steps, done) as bar, _meeting(job) as meeting:
         watchdog = Watchdog(job, meeting, name, progress.say)
+        plans = PlanTeller(job.folder, name, progress)
         with _torchrun(job, meeting) as process:
             lines = Tail(job.history, done)
             while process.poll() is None:
-                done = _report(job, lines.new(), done, bar, progress)
+                plans.look(done)
+                done = _report(job, lines.new(), done, bar, progress, plans)
                 watchdog.look(process.pid)
                 time.sleep(POLL_S)
-            done = _report(job, lines.new(), done, bar, progress)
+            plans.look(done)
+            done = _report(job, lines.new(), done, bar, progress, plans)
         bar.advance(checkpoint.finished_steps(job.checkpoint) - done if _is_finished(job) else 0)
     return process.returncode, watchdog.ended
 
 
 def _clear(job: Job) -> None:
     """Remove the files of ranks that failed or were killed, also those that safetensors had begun (`.tmp…`)."""
-    for pattern in ("error-rank*.json", ".*.tmp", ".tmp*"):
+    for pattern in ("error-rank*.json", "memory-*.json", ".*.tmp", ".tmp*"):
         for file in job.folder.glob(pattern):
             file.unlink()
     for folder in job.folder.glob("rendezvous-*"):
         shutil.rmtree(folder)
 
 
-def _report(job: Job, lines: list[dict[str, Any]], done: int, bar: Bar, progress: Progress) -> int:
+def _report(job: Job, lines: list[dict[str, Any]], done: int, bar: Bar, progress: Progress, plans: PlanTeller) -> int:
     """Tell of new steps behind those that are done; how many are done then. Phases that ended early have left out some."""
     for line in lines:
         bar.advance(line["step"] - done)
         done = line["step"]
         bar.note(f"{_phase_at(job, done)}loss {line['loss']:.3f}")
         progress.metrics({key: float(value) for key, value in line.items() if key != "step"}, done)
+        plans.measured(line)
     return done
 
 

@@ -21,13 +21,18 @@ from tasks.evaluation.subnets import EvaluationData
 from tasks.finetune import checkpoint
 from tasks.finetune.history import rewind
 from tasks.finetune.job import Job
+from tasks.finetune.memory import BudgetedSteps, TrialStep
 from tasks.finetune.mixing import mix
 from tasks.finetune.networks.record import Role, Trainable
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.precision import mixed_precision
 from tasks.finetune.ranges import watch_of
-from tasks.finetune.settings import ExitTraining, Settings, TrainSettings
+from tasks.finetune.settings import FROZEN, OF_EXITS, ExitTraining, Settings, TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
+from tasks.training_memory import tensors_of
+
+MOST_TRIED = 2
+"""Micro-batches with which a plan for a budget of memory is tried out: the last one exchanges gradients."""
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int, steps_per_epoch: int) -> float:
@@ -77,6 +82,8 @@ class Finished:
     losses: torch.Tensor
     images_per_s: float
     accuracies: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    """Peak of the tensors of a step [MiB], by name, where it was counted."""
 
 
 class Trainer:
@@ -121,8 +128,42 @@ class Trainer:
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
         self.watch = watch_of(job, self.phase, network.net, (dataset, validation), device, self.dtype)
         self._go_on()
-        self._ended_s = time.monotonic()
+        self.memory = BudgetedSteps(self.settings, job.folder, device)
         self.parallel = self._wrapped()
+        if self.memory.budgeted and self.step < self.phase.last_step:
+            self._fit_memory()
+        self._ended_s = time.monotonic()
+
+    def _fit_memory(self) -> None:
+        """A plan from passes over two micro-batches: of the SubNets of the next step, or of the largest one in their places.
+
+        No SubNet without alternatives and exits has more tensors at a time than the largest one.
+        """
+        roles, net = self.network.roles(self.step), self.network.net
+        if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
+            roles = [replace(role, config=net.max_config) for role in roles]
+        size = self.job.data.resolution
+        x_BCHW = torch.zeros(self.settings.batch_size // self.world, self.dataset.channels, size, size)
+        y_B = torch.zeros(len(x_BCHW), dtype=torch.int64)
+
+        def run() -> None:
+            self._passes(self._pieces(x_BCHW, y_B)[:MOST_TRIED], roles)
+
+        trial = TrialStep(run, self.network.module, lambda: self._there(x_BCHW), self.optimiser)
+        self.memory.fit(trial, self.phase.first_step, tells=self.first_of_node)
+
+    def _there(self, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors in memory before a step, but for gradients."""
+        return [*tensors_of(self.network.runner, self.optimiser), *self._beside(), x_BCHW]
+
+    def _beside(self) -> list[torch.Tensor]:
+        """Tensors in memory beside the network that is trained."""
+        beside = [module for module in (self.teacher, self.average) if module is not None]
+        return [tensor for module in beside for tensor in (*module.parameters(), *module.buffers())]
+
+    def _staying(self) -> list[torch.Tensor]:
+        """Tensors of the network, which are in memory whatever is planned."""
+        return [*self.network.runner.parameters(), *self.network.runner.buffers()]
 
     def _go_on(self) -> None:
         """From the checkpoint: in the midst of the phase, or at its beginning with what the phase before has trained."""
@@ -212,6 +253,7 @@ class Trainer:
                     break
                 self.move(Phase.READING, self.step + 1)
         self._record(before)
+        self.memory.close()
         self.move(Phase.ENDING, self.step + 1)
 
     def _watched(self, finished: Finished) -> Finished:
@@ -256,7 +298,7 @@ class Trainer:
         if self.first_of_node:
             epoch = (finished.step - 1) // self.job.steps_per_epoch
             line = {"step": finished.step, "epoch": epoch, "learning_rate": finished.rate, **losses}
-            line |= {"images_per_s": round(finished.images_per_s, 1), **finished.accuracies}
+            line |= {"images_per_s": round(finished.images_per_s, 1), **finished.accuracies, **finished.memory}
             append_line(self.job.history, line)
 
     def _check_weights(self) -> None:
@@ -288,24 +330,38 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
         roles = self.network.roles(self.step)
-        pieces = list(zip(x_BCHW.split(self.settings.micro_batch), y_B.split(self.settings.micro_batch), strict=True))
-        losses = torch.zeros(sum(max(1, len(role.parts)) for role in roles), device=self.device)
-        for index, (x, y) in enumerate(pieces):
-            place = self.rank * len(pieces) + index
-            self._seed(place)
-            x, target = self._prepared(x, y, place)
-            losses += self._micro_step(x, target, roles, 1 / len(pieces), last=index == len(pieces) - 1)
-        if self.settings.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.network.module.parameters(), self.settings.clip_norm)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        with self.memory.counted(lambda: self._there(x_BCHW)):
+            losses = self._passes(self._pieces(x_BCHW, y_B), roles)
+            self._update()
         if self.average is not None:
             self.average.update_parameters(self.network.module)
         distributed.all_reduce(losses)
         self.step += 1
         started_s, self._ended_s = self._ended_s, time.monotonic()
         images_per_s = self.settings.batch_size / (self._ended_s - started_s)
-        return Finished(self.step, rate, roles, losses / self.world, images_per_s)
+        return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
+
+    def _pieces(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> list[Batch]:
+        """The micro-batches of this rank's slice."""
+        size = self.settings.micro_batch
+        return list(zip(x_BCHW.split(size), y_B.split(size), strict=True))
+
+    def _passes(self, pieces: list[Batch], roles: list[Role]) -> torch.Tensor:
+        """Forward and backward passes of a step, with the exchange of gradients; its losses on this rank."""
+        losses = torch.zeros(sum(max(1, len(role.parts)) for role in roles), device=self.device)
+        for index, (x, y) in enumerate(pieces):
+            place = self.rank * len(pieces) + index
+            self._seed(place)
+            x, target = self._prepared(x, y, place)
+            losses += self._micro_step(x, target, roles, 1 / len(pieces), last=index == len(pieces) - 1)
+        return losses
+
+    def _update(self) -> None:
+        """A step of the optimiser."""
+        if self.settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.module.parameters(), self.settings.clip_norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
 
     def _prepared(self, x_BCHW: torch.Tensor, y_B: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as the network takes them, with their classes (B,), or mixed with soft labels (B, K).
@@ -328,7 +384,7 @@ class Trainer:
             self.move(Phase.TRAINING, self.step + 1)
             exchange = last and index == len(roles) - 1
             with nullcontext() if exchange else self.parallel.no_sync():
-                with self._mixed():
+                with self.memory.forward(lambda: [*self._staying(), x_BCHW]), self._mixed():
                     loss = next(losses) * share
                 role.total(loss).backward()
             found.append(loss.detach().reshape(-1))

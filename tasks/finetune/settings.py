@@ -182,6 +182,11 @@ class Settings(TrainSettings):
     """From the teacher: Kullback-Leibler's, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
     exits: ExitTraining = ExitTraining()
     """Of `joint`, `staged` and `heads`."""
+    memory_mib: Annotated[
+        float | None, OutsideKey("what steps need, not the weights: they are the same, bit by bit")
+    ] = Field(default=None, gt=0)
+    """Budget of each process for the tensors of a step [MiB]: weights, gradients, optimiser, images, activations; on a CPU.
+    Activations that do not fit wait on disk, in the run's folder. None: plain steps."""
     ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
     """Latency-range accuracy (AdaptiveNet, MobiCom 2023)."""
 

@@ -34,17 +34,21 @@ class _Occurrence:
         return found
 
 
-def covering_codes(net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> Code:
+def covering_codes(
+    net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator, times: int = ENOUGH_TIMES
+) -> Code:
     """(n, V) codes of different SubNets that have all `wanted` operators.
 
-    Where fewer than `ENOUGH_SUBNETS` do, random SubNets follow, until each operator is in `ENOUGH_TIMES` of them.
+    Where fewer than `ENOUGH_SUBNETS` do, random SubNets follow, until each operator is in `times` of them.
     """
-    return _Cover(net, wanted, rng).codes()
+    return _Cover(net, wanted, rng, times).codes()
 
 
 class _Cover:
-    def __init__(self, net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator) -> None:
-        self._rng, self._space = rng, net.space
+    def __init__(
+        self, net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator, times: int
+    ) -> None:
+        self._rng, self._space, self._times = rng, net.space, times
         self._cardinalities = np.array([len(variable.choices) for variable in net.space.variables])
         terms = net.operator_terms()
         self._occurrences = [_Occurrence(term.variables, term.features.numbers) for term in terms]
@@ -59,7 +63,7 @@ class _Cover:
         """One SubNet after the other, the greedy ones first."""
         codes: dict[bytes, Code] = {}
         wanted = self._missing.copy()
-        seen = np.where(wanted, 0, ENOUGH_TIMES)
+        seen = np.where(wanted, 0, self._times)
         for occurrence in self._occurrences:
             for at in np.argwhere(self._missing[occurrence.numbers] > 0):
                 number = occurrence.numbers[tuple(at)]
@@ -71,7 +75,7 @@ class _Cover:
                     codes[code.tobytes()] = code
         stands = self._where(wanted)
         for _ in range(ENOUGH_SUBNETS):
-            if len(codes) >= ENOUGH_SUBNETS or seen.min() >= ENOUGH_TIMES:
+            if len(codes) >= ENOUGH_SUBNETS or seen.min() >= self._times:
                 break
             occurrence, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
             code = self._rng.integers(self._cardinalities)

@@ -17,7 +17,7 @@ from profiling_agents.messages import Measurement, MeasureSettings
 from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.artifacts import append_line, read_lines
 from tasks.conversion import ConversionLimits
-from tasks.insitu.cover import covering_codes
+from tasks.insitu.cover import ENOUGH_TIMES, covering_codes
 from tasks.insitu.maker import SubNetMaker
 from tasks.insitu.networks import WholeSubNet
 from tasks.insitu.order import ForeignLayersError
@@ -63,7 +63,10 @@ class Implementations(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A device, and how it times SubNets. `text`: the `settings` of entries. `file`: a line for each trial."""
+    """A device, and how it times SubNets. `text`: the `settings` of entries. `file`: a line for each trial.
+
+    subnets_per_operator: SubNets that each operator is timed in, where so many are timed at all.
+    """
 
     meter: Meter
     settings: MeasureSettings
@@ -71,6 +74,7 @@ class Bench:
     limits: ConversionLimits
     file: Path
     progress: Progress
+    subnets_per_operator: int = ENOUGH_TIMES
 
 
 def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) -> tuple[list[Entry], Implementations]:
@@ -80,7 +84,8 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
     State "fused" where the device runs no layer for it: its time is in its neighbours'. State "failed" where no SubNet
     that has it could be measured. AgentError when the device is gone; call again with the same file.
     """
-    codes = covering_codes(net, set(todo.values()), np.random.default_rng(bench.settings.seed))
+    rng = np.random.default_rng(bench.settings.seed)
+    codes = covering_codes(net, set(todo.values()), rng, bench.subnets_per_operator)
     configs = [net.space.decode(code) for code in codes]
     device = bench.meter.capabilities()
     maker = SubNetMaker(net, device.formats[0], bench.limits, device.precision)

@@ -35,6 +35,7 @@ from tasks.report.rows import (
 )
 from tasks.report.settings import Settings
 from tasks.report.sources import DeviceSources, Sources
+from tasks.report.streams import streams
 from tasks.report.training import histories, range_accuracies
 from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
 from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
@@ -70,6 +71,7 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "sensitivities": _sensitivities(sources.sensitivities),
         "training": histories(sources),
         "ranges": range_accuracies(sources, net),
+        "streams": streams(sources.streams),
         "stages": [
             {"stage": row["stage"], "seconds": row["seconds"], "cached": row["cached"]} for row in sources.stages
         ],

@@ -3,6 +3,7 @@
 from tasks.pages.text import count, milliseconds, percent
 from tasks.report import baselines, engine, leaving
 from tasks.report.looks import Row
+from tasks.report.streams.found import card as stream_card
 
 
 def headline(report: Row, points: float) -> list[dict[str, str]]:
@@ -24,7 +25,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
             *leaving.card(device),
             *baselines.cards(device),
         ]
-    return cards
+    return [*cards, *(card for row in report["streams"] for card in stream_card(row))]
 
 
 def reference(report: Row) -> tuple[str, float | None]:

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import PartitionAnswer, sections
-from tasks.report import baselines, charts, engine, leaving, training
+from tasks.report import baselines, charts, engine, leaving, streams, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
@@ -136,6 +136,7 @@ def _figures(report: Row) -> Row:
         ],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"])),
         "training": _trainings(report),
+        "streams": [_div(streams.figure(row), f"stream-{number}") for number, row in enumerate(report["streams"])],
         "durations": _div(charts.durations(report["stages"])),
     }
 

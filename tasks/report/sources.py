@@ -32,7 +32,7 @@ class DeviceSources:
 class Sources:
     """Stage folders of one run. `base` and `finetune` are None where they were not trained; `given` tells accuracies then.
 
-    `partition`: how the largest SubNet is split; None: it is not.
+    `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets that played a stream that drifts.
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
     """
 
@@ -46,6 +46,7 @@ class Sources:
     sensitivities: Path
     devices: Sequence[DeviceSources]
     partition: PartitionSettings | None = None
+    streams: Sequence[Path] = ()
     stages: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from tasks.training_memory.counting import StorageCount, tensors_of
 from tasks.training_memory.planner import ALL_MEANS, MemoryPlan, StepPlanner, plan
 from tasks.training_memory.recipes import Mean
 from tasks.training_memory.steps import step
-from tasks.training_memory.updating import update_early
+from tasks.training_memory.updating import measure_optimiser, update_early
 
 __all__ = [
     "ALL_MEANS",
@@ -21,6 +21,7 @@ __all__ = [
     "MemoryPlan",
     "StepPlanner",
     "StorageCount",
+    "measure_optimiser",
     "plan",
     "step",
     "tensors_of",

@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 class SwapFile:
-    """A file without a name for tensors of float32; it is gone with the process, or when it is closed."""
+    """A file without a name for tensors; it is gone with the process, or when it is closed."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by __exit__)
         self._thread = ThreadPoolExecutor(1, "swap")
         self._end = 0
-        self._places: dict[int, tuple[int, torch.Size]] = {}
+        self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
         self._work: dict[int, Future[None]] = {}
 
     def __enter__(self) -> Self:
@@ -28,15 +28,15 @@ class SwapFile:
 
     def write(self, key: int, value: Tensor) -> None:
         """Begin to write a tensor, which must not change until `wait`."""
-        self._places[key] = (self._end, value.shape)
-        self._work[key] = self._thread.submit(self._all, os.pwrite, value.contiguous(), self._end)
+        self._places[key] = (self._end, value.shape, value.dtype)
+        self._work[key] = self._thread.submit(self._all, os.pwrite, [value.contiguous()], self._end)
         self._end += value.nbytes
 
     def fetch(self, key: int) -> Tensor:
         """The tensor of a key; its values are there after `wait`."""
-        place, shape = self._places.pop(key)
-        value = torch.empty(shape)
-        self._work[key] = self._thread.submit(self._all, _read, value, place)
+        place, shape, dtype = self._places[key]
+        value = torch.empty(shape, dtype=dtype)
+        self._work[key] = self._thread.submit(self._all, _read, [value], place)
         return value
 
     def wait(self, key: int) -> None:
@@ -55,8 +55,9 @@ class SwapFile:
         self._places.clear()
         self._end = 0
 
-    def _all(self, call: object, value: Tensor, place: int) -> None:
-        content = buffer_of(value)
+    def _all(self, call: object, box: list[Tensor], place: int) -> None:
+        """box: the tensor, which is taken out, since the thread keeps its arguments for a moment when the work is done."""
+        content = buffer_of(box.pop())
         while content:
             done = call(self._file.fileno(), content, place)  # type: ignore[operator]
             if not done:

@@ -69,7 +69,7 @@ class Execution:
         index = instruction.node
         match instruction.do:
             case Do.RUN | Do.AGAIN if instruction.in_place:
-                self._overwrite(self._nodes[index])
+                self._overwrite(self._nodes[index], first=instruction.do is Do.RUN)
             case Do.RUN:
                 self._run(self._nodes[index])
             case Do.AGAIN:
@@ -94,8 +94,19 @@ class Execution:
             case Do.READ:
                 assert self._disk is not None
                 self._disk.wait(index)
+            case Do.PARK:
+                self._park(index)
+            case Do.UNPARK:
+                assert self._disk is not None
+                self._gradients[index] = self._disk.fetch(_parking(index))
+                self._disk.wait(_parking(index))
             case Do.BACKWARD:
                 self._backward(self._nodes[index], instruction)
+
+    def _park(self, index: int) -> None:
+        assert self._disk is not None
+        self._disk.write(_parking(index), self._gradients.pop(index))
+        self._disk.wait(_parking(index))
 
     def _value(self, index: int) -> Any:
         """The value of a node; views are made of what they read."""
@@ -115,10 +126,12 @@ class Execution:
         if aside:
             self._aside[node.index] = aside
 
-    def _overwrite(self, node: StepNode) -> None:
+    def _overwrite(self, node: StepNode, *, first: bool) -> None:
         in_place = rule_of(node).in_place
         assert in_place is not None
-        value = in_place(node, self._inputs(node))
+        value, aside = in_place(node, self._inputs(node), None if first else self._aside.get(node.index, ()))
+        if first and aside:
+            self._aside[node.index] = aside
         self._free(node.inputs[0])
         self._live[node.index] = value
 
@@ -145,20 +158,33 @@ class Execution:
             gate,
         )
         backward = rule.backward
-        if instruction.in_place and rule.backward_in_place is not None and gradient.is_contiguous():
+        if Join.ONTO in instruction.joins:
+            backward = self._onto(node)
+        elif instruction.in_place and rule.backward_in_place is not None and gradient.is_contiguous():
             backward = rule.backward_in_place
+        elif instruction.into_input and rule.backward_into_input is not None:
+            backward = rule.backward_into_input
         found = backward(node, gradient, given)
         del given
         del gradient
         for place, join in enumerate(instruction.joins):
             new, found[place] = found[place], None
-            if join is None:
+            if join is None or join is Join.ONTO:
                 continue
             read = node.inputs[place]
             if self._nodes[read].kind == "parameter":
                 self._weight(read, new)
             else:
                 self._join(read, new, join)
+
+    def _onto(self, node: StepNode) -> Callable[[StepNode, Any, Given], list[Any]]:
+        onto, rule = self._gradients[node.inputs[0]], rule_of(node)
+
+        def backward(node: StepNode, gradient: Any, given: Given) -> list[Any]:
+            assert rule.backward_onto is not None
+            return rule.backward_onto(node, gradient, given, onto)
+
+        return backward
 
     def _join(self, read: int, new: Tensor, join: Join) -> None:
         old: Any = self._gradients.get(read)
@@ -188,3 +214,8 @@ class Execution:
         assert isinstance(weight, nn.Parameter)
         weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
         self._ready(weight)
+
+
+def _parking(index: int) -> int:
+    """The key on disk of the gradient of a node; keys of values are not negative."""
+    return -1 - index

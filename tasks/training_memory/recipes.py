@@ -49,11 +49,15 @@ SMALLEST_CODED_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """coding: of the tensors that are kept. fuse: Mean.FUSE. gates: gates in 1 bit."""
+    """coding: of the tensors that are kept. fuse: Mean.FUSE. gates: gates in 1 bit.
+
+    late: tensors come from disk when they are asked for, not one ahead; gradients that are not asked for next wait there.
+    """
 
     coding: Coding = Coding.EXACT
     fuse: bool = False
     gates: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,9 @@ def recipes_of(means: frozenset[Mean], bits: int) -> list[Recipe]:
     fuses = (False, True) if Mean.FUSE in means else (False,)
     gates = (False, True) if Mean.ENCODE in means else (False,)
     styles = [Style(coding, fuse, gate) for fuse in fuses for gate in gates for coding in codings]
-    found = [Recipe(style) for style in styles]
+    leanest = [Style(Coding.DISK, fuses[-1], gates[-1], late=True)] if Mean.SWAP in means else []
+    found = [Recipe(style) for style in styles + leanest]
     if Mean.RECOMPUTE in means:
-        inner = [style for style in styles if style.coding is Coding.EXACT]
+        inner = [style for style in styles if style.coding is Coding.EXACT] + leanest
         found += [Recipe(style, True, entry) for style in inner for entry in codings]
     return found

@@ -1,5 +1,6 @@
 """Weights that are updated as soon as their gradient is complete, and what an optimiser needs."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ def measure_optimiser(optimiser: torch.optim.Optimizer | None) -> OptimiserCost:
         return OptimiserCost()
     probe = nn.Parameter(torch.zeros(PROBE))
     probe.grad = torch.ones(PROBE)
-    twin = type(optimiser)([probe], **optimiser.defaults)
+    known = inspect.signature(type(optimiser)).parameters
+    twin = type(optimiser)([probe], **{name: value for name, value in optimiser.defaults.items() if name in known})
     with StorageCount([probe, probe.grad]) as count:
         before = count.bytes
         twin.step()

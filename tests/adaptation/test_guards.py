@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.adaptation import AdaptiveSubnet, MethodSettings
-from tasks.adaptation.guards import Anchor, AnchorJudge, BalancedMemory, DriftDetector, GuardedSubnet, SourceProfile
-from tasks.adaptation.guards.detection import RUN_IMAGES, bets
-from tasks.adaptation.settings import GuardSettings
+from adaptive_runtime.adapting_weights import BalancedMemory, DriftDetector, GuardSettings
+from adaptive_runtime.adapting_weights.detection import RUN_IMAGES, bets
+from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
+from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
 from tasks.errors import UserError
 from tests.ir.networks import small_net
 
@@ -133,20 +133,20 @@ def test_too_few_source_images_are_one_clear_line(source: AdaptiveSubnet) -> Non
 
 def test_a_memory_is_balanced_recent_and_knows_no_image_twice() -> None:
     memory = BalancedMemory(capacity=8, oldest=30, redundancy=1e-3)
-    images = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    images = np.random.default_rng(0).standard_normal((40, 3, 4, 4), np.float32)
     for number in range(20):
         assert memory.add(images[number], 0)
     for number in range(20, 24):
         assert memory.add(images[number], 1)
-    assert torch.equal(memory.batch(), images[16:24])
+    assert np.array_equal(memory.batch(), images[16:24])
     assert not memory.add(images[23] * 1.001, 1)
     assert memory.add(images[24], 0)
-    assert torch.equal(memory.batch(), torch.cat([images[17:20], images[24:25], images[20:24]]))
+    assert np.array_equal(memory.batch(), np.concatenate([images[17:20], images[24:25], images[20:24]]))
     for number in range(25, 40):
         memory.add(images[number], 0)
     for _ in range(30):
         memory.add(images[39], 0)
-    assert torch.equal(memory.batch(), images[39:40])
+    assert np.array_equal(memory.batch(), images[39:40])
 
 
 def test_nothing_adapts_while_nothing_drifts(source: AdaptiveSubnet) -> None:
@@ -176,7 +176,8 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
     assert clean > 0.9
     assert left_alone < 0.5
     assert corrected > clean - 0.1
-    assert [guard.events[0].kind, guard.events[1].kind] == ["drift", "kept"]
+    assert [guard.events[0].kind, guard.events[1].kind] == ["drift", "aligned"]
+    assert guard.events[1].image - guard.events[0].image <= size  # at the alarm
     assert 32 <= guard.events[0].image < 32 + 20
     assert guard.adapted.state()
     accuracy(guard, batches(steps, size, 9000, drift=False))
@@ -186,6 +187,18 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
     x_BCHW, _ = pictures(32, 1)
     assert guard.adapted.state() == {}
     assert torch.equal(guard.answer(x_BCHW).logits_BK, source(x_BCHW))
+
+
+def test_a_method_that_aligns_no_images_learns_first(source: AdaptiveSubnet) -> None:
+    plain = GUARDED_METHOD.model_copy(update={"input_deviations": None, "learning_rate": 3e-3})
+    guard = guarded(source, plain)
+    accuracy(guard, batches(12, 16, 7000, drift=True))
+    kinds = [event.kind for event in guard.events]
+    assert kinds[0] == "drift"
+    assert set(kinds[1:]) <= {"kept", "undone"}
+    assert "kept" in kinds
+    assert guard.answering is guard.adapted
+    assert guard.adapted.alignment is None
 
 
 def test_what_was_adapted_wrongly_is_undone(source: AdaptiveSubnet) -> None:

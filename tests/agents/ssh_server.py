@@ -81,11 +81,11 @@ def started_sshd(folder: Path) -> Iterator[SshServer]:
         yield SshServer(port, folder / "user", known_hosts, process)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         assert process.poll() is None, "sshd ended"
         with socket.socket() as probe:

@@ -192,7 +192,7 @@ def test_an_agent_without_walls_says_so() -> None:
         with AgentClient(url, processes.TOKEN) as client:
             walls = client.capabilities().walls
             (found,) = client.measure([models.convolution("ncnn", "conv")], QUICK)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert walls.standing == ()
     assert found.state == "ok"
     line = "all: models can do what the agent's user can (--without-walls)"

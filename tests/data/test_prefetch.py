@@ -30,7 +30,7 @@ def test_the_same_batches_come_in_the_same_order_and_are_read_ahead() -> None:
     found: list[tuple[int, int]] = []
     for x_BCHW, y_B in prefetched(batches(6, seen), CPU):
         if not found:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while len(seen) < 1 + AHEAD and time.monotonic() < until:
                 time.sleep(0.01)
             assert len(seen) >= 1 + AHEAD
@@ -50,7 +50,7 @@ def test_leaving_early_ends_the_thread() -> None:
     seen: list[int] = []
     for _ in prefetched(batches(1000, seen), CPU):
         break
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert threads() == 0

@@ -219,7 +219,7 @@ def test_the_service_serves_and_is_back_where_the_next_one_does_not_start(
         assert again["address"] == first["address"]  # it goes on, since nothing is new
         with pytest.raises(UserError, match=rf"before it was ready .*; release {first['release']} stays"):
             deployed(tmp_path, wheel, small_bundle, start=True, options=["--no-such-flag"])
-        assert metadata(tmp_path, service.wait_until_ready(30))["name"] == "model"
+        assert metadata(tmp_path, service.wait_until_ready(120))["name"] == "model"
         assert current(tmp_path) == first["release"]
         assert releases(tmp_path) == {first["release"]}
 
@@ -228,7 +228,7 @@ def metadata(folder: Path, address: str) -> dict[str, Any]:
     """What the service says of its model."""
     token = (folder / "token").read_text().strip()
     request = urllib.request.Request(f"{address}/v2/models/model", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 

@@ -38,7 +38,7 @@ def test_a_notebook_runs_and_prints_what_is_committed(
     notebook = nbformat.read(path, as_version=4)
     committed = printed(notebook)
     monkeypatch.chdir(tmp_path)  # where kernel and client meet: sockets in files, not on the network
-    NotebookClient(notebook, timeout=300, config=Config(KernelManager={"transport": "ipc"})).execute()
+    NotebookClient(notebook, timeout=540, config=Config(KernelManager={"transport": "ipc"})).execute()
     assert sum(map(bool, committed)) > 5
     assert printed(notebook) == committed
 

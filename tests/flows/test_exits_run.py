@@ -20,6 +20,13 @@ pytestmark = pytest.mark.slow
 
 POLICY = ("policy.epsilon=0.05", "policy.subnets=2", "policy.pictures=2", "policy.by_expected=true")
 """A promise for which the few held-out images are enough."""
+TIMED = (
+    "profile.subnets_per_operator=20",
+    "profile.subnet.warmup_ms=10",
+    "profile.subnet.time_cap_ms=20",
+    "profile.subnet.layers_ms=30",
+)
+"""Longer than in other tests: which exits pay off follows from latencies."""
 WISH = (
     "space.exits=auto",
     "space.alternatives=[merged,pruned_0.5,low_rank_0.5,separable]",
@@ -27,6 +34,7 @@ WISH = (
     "search=exact",
     "finetune.random_subnets=2",
     *POLICY,
+    *TIMED,
 )
 ALTERNATIVES = {"merged_2", "merged_3", "pruned_0.5", "low_rank_0.5", "separable"}
 

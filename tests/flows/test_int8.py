@@ -1,6 +1,7 @@
 """Devices in int8: a run from profiling to the report, in which operators, SubNets, accuracies and files are those in int8."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def in_int8(
     words += [f"supernet={supernet}", f"device=[{','.join(devices)}]", "refine.candidates=2"]
     words += ["predict.validation_images=null", "predict.recalibration_images=128", "export.quantise.max_loss_points=5"]
     output = tmp_path_factory.mktemp("int8") / "out"
+    shutil.copytree(command.output / "luts", output / "luts")  # operators in fp32 are measured already
     return Command(output, tuple(words))("adapt"), output
 
 

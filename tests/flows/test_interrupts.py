@@ -117,7 +117,7 @@ def test_an_interrupted_command_ends_in_seconds_with_one_line(
     assert text.replace("\r", "").rstrip().endswith(LINE)
     assert "Traceback" not in text
     assert "Error logging" not in text
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

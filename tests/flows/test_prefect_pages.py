@@ -35,7 +35,7 @@ def lines_of(flow_run: Row, last: str) -> list[str]:
         lines = [row["message"] for row in logs]
         return lines if any(line.startswith(last) for line in lines) else []
 
-    return wait_for(found, f"the line '{last}'", seconds=30)
+    return wait_for(found, f"the line '{last}'")
 
 
 def artifacts_of(flow_run: Row, kind: str) -> list[Row]:

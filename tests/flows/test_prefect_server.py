@@ -64,7 +64,7 @@ def test_the_nightly_deployment_has_its_schedule(server: Server) -> None:
 
 def test_the_server_plans_the_nights_of_a_schedule(server: Server) -> None:
     nightly = {"id": {"any_": [server.deployment("autotailor/nightly")["id"]]}}
-    planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs", seconds=30)
+    planned = wait_for(lambda: server.found("flow_runs", deployments=nightly), "scheduled runs")
     assert {run["state_type"] for run in planned} == {"SCHEDULED"}
     assert all("T02:00:00" in run["next_scheduled_start_time"] for run in planned)
 

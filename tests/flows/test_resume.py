@@ -23,9 +23,10 @@ SETTINGS = (
     *TINY,
     "finetune.checkpoint_every_s=0",
     "space.resolution=[16,24,32]",  # more SubNets than are measured at once
+    "profile.subnets_per_operator=6",
     "profile.subnet.confidence=0.0001",
-    "profile.subnet.time_cap_ms=60",
-    "profile.subnet.layers_ms=60",
+    "profile.subnet.time_cap_ms=30",
+    "profile.subnet.layers_ms=30",
 )
 
 
@@ -49,7 +50,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

@@ -24,7 +24,7 @@ from tests.predict.evaluation_process import candidates, evaluate, images, netwo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -21,6 +21,7 @@ from adaptive_runtime.bundles import (
     BundleRun,
     CalibrationSample,
     FileFacts,
+    SourceImages,
     SubNetMemory,
     half,
 )
@@ -29,6 +30,7 @@ from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, 
 from adaptive_runtime.exits import Thresholds
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
+from tasks.export.bundles.adaptable import LABELLED, SOURCE_IMAGES_FILE, adaptable_net
 from tasks.export.bundles.blocks import write_blocks
 
 SETTINGS: dict[str, bool | int | str] = {
@@ -47,6 +49,16 @@ DEVICE = BundleDevice(
     fingerprint="",
 )
 MIB = 2**20
+OBSERVED_IMAGES = 16
+
+
+class SourceData(NamedTuple):
+    """Images (N, C, H, W) as SubNets take them, and labels (N,); mean and deviation of colours in [0, 1]."""
+
+    x_NCHW: np.ndarray
+    label_N: np.ndarray
+    mean: tuple[float, ...] = (0.0,) * 3
+    deviation: tuple[float, ...] = (1.0,) * 3
 
 
 def write_plain_bundle(
@@ -56,12 +68,14 @@ def write_plain_bundle(
     thresholds: Mapping[str, Thresholds] | None = None,
     samples: int = 0,
     blocks: bool = False,
+    source: SourceData | None = None,
 ) -> BundleManifest:
     """A bundle of SubNets for onnxruntime, with the chains of those that pass exits. thresholds: by digest.
 
     samples: images of the calibration sample, with torch's answers; 0: the bundle has none.
 
     blocks: the segments of blocks with alternatives are there, too.
+    source: with which SubNets can adapt, 16 images at once; the bundle has the first 64.
 
     The first SubNet counts as the most accurate, and the slowest.
     """
@@ -69,12 +83,15 @@ def write_plain_bundle(
     chains = {digest: exits for digest, config in subnets.items() if len(exits := net.exits(config)) > 1}
     folder.mkdir(parents=True, exist_ok=True)
     whole = {digest: (config, None) for digest, config in subnets.items()}
-    net.export_together(whole, folder, chains, (net.max_config, None) if blocks else None)
+    observed = None if source is None else OBSERVED_IMAGES
+    net.export_together(whole, folder, chains, (net.max_config, None) if blocks else None, observed)
     rows = []
     for at, (digest, config) in enumerate(subnets.items()):
         own = (thresholds or {}).get(digest)
         chain = _write_chain(net, digest, config, folder) if digest in chains else None
         rows.append(_row(net, digest, config, folder, chain, own, at))
+    if source is not None:
+        rows = _adaptable(net, rows, folder, source)
     if blocks:
         inputs = np.random.default_rng(0).standard_normal(net.input_shape(net.max_config), np.float32)
         prepared = _preparation(net, net.max_config)
@@ -90,9 +107,27 @@ def write_plain_bundle(
         device=DEVICE,
         made_from=BundleOrigin(network={"name": "made here"}, data="none", digests={}),
         calibration=CALIBRATION_FILE if samples else None,
+        source_images=None if source is None else SOURCE_IMAGES_FILE,
     )
     (folder / BUNDLE_FILE).write_text(manifest.to_json())
     return manifest
+
+
+def _adaptable(net: SuperNet, rows: list[BundledSubNet], folder: Path, source: SourceData) -> list[BundledSubNet]:
+    """Write what SubNets need to adapt; the rows with it."""
+    prepared = _preparation(net, net.max_config, source)
+    labelled = SourceImages.of(source.x_NCHW[:LABELLED], source.label_N[:LABELLED], prepared)
+    (folder / SOURCE_IMAGES_FILE).write_bytes(labelled.to_bytes())
+    found = []
+    for row in rows:
+        net_of = row.nets["onnx"]
+        adaptable = adaptable_net(row.digest, OBSERVED_IMAGES, folder, source.x_NCHW[LABELLED:], SETTINGS)
+        changed = {
+            "nets": {"onnx": net_of.model_copy(update={"adaptable": adaptable})},
+            "preparation": _preparation(net, row.config, source),
+        }
+        found.append(row.model_copy(update=changed))
+    return found
 
 
 def _sample(net: SuperNet, subnets: Mapping[str, Config], samples: int) -> CalibrationSample:
@@ -164,15 +199,15 @@ def _row(
     )
 
 
-def _preparation(net: SuperNet, config: Config) -> ImagePreparation:
+def _preparation(net: SuperNet, config: Config, source: SourceData | None = None) -> ImagePreparation:
     shape = net.input_shape(config)
     return ImagePreparation(
         colours="RGB",
         crop="none",
         resolution=net.input_shape(net.max_config)[-1],
         interpolation="none",
-        mean=(0.0,) * 3,
-        deviation=(1.0,) * 3,
+        mean=(0.0,) * 3 if source is None else source.mean,
+        deviation=(1.0,) * 3 if source is None else source.deviation,
         size=(shape[-2], shape[-1]),
         size_interpolation="bilinear, antialiased",
     )

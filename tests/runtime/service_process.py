@@ -105,7 +105,7 @@ def error_of(response: httpx.Response) -> str:
     return line
 
 
-def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     """Whether something comes true in time."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:

@@ -133,7 +133,7 @@ def decided(model: DeployedModel) -> Decision:
     return state.decision
 
 
-def wait_until(holds: Callable[[], bool], most_s: float = 20.0) -> None:
+def wait_until(holds: Callable[[], bool], most_s: float = 60.0) -> None:
     until_s = time.monotonic() + most_s
     while not holds():
         assert time.monotonic() < until_s
@@ -143,7 +143,7 @@ def wait_until(holds: Callable[[], bool], most_s: float = 20.0) -> None:
 def goes_to(model: DeployedModel, x: np.ndarray, digest: str, exit: str = "") -> int:
     """How many requests it takes until a SubNet answers, whole if no exit is given."""
     whole = str(model.pool.bundle.manifest.by_digest[digest].config["exit"])
-    until_s, count = time.monotonic() + 20, 0
+    until_s, count = time.monotonic() + 60, 0
     while served_by(model, x, 1) != [(digest, exit or whole)]:
         count += 1
         assert time.monotonic() < until_s

@@ -36,6 +36,7 @@ from adaptive_runtime.choice import (
     LoadFactors,
     MostAccurate,
     RequestProgress,
+    RunByRun,
     Switching,
     VariantLookUp,
     VariantTable,
@@ -274,6 +275,7 @@ def test_what_does_not_work_is_left_and_cold_variants_have_a_stand_in() -> None:
 
 def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
     adapting = Adaptation(variants(), ChoiceLimits(budget_ms=9.0), AdaptingOptions(), Clock())
+    assert isinstance(adapting.policy, RunByRun)
     assert isinstance(adapting.policy.policy, WarmFirst)
     assert adapting.policy.policy.policy == Switching(MostAccurate(adapting.look_up))
     assert adapting.first == adapting.variants.variants[0]

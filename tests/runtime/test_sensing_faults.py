@@ -73,7 +73,7 @@ def test_a_stalled_sensor_that_answers_later_is_read_again(tmp_path: Path, caplo
         pipe.write_text("40000\n")
         pipe.unlink()
         write(tmp_path, {"sys/class/thermal/thermal_zone0/temp": 41000})
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while faults and time.monotonic() < deadline_s:
             values, faults = reader.read()
             time.sleep(0.01)
@@ -119,7 +119,7 @@ def test_the_background_samples_while_a_sensor_stalls(stalled: Path) -> None:
     sensors: list[Sensor] = [TemperatureSensor(stalled), MemorySensor(SYSTEM)]
     with Sensing(sensors, every_s=0.05, deadline_s=DEADLINE_S) as sensing:
         seen: set[float] = set()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while len(seen) < 5 and time.monotonic() < deadline_s:
             if sensing.latest is not None:
                 seen.add(sensing.latest.at_s)

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from adaptive_runtime.service import TOKEN_VARIABLE
+from adaptive_runtime.service.answering import BODY_S
 from adaptive_runtime.service.inference import MOST_SAMPLES
 from adaptive_runtime.service.remembered import FILE
-from adaptive_runtime.service.routes import BODY_S
 from profiling_agents.network.server import HEAD_LIMIT_S
 from tests.runtime.failing_variant import CRASHES_FROM, make_first_fail
 from tests.runtime.service_process import (

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, Stress, trace_of
 
 patterns = st.sampled_from(get_args(Pattern))
-START_S = 20.0
+START_S = 60.0
 """Patience with processes on a machine that others use."""
 
 
@@ -82,20 +83,30 @@ def gone(process_ids: tuple[int, ...]) -> bool:
     return False
 
 
+def processor_s(processes: Sequence[psutil.Process]) -> np.ndarray:
+    """The processor time [s] of each."""
+    return np.array([sum(process.cpu_times()[:2]) for process in processes])
+
+
 def test_stress_uses_the_processor_for_the_share_that_is_set_and_ends() -> None:
     used_s = {}
+    lasted_s = 0.0
     with Stress(cpu_processes=1, bandwidth_processes=1) as stress:
         processes = [psutil.Process(each) for each in stress.process_ids]
         for share in (0.0, 0.5):
             stress.set(cpu=share, bandwidth=share)
             time.sleep(0.2)
-            before = [sum(process.cpu_times()[:2]) for process in processes]
+            start_s, before_s = time.monotonic(), processor_s(processes)
             time.sleep(1.5)
-            used_s[share] = [sum(each.cpu_times()[:2]) - old for each, old in zip(processes, before, strict=True)]
+            used_s[share] = processor_s(processes) - before_s
+            while share and used_s[share].min() < 0.1 and time.monotonic() < start_s + START_S:
+                time.sleep(0.1)  # until the others on the machine let it compute
+                used_s[share] = processor_s(processes) - before_s
+            lasted_s = time.monotonic() - start_s
         ids = stress.process_ids
-    assert max(used_s[0.0]) <= 0.1
-    assert min(used_s[0.5]) >= 0.1
-    assert max(used_s[0.5]) <= 1.2
+    assert used_s[0.0].max() <= 0.1
+    assert used_s[0.5].min() >= 0.1
+    assert used_s[0.5].max() <= 0.8 * lasted_s
     assert gone(ids)
     assert stress.process_ids == ()
 

@@ -27,7 +27,7 @@ FACTOR = 3.0  # the counter of a shared machine is late
 CROWDED = 10.0  # energy is counted by the clock: it grows with what else runs
 OPERATORS = 4
 MEASURE = MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=1, energy_ms=500.0)
-SUBNET = MeasureSettings(time_cap_ms=20.0, warmup_ms=1.0, min_blocks=1, layers_ms=10.0)
+SUBNET = MeasureSettings(time_cap_ms=5.0, warmup_ms=1.0, min_blocks=1, layers_ms=5.0, patience=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_energies_of_operators_are_measured_beside_times_in_situ_and_summed_up(
 ) -> None:
     """One runtime will do: what differs between them is above."""
     enumeration.run(supernet, tmp_path, Silent())
-    measure = MEASURE.model_copy(update={"time_cap_ms": 2.0, "energy_ms": 200.0})
-    settings = profile.Settings(measure=measure, subnet=SUBNET)
+    measure = MEASURE.model_copy(update={"time_cap_ms": 2.0, "energy_ms": 100.0})
+    settings = profile.Settings(measure=measure, subnet=SUBNET, subnets_per_operator=2)
     planned = plan(settings, tmp_path, rapl_agent.capabilities(), supernet)
     result = profile.run(settings, tmp_path, rapl_agent, tmp_path, Silent(), supernet)
     total = result["lut"]["entries"]

@@ -22,8 +22,10 @@ from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
 from tasks.data import DataSettings, load_splits
+from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
+from tasks.export.bundles import require_adaptable
 from tasks.progress import Silent
 from tasks.schemas.exports import Exports
 from tests.fronts import write_front
@@ -60,7 +62,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     key.write_text("0123456789abcdef")
     write_front(search, net, [(net.max_config, 1e6), (net.min_config, 1e6)])
     splits = load_splits(DataSettings(kind="digits", resolution=16))
-    images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
+    images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=150)
     exits = tuple(
         MeasuredExit(exit=name, alone_ms=1.0, latency_ms=1.0, accuracy={"test": 0.1 * at}, share=0.5)
         for at, name in enumerate(net.exits(net.max_config))
@@ -68,7 +70,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     thresholds = {"measure": "top_probability", "thresholds": [0.3, *[None] * (len(exits) - 2)]}
     digest = net.space.digest(net.max_config)
     policy = SubnetPolicy(digest=digest, config=dict(net.max_config), exits=exits, thresholds=thresholds)
-    settings = export.Settings(measure=QUICK, bundle=True, bundle_key=key)
+    settings = export.Settings(measure=QUICK, bundle=True, bundle_key=key, adaptable=True)
     with local_agent(request.param) as client, client.lease():
         data = {"test": images}
         found = export.run(settings, folder / "supernet", search, data, client, out, Silent(), policies=[policy])
@@ -183,3 +185,38 @@ def test_the_signature_is_of_the_key_of_the_export(exported: Exported, tmp_path:
     other.write_text("fedcba9876543210")
     with pytest.raises(AdaptiveError, match="is not the signature of the manifest by this key"):
         adaptive_runtime.load(exported.folder, key_file=other)
+
+
+def test_subnets_can_adapt_in_onnxruntime(exported: Exported) -> None:
+    manifest = exported.manifest
+    for subnet in manifest.subnets:
+        net = subnet.nets["onnx"].adaptable
+        assert net is not None
+        assert net.images == 16
+        assert {net.file, net.source, manifest.source_images} <= manifest.files.keys()
+    own = sum(manifest.files[name].bytes for name in ("weights.safetensors", manifest.subnets[0].nets["onnx"].files[0]))
+    assert manifest.files[f"{manifest.subnets[0].digest}.statistics.onnx"].bytes < own / 2
+    x_NCHW = samples(manifest)
+    with adaptive_runtime.load(exported.folder, format="onnx", prepares=False, weights="statistics") as model:
+        assert model.infer(x_NCHW).logits.shape == (3, 10)
+        assert model.weights is not None
+        model.weights.wait()
+        assert model.state.weights is not None
+        (known,) = model.state.weights.subnets.values()
+        assert not known.adapted
+        images = model.pool.bundle.source_images()
+        assert images is not None
+        assert images.images.shape == (64, 3, 16, 16)
+        answers = model.infer(images.normalised(manifest.subnets[0].preparation)).classes
+        assert answers.shape == images.labels.shape
+    if manifest.own_format == "ncnn":
+        with pytest.raises(AdaptiveError, match="adapts in onnxruntime alone, not in ncnn; load it as 'onnx'"):
+            adaptive_runtime.load(exported.folder, weights="statistics")
+
+
+def test_a_network_without_batch_norm_has_nothing_to_adapt() -> None:
+    net = tailor_ir.compile(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()), torch.zeros(1, 3, 8, 8))
+    with pytest.raises(UserError, match="the network has no BatchNorm: there is nothing to adapt by statistics"):
+        require_adaptable(export.Settings(bundle=True, adaptable=True), net)
+    with pytest.raises(ValueError, match="adaptable=true with bundle=false: SubNets of a bundle adapt"):
+        export.Settings(adaptable=True)

@@ -17,6 +17,7 @@ import timm
 import torch
 
 import tailor_ir
+from adaptive_runtime.bundles import OpenBundle
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
 from tasks.conversion import onnx_of
@@ -175,6 +176,20 @@ def test_a_bundle_that_differs_from_torch_is_not_kept(
     assert told.reason is not None
     assert "outputs differ from torch by" in told.reason
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bundle_has_the_rules_of_the_run_unless_it_cannot_follow_them(
+    exported: tuple[Path, Mapping[str, Any]], supernet: Path, images: EvaluationData, tmp_path: Path
+) -> None:
+    _, result = exported
+    cards = [Card.model_validate(card) for card in result["subnets"]][:1]
+    given = SETTINGS, tailor_ir.load(supernet), cards, images, tmp_path, Silent(), Exports.model_validate(result).device
+    assert write_bundle(*given, rules="load > 80% -> latency first").state == "ok"
+    assert OpenBundle.open(tmp_path / "bundle").manifest.policy == "load > 80% -> latency first"
+    with pytest.raises(
+        UserError, match=r"^policy\.rules: policy, rule 'energy first': needs the energy of variants, which"
+    ):
+        write_bundle(*given, rules="energy first")
 
 
 def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(

@@ -34,7 +34,7 @@ from tasks.quantise.timing import int8_operator, int8_to_time
 from tests.ir.networks import perturb
 
 SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0, patience=0.0)
-SETTINGS = profile.Settings(subnet=SUBNET, flush_s=0.05)
+SETTINGS = profile.Settings(subnet=SUBNET, subnets_per_operator=4, flush_s=0.05)
 FACTOR = 3.0  # between timings of tiny networks on a shared machine; how well they agree is benchmarks/latency.py's
 NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
 
@@ -83,6 +83,16 @@ def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: st
     assert all(seen[feature] >= 3 for feature in wanted if frequent[feature] >= 20)
     few = set(list(wanted)[:3])
     assert len(covering_codes(net, few, np.random.default_rng(0))) <= 3 * ENOUGH_TIMES
+
+
+def test_fewer_subnets_have_all_operators_where_each_is_wanted_in_fewer() -> None:
+    net = compiled("test_resnet")
+    wanted = set(net.unique_operators())
+    few, many = (covering_codes(net, wanted, np.random.default_rng(0), times) for times in (2, ENOUGH_TIMES))
+    assert 2 < len(few) < len(many)
+    seen = Counter(feature for code in few for feature in set(net.operators(net.space.decode(code))))
+    assert seen.keys() == wanted
+    assert np.median(list(seen.values())) < ENOUGH_TIMES
 
 
 def timed(state: Literal["ok", "failed"], operators: OperatorTimes, p50_ms: float | None) -> MeasuredLine:

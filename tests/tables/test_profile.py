@@ -162,7 +162,7 @@ def test_a_killed_profile_goes_on_and_loses_only_what_was_in_flight(operators: P
     command = [sys.executable, "-c", textwrap.dedent(script), str(operators), str(tmp_path), settings.model_dump_json()]
     folder = tmp_path / profile.STORE_FOLDER
     with subprocess.Popen(command) as child:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while len(list(folder.rglob("part-*"))) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)

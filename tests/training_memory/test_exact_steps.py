@@ -1,6 +1,7 @@
 """Exact means give plain torch's gradients, and need the memory that was predicted."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional
 
+from profiling_agents.messages import MIB
 from tasks.training_memory import ALL_MEANS, Mean, StepPlanner, program, step
+from tasks.training_memory.choosing import Option
+from tasks.training_memory.operators import norms
+from tasks.training_memory.program import gradients as gradients_of_spans
+from tasks.training_memory.program import values as values_of_spans
+from tasks.training_memory.recipes import Coding, Recipe, Style, spans_of
 from tests.training_memory.small_networks import (
     CLASSES,
     SIZE,
@@ -55,7 +62,7 @@ def test_all_exact_means_together_need_less_than_plain_training(family: str) -> 
 
 
 def test_gradients_of_batch_norms_may_overwrite_those_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "SMALLEST_IN_PLACE_BYTES", 0)
+    monkeypatch.setattr(gradients_of_spans, "SMALLEST_IN_PLACE_BYTES", 0)
     module = make("mobilenet", 8)
     planner = StepPlanner(module, batch()[0])
     means = frozenset({Mean.FUSE, Mean.ENCODE, Mean.RECOMPUTE})
@@ -68,6 +75,37 @@ def test_gradients_of_batch_norms_may_overwrite_those_they_come_from(monkeypatch
     lean, counted_mib = lean_step(plan, module)
     torch.testing.assert_close(gradients(lean), gradients(plain), atol=1e-6, rtol=1e-5)
     assert counted_mib == pytest.approx(plan.peak_mib, rel=0.05)
+
+
+@pytest.mark.parametrize(("family", "adapting"), [("resnet", True), ("resnet", False), ("mobilenet", False)])
+@pytest.mark.parametrize("again", [True, False])
+def test_what_waits_on_disk_inside_a_span_comes_back_exactly(
+    family: str, adapting: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every span by the recipe with the least memory, which small tensors are not worth otherwise."""
+    monkeypatch.setattr(gradients_of_spans, "SMALLEST_IN_PLACE_BYTES", 0)
+    monkeypatch.setattr(values_of_spans, "SMALLEST_CODED_BYTES", 0)
+    monkeypatch.setattr(norms, "IN_PLACE_BYTES", 2048)
+    module = make(family, 4)
+    if adapting:
+        freeze_but_norms(module)
+    plan = StepPlanner(module, batch()[0]).plan(1e4, means=frozenset())
+    style = Style(Coding.DISK, fuse=True, gates=True, late=True)
+    options = []
+    for number, unit in enumerate(spans_of(plan.facts.network)):
+        recipe = Recipe(style, again, Coding.DISK if again and unit.entry is not None else Coding.EXACT)
+        options.append(Option(number, number, unit, recipe, program.write(plan.facts, unit, recipe)))
+    written = [instruction for option in options for instruction in option.program.backward]
+    assert {program.Do.READ, program.Do.PARK} <= {each.do for each in written} or not again
+    assert any(program.Join.ONTO in each.joins for each in written)
+    assert any(each.into_input for each in written) or family == "mobilenet"
+    plain, _ = plain_step(module)
+    peak, _ = program.total(option.program for option in options)
+    always = plan.peak_mib - program.total(option.program for option in plan.options)[0] / MIB
+    lean, counted_mib = lean_step(replace(plan, options=tuple(options)), module)
+    torch.testing.assert_close(gradients(lean), gradients(plain), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(buffers(lean), buffers(plain), atol=1e-6, rtol=1e-6)
+    assert counted_mib == pytest.approx(always + peak / MIB, rel=0.05)
 
 
 class TwoReads(nn.Module):

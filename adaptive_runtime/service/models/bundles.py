@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from adaptive_runtime.adapting import AdaptingOptions
+from adaptive_runtime.adapting_weights import WeightOptions
 from adaptive_runtime.bundles import BUNDLE_FILE
 from adaptive_runtime.bundles.manifest import read_bytes
 from adaptive_runtime.deployed import DeployedModel, load
@@ -27,15 +28,18 @@ def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
         options.budget_ms,
         options.memory_mib,
         format=options.format,
-        adapts=adapting if options.adapts else False,
+        adapts=adapting if options.adapts or options.policy is not None else False,
+        policy=options.policy,
         first=None if memory is None else memory.read(),
         key_file=options.key_file,
         cache=options.cache,
         also=options.also,
+        weights=None if options.weights is None else WeightOptions(state=options.state),
     )
     with model, _load_of(model, options) as source:
         yield ServedModel(
-            infer=lambda x_NCHW, until_s: model.infer(x_NCHW, 1e3 * (until_s - time.monotonic())),
+            infer=lambda x_NCHW, until_s, subnet: model.infer(x_NCHW, 1e3 * (until_s - time.monotonic()), subnet),
+            subnets=tuple(one.digest for one in model.subnets),
             state=lambda: model.state,
             works=lambda: bool(model.subnets),
             load=source,

@@ -47,6 +47,7 @@ def split_served(options: SplitServiceOptions) -> Iterator[ServedModel]:
         model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
         yield ServedModel(
             infer=model.infer,
+            subnets=(model.state.serving.digest,),
             state=lambda: model.state,
             works=lambda: True,
             load=watch,
@@ -69,10 +70,10 @@ class SplitModel:
         self._told_change: PlanChange | None = None
         self._told_event: SplitEvent | None = None
 
-    def infer(self, x_NCHW: NDArray[np.float32], until_s: float) -> ModelAnswer:
+    def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), several of which are on their way at once. until_s: of the monotonic clock.
 
-        AdaptiveError: home has failed.
+        subnet: always this one. AdaptiveError: home has failed.
         """
         start_s = time.perf_counter()
         deadline_ms = max(1e3 * (until_s - time.monotonic()), LEAST_DEADLINE_MS)

@@ -1,20 +1,10 @@
-"""Guards of a SubNet that adapts: drift is detected first, images are filtered, and what was wrong is undone."""
+"""Guards of a SubNet that adapts: drift is detected first, images are filtered, and what was wrong is undone.
 
-from tasks.adaptation.guards.detection import DriftDetector
-from tasks.adaptation.guards.guarded import GUARDED_METHOD, GuardedAnswer, GuardedSubnet, GuardEvent
-from tasks.adaptation.guards.judging import AdaptedVerdict, Anchor, AnchorJudge
-from tasks.adaptation.guards.memory import BalancedMemory
+What needs no torch is the device's, too: `adaptive_runtime.adapting_weights`.
+"""
+
+from tasks.adaptation.guards.guarded import GuardedAnswer, GuardedSubnet
+from tasks.adaptation.guards.judging import Anchor, AnchorJudge
 from tasks.adaptation.guards.profile import SourceProfile
 
-__all__ = [
-    "GUARDED_METHOD",
-    "AdaptedVerdict",
-    "Anchor",
-    "AnchorJudge",
-    "BalancedMemory",
-    "DriftDetector",
-    "GuardEvent",
-    "GuardedAnswer",
-    "GuardedSubnet",
-    "SourceProfile",
-]
+__all__ = ["Anchor", "AnchorJudge", "GuardedAnswer", "GuardedSubnet", "SourceProfile"]

@@ -5,49 +5,71 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tasks.adaptation.guards.detection import DriftDetector
+from adaptive_runtime.adapting_weights import AdaptedVerdict, DriftDetector, DriftGuard, GuardEvent, GuardSettings
+from adaptive_runtime.adapting_weights.guard import Array
 from tasks.adaptation.guards.judging import Anchor, AnchorJudge
-from tasks.adaptation.guards.memory import BalancedMemory
 from tasks.adaptation.guards.profile import SourceProfile
-from tasks.adaptation.losses import entropies, is_reliable
-from tasks.adaptation.methods import make_method
-from tasks.adaptation.settings import GuardSettings, MethodSettings
+from tasks.adaptation.methods import AdaptationMethod, make_method
+from tasks.adaptation.settings import GUARDED_METHOD, MethodSettings
 from tasks.adaptation.subnet import AdaptiveSubnet
 
-GUARDED_METHOD = MethodSettings(method="roid", prior_images=16.0, newest_share=0.3)
-"""The method that is guarded, unless another one is asked for."""
-MOST_EVENTS = 1000
-FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
-"""Drift is over without an alarm for so many images at least, and for so many times the longest time between the last ones."""
-FEWEST_STEPS = 2
-"""Steps before the first verdict: one step knows few images."""
-
-
-class GuardEvent(NamedTuple):
-    """What happened after so many images. drift: an alarm; over: none any more; kept, undone: verdicts."""
-
-    image: int
-    kind: Literal["drift", "over", "kept", "undone"]
-    reason: str
+FEWEST_IMAGES = 2
+"""Of a step."""
+MORE_USUAL = 0.9
+"""Images are aligned where their features are then at most so many times as unusual; until they are no better than without."""
 
 
 class GuardedAnswer(NamedTuple):
-    """logits_BK, and whose they are."""
+    """logits_BK, and whose they are; by the last image, where drift was over within the batch."""
 
     logits_BK: torch.Tensor
-    by: Literal["source", "adapted"]
+    by: Literal["source", "aligned", "adapted"]
+
+
+class _Seen(NamedTuple):
+    """An image, and how unusual its features are."""
+
+    x_CHW: torch.Tensor
+    unusual: float
+
+
+class _MethodWeights:
+    """A copy of the source that a method adapts, as `DriftGuard` asks for it. aligns: whether images are aligned for it."""
+
+    fewest = FEWEST_IMAGES
+
+    def __init__(self, method: AdaptationMethod, judge: AnchorJudge) -> None:
+        self.method, self._judge = method, judge
+        self.alignment = method.subnet.alignment
+        self.aligns = False
+
+    @property
+    def steps(self) -> int:
+        return self.method.subnet.rule.steps
+
+    @torch.enable_grad()
+    def adapt(self, x_BCHW: Array) -> None:
+        self.method.adapt(torch.from_numpy(x_BCHW))
+
+    def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
+        return self._judge.verdict(self.method.subnet, torch.from_numpy(x_BCHW), torch.from_numpy(source_BK))
+
+    def reset(self) -> None:
+        self.method.reset()
+        self.method.subnet.alignment = self.alignment if self.aligns else None
 
 
 class GuardedSubnet:
-    """Answers with the source until drift is detected, then with an adapted copy while judgements keep it.
+    """Answers with the source until drift is detected, then with the best of three: source, aligned source, adapted copy.
 
-    After an alarm a copy adapts to recent, different, sure images, balanced by class, in steps that do not depend on the size
-    of batches. Some images are held back; they and labelled source images judge the copy (`AnchorJudge`). Until the first
-    verdict, and after one against it, the source answers; the copy then begins anew. Alarms go on while images drift. Drift is
-    over when none came for four times the longest time between the last ones: 32 images at least, `quiet_images` at most.
-    Answers of the copy normalise by statistics that are kept, so one image is enough.
+    After an alarm images are aligned (`InputAlignment`) while that makes their features more usual; the images just before
+    the alarm tell it first. `DriftGuard` says when the copy adapts, to which images, and whether it answers; held-back images
+    and labelled source images judge it against the source, with the images as both get them (`AnchorJudge`). The copy
+    normalises by statistics that are kept, so one image is enough.
     """
 
     def __init__(
@@ -62,96 +84,98 @@ class GuardedSubnet:
         self.settings = settings or GuardSettings()
         self.source = source
         self.profile = SourceProfile(source, profile_batches)
-        self._judge = AnchorJudge(source, anchor, self.settings)
-        self.detector = DriftDetector(self.profile.calibration_ND, self.settings.false_alarms, self.settings.seed)
-        self._method = make_method(copy.deepcopy(source), method, profile_batches)
-        self._memory = BalancedMemory(
-            self.settings.memory_images, self.settings.oldest_images, self.settings.redundancy
-        )
-        self._held: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=self.settings.held_back_images)
-        self.events: deque[GuardEvent] = deque(maxlen=MOST_EVENTS)
-        self.images = 0
-        self._last_alarm: int | None = None
-        self._intervals: deque[int] = deque(maxlen=ALARMS)
-        self._kept = False
-        self._begin()
+        judge = AnchorJudge(source, anchor, self.settings)
+        self._weights = _MethodWeights(make_method(copy.deepcopy(source), method, profile_batches), judge)
+        self._guard = DriftGuard(self._weights, self.profile.calibration_ND, self.settings)
+        self._recent: deque[_Seen] = deque(maxlen=self.settings.judged_from)
+        self._unusual: deque[tuple[float, float]] = deque(maxlen=self.settings.held_back_images)
 
     @property
     def adapted(self) -> AdaptiveSubnet:
-        """The copy that adapts; bit-equal to the source while nothing drifts."""
-        return self._method.subnet
+        """The copy that adapts; it has the source's tensors while nothing drifts."""
+        return self._weights.method.subnet
+
+    @property
+    def answering(self) -> AdaptiveSubnet:
+        """What answers now: the copy, the source with aligned images, or the source itself."""
+        if self._guard.kept:
+            return self.adapted
+        if not self._weights.aligns:
+            return self.source
+        aligned = copy.deepcopy(self.source)
+        aligned.alignment = self._weights.alignment
+        return aligned
 
     @property
     def drifting(self) -> bool:
         """Whether the last alarm still counts."""
-        return self._last_alarm is not None
-
-    def _begin(self) -> None:
-        """The copy is the source, and knows no image."""
-        self._method.reset()
-        self._memory.clear()
-        self._held.clear()
-        self._kept = False
-        self._new = self._unjudged = 0
-
-    def answer(self, x_BCHW: torch.Tensor) -> GuardedAnswer:
-        """Answers for a batch; the copy adapts to it afterwards, if images drift."""
-        source_BK, score_BD = self.profile.look(x_BCHW)
-        with torch.no_grad():
-            adapted_BK = self.adapted(x_BCHW) if self.drifting else source_BK
-        answer = GuardedAnswer(adapted_BK, "adapted") if self._kept else GuardedAnswer(source_BK, "source")
-        for number, score_D in enumerate(score_BD, self.images):
-            self._watch(number, self.detector.update(score_D))
-        self.images += len(x_BCHW)
-        if self.drifting:
-            self._learn(x_BCHW, source_BK, adapted_BK)
-        return answer
+        return self._guard.drifting
 
     @property
-    def _quiet(self) -> int:
-        """Images without an alarm after which drift is over."""
-        longest = max(self._intervals, default=self.settings.quiet_images)
-        return min(self.settings.quiet_images, max(FEWEST_QUIET, TIMES_QUIET * longest))
+    def detector(self) -> DriftDetector:
+        """The test of images against those of calibration."""
+        return self._guard.detector
 
-    def _watch(self, number: int, alarm: bool) -> None:
-        """After each image: drift begins, goes on, or is over."""
-        if alarm:
-            if self._last_alarm is None:
-                self._note(number, "drift", "images are unlike those of the source")
-            else:
-                self._intervals.append(number - self._last_alarm)
-            self._last_alarm = number
-        elif self._last_alarm is not None and number - self._last_alarm >= self._quiet:
-            self._note(number, "over", f"no alarm within {self._quiet} images")
-            self._last_alarm = None
-            self._intervals.clear()
-            self._begin()
+    @property
+    def events(self) -> deque[GuardEvent]:
+        """What happened when, and why; the latest ones."""
+        return self._guard.events
 
-    def _note(self, number: int, kind: Literal["drift", "over", "kept", "undone"], reason: str) -> None:
-        self.events.append(GuardEvent(number, kind, reason))
+    @property
+    def images(self) -> int:
+        """Images so far."""
+        return self._guard.images
 
-    def _learn(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, adapted_BK: torch.Tensor) -> None:
-        """Hold images back, remember the others, adapt and judge when it is time."""
-        sure_B = is_reliable(entropies(adapted_BK), adapted_BK.shape[1], self.settings.unsure_share)
-        first = self.images - len(x_BCHW)
-        for row, x_CHW in enumerate(x_BCHW):
-            if (first + row) % self.settings.held_back_every == 0:
-                self._held.append((x_CHW, source_BK[row]))
-                self._unjudged += 1
-            elif sure_B[row]:
-                self._new += self._memory.add(x_CHW, int(adapted_BK[row].argmax()))
-            if self._new >= self.settings.step_images and len(self._memory) > 1:
-                self._method.adapt(self._memory.batch())
-                self._new = 0
-        if self._unjudged >= self.settings.judged_from and self.adapted.rule.steps >= FEWEST_STEPS:
-            self._decide()
+    @torch.no_grad()
+    def answer(self, x_BCHW: torch.Tensor) -> GuardedAnswer:
+        """Answers for a batch. Where images drift, in this batch or before, the copy adapts to it and is judged first.
 
-    def _decide(self) -> None:
-        x_BCHW, source_BK = (torch.stack(parts) for parts in zip(*self._held, strict=True))
-        verdict = self._judge.verdict(self.adapted, x_BCHW, source_BK)
-        self._unjudged = 0
-        self._note(self.images, "kept" if verdict.kept else "undone", verdict.reason)
-        if verdict.kept:
-            self._kept = True
-        else:
-            self._begin()
+        Images of the batch before drift was over are answered as those of the batch before.
+        """
+        source_BK, score_BD = self.profile.look(x_BCHW)
+        before = self._now(x_BCHW, source_BK) if self.drifting else GuardedAnswer(source_BK, "source")
+        self._recent.extend(_Seen(x_CHW, float(score_D[0])) for x_CHW, score_D in zip(x_BCHW, score_BD, strict=True))
+        if ended := self._guard.watch(score_BD):
+            self._unusual.clear()
+            self._align(aligns=False)
+        if self.drifting:
+            base_BK = self._aligned(x_BCHW, source_BK, score_BD)
+            self._guard.learn(x_BCHW.numpy(), base_BK.numpy(), self.adapted(x_BCHW).numpy())
+        now = self._now(x_BCHW, source_BK)
+        if not ended:
+            return now
+        return GuardedAnswer(torch.cat([before.logits_BK[:ended], now.logits_BK[ended:]]), now.by)
+
+    def _now(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor) -> GuardedAnswer:
+        """By what answers now."""
+        if self._guard.kept:
+            return GuardedAnswer(self.adapted(x_BCHW), "adapted")
+        if self._weights.aligns and self._weights.alignment is not None:
+            return GuardedAnswer(self.source(self._weights.alignment(x_BCHW)), "aligned")
+        return GuardedAnswer(source_BK, "source")
+
+    def _aligned(self, x_BCHW: torch.Tensor, source_BK: torch.Tensor, score_BD: NDArray[np.float64]) -> torch.Tensor:
+        """Whether images are aligned from now on; the source's logits for the batch as the copy gets it."""
+        alignment = self._weights.alignment
+        if alignment is None:
+            return source_BK
+        if not self._unusual:
+            recent = torch.stack([seen.x_CHW for seen in self._recent])
+            _, scores = self.profile.look(alignment(recent))
+            self._unusual.extend(
+                (seen.unusual, float(score[0])) for seen, score in zip(self._recent, scores, strict=True)
+            )
+        aligned_BK, aligned_BD = self.profile.look(alignment(x_BCHW))
+        self._unusual.extend(zip(score_BD[:, 0].tolist(), aligned_BD[:, 0].tolist(), strict=True))
+        plain, aligned = (sum(values) / len(values) for values in zip(*self._unusual, strict=True))
+        aligns = self._weights.aligns
+        if (aligned >= plain) if aligns else (aligned < MORE_USUAL * plain):
+            reason = f"features are {aligned:.1f} times as unusual as usual, {plain:.1f} without"
+            self._guard.note(self.images, "unaligned" if aligns else "aligned", reason)
+            self._align(aligns=not aligns)
+        return aligned_BK if self._weights.aligns else source_BK
+
+    def _align(self, *, aligns: bool) -> None:
+        """From now on; the copy begins anew."""
+        self._weights.aligns = aligns
+        self._guard.begin()

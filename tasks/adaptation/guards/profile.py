@@ -10,22 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tasks.adaptation.losses import entropies
+from adaptive_runtime.adapting_weights import UsualFeatures
+from adaptive_runtime.adapting_weights.profile import SMALLEST_DEVIATION
 from tasks.adaptation.subnet import AdaptiveSubnet
 from tasks.errors import UserError
 
-STATISTICS = ("features", "first features", "entropy")
 FEWEST = 32
 """Source images that a profile needs."""
-SMALLEST_DEVIATION = 1e-6
 
 
 class SourceProfile:
     """What is usual for the source, learned from images like those of training that it has not been trained on.
 
-    Features are the mean and the logarithm of the deviation of each channel at the entry of each normalisation layer. An
-    image's statistics are the mean square of its standardised features over all layers, the same over the first layer, and the
-    entropy of its answer. Half of the images tell what is standard; the other half are `calibration_ND`.
+    Features are the mean and the logarithm of the deviation of each channel at the entry of each normalisation layer; an
+    image's statistics are those of `UsualFeatures`. Half of the images tell what is standard; the others are `calibration_ND`.
     """
 
     def __init__(self, source: AdaptiveSubnet, batches: Sequence[torch.Tensor]) -> None:
@@ -37,7 +35,7 @@ class SourceProfile:
         seen = [self._look(x_BCHW) for x_BCHW in batches]
         features = [torch.cat(parts) for parts in zip(*(layers for _, layers in seen), strict=True)]
         half = count // 2
-        self._usual = [(part[:half].mean(0), part[:half].std(0).clamp(min=SMALLEST_DEVIATION)) for part in features]
+        self._usual = UsualFeatures.of([part[:half].numpy() for part in features])
         scores = [self._scores(logits_BK, layers) for logits_BK, layers in seen]
         self.calibration_ND = np.concatenate(scores)[half:]
 
@@ -60,11 +58,7 @@ class SourceProfile:
                 hook.remove()
 
     def _scores(self, logits_BK: torch.Tensor, layers: list[torch.Tensor]) -> NDArray[np.float64]:
-        unusual = [
-            ((layer - mean) / deviation).square().mean(1)
-            for layer, (mean, deviation) in zip(layers, self._usual, strict=True)
-        ]
-        return torch.stack([torch.stack(unusual).mean(0), unusual[0], entropies(logits_BK)], 1).double().numpy()
+        return self._usual.scores([layer.numpy() for layer in layers], logits_BK.numpy())
 
 
 def _features(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

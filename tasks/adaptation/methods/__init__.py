@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tasks.adaptation.alignment import InputAlignment
+from tasks.adaptation.methods.budgeted import Budgeted
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
 from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
@@ -26,8 +28,22 @@ METHODS: dict[MethodName, MethodMaker] = {
 
 
 def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequence[torch.Tensor]) -> AdaptationMethod:
-    """The method by its name. source: batches (B, C, H, W) like those of training; EATA learns from them what is important."""
-    return METHODS[settings.method](subnet, settings, source)
+    """The method by its name. source: batches (B, C, H, W) like those of training, which tell what is usual and important."""
+    if settings.input_deviations is not None:
+        subnet.alignment = InputAlignment.of(source, settings.input_deviations)
+    method = METHODS[settings.method](subnet, settings, source)
+    return method if settings.memory_mib is None else Budgeted(method, settings.memory_mib)
 
 
-__all__ = ["METHODS", "AdaptationMethod", "BatchStatistics", "Cotta", "Eata", "Roid", "Sar", "Tent", "make_method"]
+__all__ = [
+    "METHODS",
+    "AdaptationMethod",
+    "BatchStatistics",
+    "Budgeted",
+    "Cotta",
+    "Eata",
+    "Roid",
+    "Sar",
+    "Tent",
+    "make_method",
+]

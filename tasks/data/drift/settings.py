@@ -22,7 +22,7 @@ class DriftSettings(BaseModel):
     """In this order."""
     severity: int = Field(default=5, ge=1, le=5)
     """Of gradual streams: the largest."""
-    images: int = Field(default=1000, ge=1)
+    images: int = Field(default=300, ge=1)
     """Images of each corruption, of each phase of clean images, and of each set of class shares."""
     phases: int = Field(default=10, ge=1)
     """Phases of streams without corruptions (clean, shares)."""

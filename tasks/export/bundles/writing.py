@@ -14,10 +14,14 @@ from statistics import mean
 import numpy as np
 import onnxruntime
 
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.adapting_weights import NormStatistics
 from adaptive_runtime.bundles import (
     BUNDLE_FILE,
     CALIBRATION_FILE,
     SIGNATURE_FILE,
+    AdaptableNet,
+    AdaptationSource,
     BundleDevice,
     BundledNet,
     BundledSubNet,
@@ -29,6 +33,7 @@ from adaptive_runtime.bundles import (
     signature,
 )
 from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
+from adaptive_runtime.choice import parse_rules
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Statistics, SuperNet
@@ -38,6 +43,13 @@ from tasks.data.description import describe
 from tasks.errors import UserError
 from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
 from tasks.exits.policies import SubnetPolicy
+from tasks.export.bundles.adaptable import (
+    SOURCE_IMAGES_FILE,
+    adaptable_net,
+    observed,
+    usual_images,
+    write_source_images,
+)
 from tasks.export.bundles.blocks import block_statistics, write_blocks
 from tasks.export.bundles.rows import subnet_row
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
@@ -64,18 +76,19 @@ def write_bundle(
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy] | None = None,
     accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
+    rules: str | None = None,
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
-    with. `bytes_alone`: of the ONNX files, where these were exported. The folder is
-    there whole, or not at all. UserError for a key that cannot be read.
+    with. rules: by which the device chooses. `bytes_alone`: of the ONNX files, where these were exported. The folder is there
+    whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
     """
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {})
+    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
@@ -125,6 +138,7 @@ class _Writer:
     device: Capabilities
     policies: Mapping[str, SubnetPolicy]
     accuracies: Mapping[str, Mapping[str, Accuracy]]
+    rules: str | None
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 
@@ -134,11 +148,14 @@ class _Writer:
         statistics = {card.digest: self._statistics(card) for card in cards}
         chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
         blocks = (net.max_config, block_statistics(net, self.images)) if self.settings.blocks else None
-        net.export_together(
-            {card.digest: (card.config, statistics[card.digest]) for card in cards}, self.folder, chains, blocks
-        )
+        subnets = {card.digest: (card.config, statistics[card.digest]) for card in cards}
+        observed_images = self.settings.adaptable_images if self.settings.adaptable else None
+        net.export_together(subnets, self.folder, chains, blocks, observed_images)
         if blocks is not None:
             self._write_blocks(blocks[1])
+        if self.settings.adaptable:
+            prepared = ImagePreparation.model_validate(cards[0].preparation.model_dump())
+            write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
             module = net.build(card.config, statistics[card.digest]).eval()
@@ -163,7 +180,7 @@ class _Writer:
         """The manifest of the files that are in the folder."""
         errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
         formats = {name for row in rows for name in row.nets}
-        return BundleManifest(
+        manifest = BundleManifest(
             batch=self.net.batch,
             files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
             subnets=tuple(rows),
@@ -173,7 +190,15 @@ class _Writer:
             made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
             predicted_error=mean(errors) if errors else None,
             calibration=CALIBRATION_FILE,
+            source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
+            policy=self.rules,
         )
+        if self.rules is not None:
+            try:
+                parse_rules(self.rules).check(BundleVariants.of(manifest, manifest.own_format).table)
+            except AdaptiveError as error:
+                raise UserError("policy.rules", str(error)) from error
+        return manifest
 
     def _statistics(self, card: Card) -> Statistics:
         """BatchNorm statistics of a SubNet, and of the heads of its chain where it is one, too."""
@@ -205,6 +230,8 @@ class _Writer:
         got = in_batches(inputs, self.net.batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
         difference = float(np.abs(got - expected).max() / np.abs(expected).max())
         difference = max(difference, 0.0 if chain is None else chain.difference)
+        adaptable, of_adaptable = self._adaptable(card, inputs, expected)
+        difference = max(difference, of_adaptable)
         if not math.isfinite(difference):
             self.broken.append(card.digest)
         return BundledNet(
@@ -214,7 +241,22 @@ class _Writer:
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
             relative_difference=difference if math.isfinite(difference) else 0.0,
+            adaptable=adaptable,
         )
+
+    def _adaptable(self, card: Card, inputs: Images, expected: Images) -> tuple[AdaptableNet | None, float]:
+        """What a SubNet needs to adapt, and by how much its file with statistics differs from torch."""
+        if not self.settings.adaptable:
+            return None, 0.0
+        height, width = card.input_shape[-2:]
+        usual, settings = usual_images(self.images, (height, width)), self._run("onnx").settings
+        found = adaptable_net(card.digest, self.settings.adaptable_images, self.folder, usual, settings)
+        if found is None:
+            return None, 0.0
+        source = AdaptationSource.from_bytes((self.folder / found.source).read_bytes(), found.source)
+        statistics = NormStatistics(source.mean, source.variance)
+        got = observed(found, self.folder, settings).look(inputs, statistics).logits_BK
+        return found, float(np.abs(got - expected).max() / np.abs(expected).max())
 
     def _ncnn(self, card: Card, chain: BundledChain | None) -> BundledNet:
         """Copy the files that the stage has exported and checked."""

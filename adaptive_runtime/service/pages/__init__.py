@@ -6,7 +6,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-FOLDER = Path(__file__).with_name("pages")
+FOLDER = Path(__file__).parent
 FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
 PLOTLY = "/plotly.js"
 PATHS = frozenset((*FILES, PLOTLY))

@@ -3,13 +3,17 @@
 from collections import deque
 from typing import NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+SMALLEST = 1e-12
 
 
 class _Kept(NamedTuple):
     """x_CHW: the image; number: how many came before it."""
 
-    x_CHW: torch.Tensor
+    x_CHW: Array
     number: int
 
 
@@ -33,7 +37,7 @@ class BalancedMemory:
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
-    def add(self, x_CHW: torch.Tensor, predicted: int) -> bool:
+    def add(self, x_CHW: Array, predicted: int) -> bool:
         """Whether an image is new, and kept."""
         self._number += 1
         self._age()
@@ -46,16 +50,16 @@ class BalancedMemory:
         own.append(_Kept(x_CHW, self._number))
         return True
 
-    def _is_known(self, x_CHW: torch.Tensor, kept: deque[_Kept]) -> bool:
-        y_BCHW = torch.stack([each.x_CHW for each in kept])
-        away_B = (x_CHW - y_BCHW).square().sum((1, 2, 3)) / y_BCHW.square().sum((1, 2, 3)).clamp(min=1e-12)
-        return bool((away_B < self._redundancy).any())
+    def _is_known(self, x_CHW: Array, kept: deque[_Kept]) -> bool:
+        y_BCHW = np.stack([each.x_CHW for each in kept])
+        size_B = np.maximum(np.square(y_BCHW).sum((1, 2, 3)), SMALLEST)
+        return bool((np.square(x_CHW - y_BCHW).sum((1, 2, 3)) / size_B < self._redundancy).any())
 
     def _age(self) -> None:
         for kept in self._classes.values():
             while kept and kept[0].number <= self._number - self._oldest:
                 kept.popleft()
 
-    def batch(self) -> torch.Tensor:
+    def batch(self) -> Array:
         """All images (B, C, H, W)."""
-        return torch.stack([each.x_CHW for kept in self._classes.values() for each in kept])
+        return np.stack([each.x_CHW for kept in self._classes.values() for each in kept])

@@ -1,0 +1,39 @@
+"""Weights that adapt: drift is noticed first, and what was adapted is kept only as long as it is better for it.
+
+[Weights that adapt](docs/adaptation.md) shows how it is used.
+"""
+
+from adaptive_runtime.adapting_weights.adaptation import WeightAdaptation, WeightEvent, WeightsState
+from adaptive_runtime.adapting_weights.detection import DriftDetector
+from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardedWeights, GuardEvent, GuardEventKind
+from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap
+from adaptive_runtime.adapting_weights.memory import BalancedMemory
+from adaptive_runtime.adapting_weights.network import ObservedNetwork
+from adaptive_runtime.adapting_weights.profile import UsualFeatures
+from adaptive_runtime.adapting_weights.settings import GuardSettings, WeightOptions
+from adaptive_runtime.adapting_weights.statistics import NormStatistics
+from adaptive_runtime.adapting_weights.subnet import AdaptedSubnet, SubnetWeights
+from adaptive_runtime.adapting_weights.weights import LabelledSource, StatisticsWeights
+
+__all__ = [
+    "AdaptedSubnet",
+    "AdaptedVerdict",
+    "AnchorGap",
+    "BalancedMemory",
+    "DriftDetector",
+    "DriftGuard",
+    "GuardEvent",
+    "GuardEventKind",
+    "GuardSettings",
+    "GuardedWeights",
+    "LabelledSource",
+    "NormStatistics",
+    "ObservedNetwork",
+    "StatisticsWeights",
+    "SubnetWeights",
+    "UsualFeatures",
+    "WeightAdaptation",
+    "WeightEvent",
+    "WeightOptions",
+    "WeightsState",
+]

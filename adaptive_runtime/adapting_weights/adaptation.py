@@ -1,0 +1,184 @@
+"""Weights that adapt beside serving, in a thread of their own: requests wait for nothing of it.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from adaptive_runtime.adapting_weights.guard import GuardEventKind
+from adaptive_runtime.adapting_weights.settings import WeightOptions
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.adapting_weights.statistics import Array
+from adaptive_runtime.adapting_weights.subnet import AdaptedSubnet, SubnetWeights, adaptable
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import SubNetPool, Variant, VariantError, failure
+
+LOG = logging.getLogger("adaptive_runtime")
+MOST_EVENTS = 100
+
+
+class WeightEvent(NamedTuple):
+    """What happened to the weights of a SubNet, after so many images of it. at_s: of the monotonic clock.
+
+    drift, over: of the images; kept: adapted weights serve; undone: the source's serve; failed: the SubNet adapts no more.
+    """
+
+    at_s: float
+    subnet: str
+    kind: GuardEventKind | Literal["failed"]
+    image: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsState:
+    """subnets: by digest, those that have served. left_out: images that nobody has looked at, since others waited."""
+
+    subnets: Mapping[str, SubnetWeights]
+    left_out: int
+    events: tuple[WeightEvent, ...]
+
+
+class WeightAdaptation:
+    """Looks at what was served, and adapts the SubNet that served it. Whole SubNets adapt; chains that end early do not.
+
+    AdaptiveError: no SubNet of the pool can adapt, or the state folder cannot be made.
+    """
+
+    def __init__(self, pool: SubNetPool, options: WeightOptions) -> None:
+        self._pool, self.options = pool, options
+        self._needed = _images_at_once(pool)
+        self._files = None if options.state is None else AdaptedFiles(options.state)
+        self._subnets: dict[str, AdaptedSubnet] = {}
+        self._failed: set[str] = set()
+        self._events: deque[WeightEvent] = deque(maxlen=MOST_EVENTS)
+        self._waiting: deque[Array] = deque()
+        self._serving: str | None = None
+        self._count, self._left_out, self._busy, self._closed = 0, 0, False, False
+        self._changed = threading.Condition()
+        self._worker = threading.Thread(target=self._work, name="adaptive-runtime-weights", daemon=True)
+
+    def start(self, serving: Variant) -> None:
+        """Look at images from now on; what `serving` has adapted before is taken first."""
+        self._serving = serving.digest if serving.digest in self._needed else None
+        self._busy = self._serving is not None
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Look at nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._worker.join()
+
+    def served(self, variant: Variant, x_NCHW: Array) -> None:
+        """Samples that a variant has answered, in the bundle's size. Takes as long as a copy of them."""
+        digest = variant.digest
+        if variant.early or variant.exit is not None or digest not in self._needed or digest in self._failed:
+            return
+        with self._changed:
+            if digest != self._serving:
+                self._serving, self._count = digest, 0
+                self._waiting.clear()
+            if self._count + len(x_NCHW) > max(self.options.waiting_images, self._needed[digest]):
+                self._left_out += len(x_NCHW)
+                return
+            self._waiting.append(x_NCHW.copy())  # its owner may write there again
+            self._count += len(x_NCHW)
+            if self._is_due:
+                self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all images were looked at, but those that are too few to be looked at together."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (self._busy or self._is_due))
+
+    @property
+    def state(self) -> WeightsState:
+        """What is known now."""
+        subnets = {digest: one.state for digest, one in list(self._subnets.items())}
+        return WeightsState(subnets, self._left_out, tuple(self._events))
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether enough images wait."""
+        return self._serving is not None and self._count >= self._needed[self._serving]
+
+    def _work(self) -> None:
+        if self._serving is not None:
+            self._look(self._serving, [])
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or self._is_due)
+                if self._closed:
+                    return
+                assert self._serving is not None, "images wait for it"
+                digest, found = self._serving, list(self._waiting)
+                self._waiting.clear()
+                self._count, self._busy = 0, True
+            self._look(digest, found)
+
+    def _look(self, digest: str, parts: list[Array]) -> None:
+        """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""
+        try:
+            _guarded(partial(self._observe, digest, parts))
+        except VariantError as error:
+            self._failed.add(digest)
+            self._tell(digest, "failed", 0, str(error))
+            if (subnet := self._subnets.pop(digest, None)) is not None:
+                self._give_up(subnet)
+
+    def _give_up(self, subnet: AdaptedSubnet) -> None:
+        """Let a SubNet serve with the source's weights, as far as it can."""
+        try:
+            _guarded(subnet.serve_source)
+        except VariantError as error:
+            self._tell(subnet.digest, "failed", 0, str(error))
+
+    def _observe(self, digest: str, parts: list[Array]) -> None:
+        if digest not in self._subnets:
+            for other in self._subnets.values():
+                other.release()
+            self._subnets[digest] = AdaptedSubnet(self._pool, digest, self.options, self._files)
+        subnet, size = self._subnets[digest], self._needed[digest]
+        if not parts:
+            return
+        x_NCHW = np.concatenate(parts)
+        for start in range(0, len(x_NCHW), size):
+            for event in subnet.observe(x_NCHW[start : start + size]):
+                self._tell(digest, event.kind, event.image, event.reason)
+
+    def _tell(self, digest: str, kind: GuardEventKind | Literal["failed"], image: int, reason: str) -> None:
+        self._events.append(WeightEvent(time.monotonic(), digest, kind, image, reason))
+        LOG.warning("weights of SubNet %s after %d images: %s: %s", digest, image, kind, reason)
+
+
+def _images_at_once(pool: SubNetPool) -> dict[str, int]:
+    """By digest, of SubNets that can adapt. AdaptiveError: none can."""
+    found, first = dict[str, int](), AdaptiveError("weights", "the bundle has no SubNets")
+    for one in pool.bundle.manifest.subnets:
+        try:
+            found[one.digest] = adaptable(pool, one.digest).images
+        except AdaptiveError as error:
+            first = error
+    if not found:
+        raise first
+    return found
+
+
+def _guarded(look: Callable[[], None]) -> None:
+    try:
+        look()
+    except Exception as error:  # runtimes raise many kinds, none of them ours
+        raise VariantError(failure(error)) from error

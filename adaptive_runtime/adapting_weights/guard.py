@@ -1,0 +1,174 @@
+"""What lets weights adapt only while images drift, and only as long as they are better for it.
+
+Legend: B batch, C channels, H height, W width, K classes, N images of calibration, D statistics of an image.
+"""
+
+from collections import deque
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.adapting_weights.detection import DriftDetector
+from adaptive_runtime.adapting_weights.judging import AdaptedVerdict
+from adaptive_runtime.adapting_weights.memory import BalancedMemory
+from adaptive_runtime.adapting_weights.settings import GuardSettings
+from adaptive_runtime.exits.measures import Entropy
+
+MOST_EVENTS = 1000
+FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
+"""Drift is over without an alarm for so many images at least, and for so many times the longest time between the last ones."""
+FEWEST_STEPS = 2
+"""Steps before the first verdict: one step knows few images."""
+Array = NDArray[np.float32]
+GuardEventKind = Literal["drift", "aligned", "unaligned", "kept", "undone", "over"]
+
+
+class GuardEvent(NamedTuple):
+    """What happened after so many images.
+
+    drift: an alarm; over: none any more; aligned, unaligned: whether images are aligned; kept, undone: verdicts.
+    """
+
+    image: int
+    kind: GuardEventKind
+    reason: str
+
+
+class GuardedWeights(Protocol):
+    """Weights that adapt. fewest: images of a step, and of a verdict, at least. steps: since they were the source's."""
+
+    @property
+    def fewest(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def adapt(self, x_BCHW: Array) -> None:
+        """One step to images."""
+        ...
+
+    def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
+        """Whether they are better for held-back images than the source, whose logits are given."""
+        ...
+
+    def reset(self) -> None:
+        """Back to the source."""
+        ...
+
+
+class DriftGuard:
+    """Lets weights adapt after an alarm to recent, different, sure images, balanced by class, and judges them by other images.
+
+    Steps do not depend on the size of batches. Until the first verdict, and after one against them (`kept` is False), the
+    source should answer; the weights then begin anew. Alarms go on while images drift. Drift is over when none came for four
+    times the longest time between the last ones: 32 images at least, `quiet_images` at most.
+    """
+
+    def __init__(self, weights: GuardedWeights, calibration_ND: NDArray[np.float64], settings: GuardSettings) -> None:
+        self.settings, self._weights = settings, weights
+        self.detector = DriftDetector(calibration_ND, settings.false_alarms, settings.seed)
+        self._memory = BalancedMemory(
+            max(settings.memory_images, weights.fewest), settings.oldest_images, settings.redundancy
+        )
+        self._judged_from = max(settings.judged_from, weights.fewest)
+        held = max(settings.held_back_images, self._judged_from)
+        self._held: deque[tuple[Array, Array]] = deque(maxlen=held)
+        self.events: deque[GuardEvent] = deque(maxlen=MOST_EVENTS)
+        self.images = 0
+        self.kept = False
+        self._last_alarm: int | None = None
+        self._resumed = False
+        self._intervals: deque[int] = deque(maxlen=ALARMS)
+        self._drift_from = 0
+        self.begin()
+
+    @property
+    def drifting(self) -> bool:
+        """Whether the last alarm still counts."""
+        return self._last_alarm is not None
+
+    def resume(self) -> None:
+        """Go on with weights that were adapted and kept before: as if an alarm had just been, until they are undone."""
+        self._last_alarm, self.kept, self._resumed = self.images, True, True
+
+    def begin(self) -> None:
+        """The weights are the source's, and know no image."""
+        self._weights.reset()
+        self._memory.clear()
+        self._held.clear()
+        self.kept = False
+        self._new = self._unjudged = 0
+
+    def observe(self, x_BCHW: Array, score_BD: NDArray[np.float64], source_BK: Array, adapted_BK: Array) -> None:
+        """Images with their statistics, the source's logits for them, and those of the weights as they are now."""
+        self.watch(score_BD)
+        if self.drifting:
+            self.learn(x_BCHW, source_BK, adapted_BK)
+
+    def watch(self, score_BD: NDArray[np.float64]) -> int:
+        """Images by their statistics. How many of them came until drift was over, if it was; else 0."""
+        first, ended = self.images, 0
+        for row, score_D in enumerate(score_BD):
+            if self._watch(first + row, self.detector.update(score_D)):
+                ended = row + 1
+        self.images += len(score_BD)
+        return ended
+
+    @property
+    def _quiet(self) -> int:
+        """Images without an alarm after which drift is over."""
+        longest = max(self._intervals, default=self.settings.quiet_images)
+        return min(self.settings.quiet_images, max(FEWEST_QUIET, TIMES_QUIET * longest))
+
+    def _watch(self, number: int, alarm: bool) -> bool:
+        """After each image: drift begins, goes on, or is over. Whether it is over now."""
+        if alarm:
+            if self._last_alarm is None:
+                self.note(number, "drift", "images are unlike those of the source")
+                self._drift_from = number + 1
+            else:
+                self._intervals.append(number - self._last_alarm)
+            self._last_alarm, self._resumed = number, False
+        elif self._last_alarm is not None and number - self._last_alarm >= self._quiet:
+            self.note(number, "over", f"no alarm within {self._quiet} images")
+            self._last_alarm = None
+            self._intervals.clear()
+            self.begin()
+            return True
+        return False
+
+    def note(self, number: int, kind: GuardEventKind, reason: str) -> None:
+        """Remember an event."""
+        self.events.append(GuardEvent(number, kind, reason))
+
+    def learn(self, x_BCHW: Array, source_BK: Array, adapted_BK: Array) -> None:
+        """Hold the images just watched back, remember the others, adapt and judge when it is time.
+
+        source_BK: the source's logits of the images as the weights get them.
+        """
+        answer_B, sureness_B, _ = Entropy().step(adapted_BK, ())
+        first = self.images - len(x_BCHW)
+        for row in range(max(0, self._drift_from - first), len(x_BCHW)):
+            x_CHW = x_BCHW[row]
+            if (first + row) % self.settings.held_back_every == 0:
+                self._held.append((x_CHW, source_BK[row]))
+                self._unjudged += 1
+            elif sureness_B[row] > 1 - self.settings.unsure_share:
+                self._new += self._memory.add(x_CHW, int(answer_B[row]))
+            if self._new >= self.settings.step_images and len(self._memory) >= self._weights.fewest:
+                self._weights.adapt(self._memory.batch())
+                self._new = 0
+        if self._unjudged >= self._judged_from and self._weights.steps >= FEWEST_STEPS:
+            self._decide()
+
+    def _decide(self) -> None:
+        x_BCHW, source_BK = (np.stack(parts) for parts in zip(*self._held, strict=True))
+        verdict = self._weights.verdict(x_BCHW, source_BK)
+        self._unjudged = 0
+        self.note(self.images, "kept" if verdict.kept else "undone", verdict.reason)
+        if verdict.kept:
+            self.kept = True
+            return
+        self._last_alarm = None if self._resumed else self._last_alarm  # nobody has seen these images drift
+        self.begin()

@@ -1,0 +1,71 @@
+"""The judgement whether what a network adapted is kept, by answers alone.
+
+Legend: B held-back images, A labelled source images, K classes.
+"""
+
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.exits.measures import TopProbability
+
+MOST_ONE_SIDED = 0.25
+"""By how much the largest class share of adapted answers may exceed that of the source's answers."""
+FEWEST_LABELLED = 32
+"""Labelled source images that a judge needs."""
+Logits = NDArray[np.float32]
+
+
+class AdaptedVerdict(NamedTuple):
+    """kept: whether the adapted network goes on; reason: why, for people. Expected accuracies of held-back images, 0 to 1."""
+
+    kept: bool
+    reason: str
+    expected_of_source: float
+    expected_of_adapted: float
+
+
+class AnchorGap(NamedTuple):
+    """On labelled source images: accuracy, and by how much it is above the mean confidence; in [0, 1]."""
+
+    accuracy: float
+    above: float
+
+    @classmethod
+    def of(cls, logits_AK: Logits, label_A: NDArray[np.int64]) -> Self:
+        """By answers for these labels."""
+        accuracy = float((logits_AK.argmax(1) == label_A).mean())
+        return cls(accuracy, accuracy - confidence(logits_AK))
+
+
+def judged(
+    source_BK: Logits, source_above: float, adapted_BK: Logits, adapted_above: float, lost_points: float = 0.0
+) -> AdaptedVerdict:
+    """The verdict by answers for held-back images.
+
+    Their accuracy is expected to be the mean confidence plus what accuracy is above confidence, `source_above` and
+    `adapted_above`, on labelled images (difference of confidences; Guillory et al., ICCV 2021, §3). Adapted answers may not be
+    much more one-sided. lost_points: of accuracy on source images, more than adaptation may lose; 0: not too many.
+    """
+    of_source, of_adapted = confidence(source_BK) + source_above, confidence(adapted_BK) + adapted_above
+    wider = _largest_share(adapted_BK) - _largest_share(source_BK)
+    if lost_points > 0:
+        reason = f"adapted weights lose {lost_points:.1f} points on source images"
+    elif wider > MOST_ONE_SIDED:
+        reason = f"one class has {100 * wider:.0f} points more of the answers than of the source's"
+    elif not of_adapted >= of_source:
+        reason = f"fewer right answers are expected, {100 * of_adapted:.0f} % instead of {100 * of_source:.0f} %"
+    else:
+        reason = f"{100 * of_adapted:.0f} % right answers are expected, {100 * of_source:.0f} % of the source"
+        return AdaptedVerdict(True, reason, of_source, of_adapted)
+    return AdaptedVerdict(False, reason, of_source, of_adapted)
+
+
+def confidence(logits_BK: Logits) -> float:
+    """Mean probability of the answers."""
+    return float(TopProbability().step(logits_BK, ())[1].mean())
+
+
+def _largest_share(logits_BK: Logits) -> float:
+    return float(np.bincount(logits_BK.argmax(1)).max() / len(logits_BK))

@@ -1,0 +1,177 @@
+"""One SubNet of a bundle whose weights adapt while it serves.
+
+Legend: N samples, C channels, H height, W width, K classes.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from adaptive_runtime.adapting_weights.guard import DriftGuard, GuardEvent
+from adaptive_runtime.adapting_weights.network import ObservedNetwork
+from adaptive_runtime.adapting_weights.profile import UsualFeatures
+from adaptive_runtime.adapting_weights.settings import WeightOptions
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics, spans
+from adaptive_runtime.adapting_weights.weights import LabelledSource, StatisticsWeights
+from adaptive_runtime.bundles import AdaptableNet, AdaptationSource
+from adaptive_runtime.chains import ExitChain, OnnxChain
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import SubNetPool, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class SubnetWeights:
+    """What is known of a SubNet's weights at one moment.
+
+    adapted: whether adapted weights serve. drifting: whether images are unlike the source's. images: looked at, so far. steps:
+    of the statistics that are being adapted. look_ms: the latest images, by image. renewed_ms: the latest change of what
+    serves, from statistics to a checked session in its place. None: there was none.
+    """
+
+    adapted: bool
+    drifting: bool
+    images: int
+    steps: int
+    look_ms: float | None
+    renewed_ms: float | None
+
+
+class AdaptedSubnet:
+    """Looks at images of a SubNet, and puts adapted weights in its place in the pool, or the source's again.
+
+    One thread calls it.
+    AdaptiveError: the SubNet cannot adapt. files: None: nothing outlives the process.
+    """
+
+    def __init__(self, pool: SubNetPool, digest: str, options: WeightOptions, files: AdaptedFiles | None) -> None:
+        self._pool, self.digest, self._files = pool, digest, files
+        self._answerer = pool.answerer(Variant(digest))
+        self._net = adaptable(pool, digest)
+        source = pool.bundle.adaptation_source(self._net)
+        self._belongs = pool.bundle.manifest.files[self._net.source].sha256
+        self._usual = usual_features(source, self._net)
+        network = ObservedNetwork(self._observed_session, self._net)
+        statistics = NormStatistics(source.mean, source.variance)
+        self.weights = StatisticsWeights(network, statistics, self._anchor, options)
+        self.guard = DriftGuard(self.weights, source.calibration, options.guard)
+        self.is_adapted = False
+        self._look_ms: float | None = None
+        self._renewed_ms: float | None = None
+        self._resume()
+
+    def observe(self, x_NCHW: Array) -> list[GuardEvent]:
+        """Look at images (N, C, H, W) that were served, in the bundle's size; what happened."""
+        scale, weights, guard = self._answerer.scale, self.weights, self.guard
+        x_BCHW = x_NCHW if scale is None else scale(x_NCHW)
+        start_s = time.perf_counter()
+        seen = weights.network.look(x_BCHW, weights.source)
+        scores_BD = self._usual.scores(weights.network.features(seen), seen.logits_BK)
+        self._look_ms = 1e3 * (time.perf_counter() - start_s) / len(x_BCHW)
+        adapted_BK = weights.look(x_BCHW).logits_BK if guard.drifting else seen.logits_BK
+        guard.events.clear()
+        guard.observe(x_BCHW, scores_BD, seen.logits_BK, adapted_BK)
+        events = list(guard.events)
+        for event in events:
+            if event.kind == "kept":
+                self.serve_adapted()
+            elif event.kind in ("undone", "over"):
+                self.serve_source()
+        return events
+
+    @property
+    def state(self) -> SubnetWeights:
+        """What is known now."""
+        guard, steps = self.guard, self.weights.steps
+        return SubnetWeights(self.is_adapted, guard.drifting, guard.images, steps, self._look_ms, self._renewed_ms)
+
+    def release(self) -> None:
+        """Free what looks at images, until the next ones come."""
+        self.weights.network.release()
+
+    def serve_source(self) -> None:
+        """Let the bundle's own weights answer from the next run on, and forget what was adapted."""
+        if self.is_adapted:
+            start_s = time.perf_counter()
+            self._pool.renew(self._answerer, None)
+            self.is_adapted = False
+            self._renewed_ms = 1e3 * (time.perf_counter() - start_s)
+        if self._files is not None:
+            self._files.remove(self.digest)
+
+    def serve_adapted(self) -> None:
+        """Let the statistics as they are now answer from the next run on, and keep them in the side file.
+
+        AdaptiveError, and nothing is changed: the new session does not compute what was judged.
+        """
+        start_s = time.perf_counter()
+        load = partial(self._adapted_session, self.weights.statistics)
+        session = load()
+        self._check(session)
+        self._pool.renew(self._answerer, load, session)
+        self.is_adapted = True
+        self._renewed_ms = 1e3 * (time.perf_counter() - start_s)
+        if self._files is not None:
+            self._files.write(self.digest, self._belongs, self.weights.statistics, self.weights.steps)
+
+    def _check(self, session: Any) -> None:
+        manifest = self._answerer.chain.manifest
+        x_BCHW, expected_BK = self.weights.example
+        logits_BK = ExitChain(manifest, OnnxChain(manifest, lambda _: session)).infer(x_BCHW).logits
+        difference = float(np.abs(logits_BK - expected_BK).max() / np.abs(expected_BK).max())
+        allowed = self._pool.bundle.manifest.runs[self._pool.form].tolerance
+        if not difference <= allowed:
+            where, got = f"SubNet {self.digest}, adapted", f"answers differ from the judged ones by {difference:.3g}"
+            raise AdaptiveError(where, got, allowed=f"{allowed:g}", next_step="export the bundle again on this device")
+
+    def _resume(self) -> None:
+        """Go on with what an earlier process has kept."""
+        if self._files is None:
+            return
+        found = self._files.read(self.digest, self._belongs, len(self.weights.source.mean_F))
+        if found is not None:
+            self.weights.restore(*found)
+            self.guard.resume()
+            x_BCHW, _ = self.weights.example
+            self.weights.example = x_BCHW, self.weights.look(x_BCHW).logits_BK
+            self.serve_adapted()
+
+    def _observed_session(self) -> Any:
+        names = (self._net.file, *self._answerer.subnet.nets["onnx"].weights_files)
+        return self._pool.files.plain_session(self._answerer.chain.manifest, names)
+
+    def _adapted_session(self, statistics: NormStatistics) -> Any:
+        net = self._answerer.subnet.nets["onnx"]
+        constants = statistics.by_name(self._net.norms)
+        return self._pool.files.plain_session(self._answerer.chain.manifest, net.files, constants)
+
+    def _anchor(self) -> LabelledSource:
+        images = self._pool.bundle.source_images()
+        assert images is not None, "a bundle with SubNets that adapt has them"
+        x_ACHW = images.normalised(self._answerer.subnet.preparation)
+        scale = self._answerer.scale
+        return LabelledSource(x_ACHW if scale is None else scale(x_ACHW), images.labels)
+
+
+def adaptable(pool: SubNetPool, digest: str) -> AdaptableNet:
+    """What a SubNet needs to adapt. AdaptiveError: it cannot."""
+    where = f"SubNet {digest}"
+    if pool.form != "onnx":
+        raise AdaptiveError(where, f"adapts in onnxruntime alone, not in {pool.form}", next_step="load it as 'onnx'")
+    net = pool.bundle.manifest.by_digest[digest].nets["onnx"]
+    if net.adaptable is None:
+        raise AdaptiveError(
+            where,
+            "has nothing to adapt by statistics",
+            next_step="export SubNets with BatchNorm by export.adaptable=true",
+        )
+    return net.adaptable
+
+
+def usual_features(source: AdaptationSource, net: AdaptableNet) -> UsualFeatures:
+    """The usual features of each BatchNorm, from those of all in one row."""
+    own = [slice(2 * one.start, 2 * one.stop) for one in spans(net.norms)]
+    return UsualFeatures(*(tuple(values[one] for one in own) for values in (source.usual_mean, source.usual_deviation)))

@@ -1,0 +1,99 @@
+"""The statistics of one SubNet that adapt, without labels, gradients and torch.
+
+Legend: A labelled source images, B batch, C channels, H height, W width, K classes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.adapting_weights.judging import AdaptedVerdict, AnchorGap, confidence, judged
+from adaptive_runtime.adapting_weights.network import ObservedNetwork, SeenImages
+from adaptive_runtime.adapting_weights.settings import WeightOptions
+from adaptive_runtime.adapting_weights.statistics import Array, NormStatistics
+
+
+class LabelledSource(NamedTuple):
+    """Images (A, C, H, W) like those of training, in the SubNet's size, and their labels (A,)."""
+
+    x_ACHW: Array
+    label_A: NDArray[np.int64]
+
+
+class StatisticsWeights:
+    """Statistics of a SubNet's BatchNorms that follow the images. `DriftGuard` says when.
+
+    anchor: labelled source images, read when they are needed. example: an image (1, C, H, W) of the latest verdict and the
+    adapted logits (1, K) for it; before, those of the source.
+
+    A step takes the statistics of images, where each BatchNorm normalises by them, mixed with the source's as by a prior of so
+    many images; steps are averaged. One step to a batch is that of `tasks.adaptation` by the method `batchnorm`.
+    """
+
+    def __init__(
+        self,
+        network: ObservedNetwork,
+        source: NormStatistics,
+        anchor: Callable[[], LabelledSource],
+        options: WeightOptions,
+    ) -> None:
+        self.network, self.source, self.options, self._anchor = network, source, options, anchor
+        self._usual = self._gap(source)
+        x_ACHW, _ = anchor()
+        self.example = self._example(x_ACHW, self.network.look(x_ACHW[:1], source))
+        self.reset()
+
+    @property
+    def fewest(self) -> int:
+        """Images of a step, and of a verdict, at least."""
+        return self.network.images
+
+    def reset(self) -> None:
+        """Back to the source."""
+        self.restore(self.source, 0)
+
+    def restore(self, statistics: NormStatistics, steps: int) -> None:
+        """Take statistics that come from so many steps."""
+        self.statistics, self.steps = statistics, steps
+
+    def adapt(self, x_BCHW: Array) -> None:
+        """One step to images, `fewest` at least."""
+        share = self.network.images / (self.network.images + self.options.prior_images)
+        found = self.network.statistics(x_BCHW, self.source, share)
+        newest = max(self.options.newest_share, 1 / (self.steps + 1))
+        self.restore(self.statistics.averaged(self.source.towards(found, share), newest), self.steps + 1)
+
+    def look(self, x_BCHW: Array) -> SeenImages:
+        """Images as the SubNet sees them with the statistics as they are now."""
+        return self.network.look(x_BCHW, self.statistics)
+
+    def verdict(self, x_BCHW: Array, source_BK: Array) -> AdaptedVerdict:
+        """Whether the statistics are better for held-back images than the source's.
+
+        First, what BatchNorms read of these images is nearer to the statistics that normalise it than with the source
+        (`NormStatistics.distance`). The adapted statistics then fit the images as the source's fit the source images, and the
+        source's fit the images as badly as the adapted ones fit the source images. So of each, accuracy is expected to be above
+        confidence by as much as it is on labelled source images: there with the source's statistics, or with the adapted ones.
+        """
+        if not self.statistics.is_finite:
+            return AdaptedVerdict(False, "adapted statistics are no finite numbers", 0.0, 0.0)
+        seen, usual = self.look(x_BCHW), self.network.look(x_BCHW, self.source)
+        self.example = self._example(x_BCHW, seen)
+        away, usually_away = seen.statistics.distance(self.statistics), usual.statistics.distance(self.source)
+        if not away < usually_away:
+            reason = (
+                f"held-back images are {away:.2g} away from adapted statistics, {usually_away:.2g} from the source's"
+            )
+            return AdaptedVerdict(False, reason, confidence(source_BK), confidence(seen.logits_BK))
+        return judged(source_BK, self._gap(self.statistics).above, seen.logits_BK, self._usual.above)
+
+    @staticmethod
+    def _example(x_BCHW: Array, seen: SeenImages) -> tuple[Array, Array]:
+        return x_BCHW[:1].copy(), seen.logits_BK[:1]
+
+    def _gap(self, statistics: NormStatistics) -> AnchorGap:
+        """On labelled source images."""
+        x_ACHW, label_A = self._anchor()
+        return AnchorGap.of(self.network.look(x_ACHW, statistics).logits_BK, label_A)

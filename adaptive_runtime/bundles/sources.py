@@ -1,0 +1,93 @@
+"""What a bundle tells of the images that its SubNets were made for: npz files without pickles.
+
+Legend: A labelled images, C channels, H height, W width, F channels of all BatchNorms, N images of calibration, D statistics of
+an image.
+"""
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.chains import ImagePreparation
+from adaptive_runtime.errors import AdaptiveError
+
+Array = NDArray[np.float32]
+LEVELS = 255.0
+"""Of a colour in uint8."""
+
+
+def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **dict(arrays))
+    return stream.getvalue()
+
+
+def _read(content: bytes, names: tuple[str, ...], where: str) -> dict[str, NDArray[Any]]:
+    """Arrays by name. AdaptiveError: there is one too few."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise AdaptiveError(where, f"cannot be read ({error})", next_step="export the bundle again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SourceImages:
+    """Labelled images (A, C, H, W) like those of training, in uint8 and the data's resolution; training has not seen them."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x_ACHW: Array, labels_A: NDArray[np.int64], prepared: ImagePreparation) -> Self:
+        """From images as a SubNet takes them, in the data's resolution; colours are rounded to levels of uint8."""
+        mean, deviation = _by_channel(prepared)
+        levels = np.rint((x_ACHW * deviation + mean) * LEVELS)
+        return cls(np.clip(levels, 0, LEVELS).astype(np.uint8), labels_A)
+
+    def normalised(self, prepared: ImagePreparation) -> Array:
+        """Images (A, C, H, W) as a SubNet takes them, in the data's resolution."""
+        mean, deviation = _by_channel(prepared)
+        return ((self.images / np.float32(LEVELS) - mean) / deviation).astype(np.float32)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _written({"images": self.images, "labels": self.labels})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Self:
+        """From a file's content. AdaptiveError: it is none."""
+        return cls(**_read(content, ("images", "labels"), where))
+
+
+def _by_channel(prepared: ImagePreparation) -> tuple[Array, Array]:
+    return tuple(np.array(each, np.float32).reshape(-1, 1, 1) for each in (prepared.mean, prepared.deviation))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptationSource:
+    """What is usual for one SubNet.
+
+    mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,): of the features of images
+    (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, D): their statistics, of images like those of training.
+    """
+
+    mean: Array
+    variance: Array
+    usual_mean: Array
+    usual_deviation: Array
+    calibration: NDArray[np.float64]
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _written({one.name: getattr(self, one.name) for one in fields(self)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Self:
+        """From a file's content. AdaptiveError: it is none."""
+        return cls(**_read(content, tuple(one.name for one in fields(cls)), where))

@@ -1,0 +1,10 @@
+"""Rules of the user, as text: what counts most, by battery, memory, load and temperature.
+
+[The choice at run time](docs/runtime_choice.md#rules) has the language with examples.
+"""
+
+from adaptive_runtime.choice.rules.parsing import parse_rules
+from adaptive_runtime.choice.rules.policy import ByRules
+from adaptive_runtime.choice.rules.rules import ChoiceRule, ChoiceRules, RuleCondition
+
+__all__ = ["ByRules", "ChoiceRule", "ChoiceRules", "RuleCondition", "parse_rules"]

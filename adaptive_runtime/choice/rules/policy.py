@@ -1,0 +1,101 @@
+"""A policy that follows rules: what is best changes with battery, memory, load and temperature of the device."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from adaptive_runtime.choice.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
+from adaptive_runtime.choice.inputs import ChoiceLimits
+from adaptive_runtime.choice.lookup import VariantLookUp
+from adaptive_runtime.choice.objectives import Objective
+from adaptive_runtime.choice.rules.rules import ChoiceRule, ChoiceRules
+from adaptive_runtime.choice.scoring import ACCURACY_FIRST, BatteryMu, CriterionWeights, ScoredObjectives
+
+NO_RULE = "no rule holds: accuracy first"
+
+
+class RuledChoice(NamedTuple):
+    """What is best now. holding: which conditions hold. mu: by the battery; None: no rule asks for it. told: in words."""
+
+    holding: tuple[bool, ...]
+    mu: float | None
+    rule: ChoiceRule | None
+    weights: CriterionWeights
+    told: str
+
+
+class ByRules:
+    """Decides by the policy that `policy_of` makes of the objective of the first rule that holds.
+
+    A condition that held holds until its value is beyond the limit by a band, and mu follows the battery in steps: so neither
+    flaps. Where another rule begins to hold, the wait for a better variant begins anew. The memory of a variant is at most what
+    is free now and what the running one has. AdaptiveError: a rule needs what the table does not know.
+    """
+
+    def __init__(
+        self, rules: ChoiceRules, look_up: VariantLookUp, policy_of: Callable[[Objective], ChoicePolicy]
+    ) -> None:
+        rules.check(look_up.table)
+        self.rules, self.look_up, self._policy_of = rules, look_up, policy_of
+        self._objectives = ScoredObjectives(look_up)
+        self._policies: tuple[Objective, ChoicePolicy] | None = None
+
+    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
+        """The next state, and the decision with the rule before its reason."""
+        ruled = self.ruled(state, inputs)
+        policy = self._policy(self._objectives.of(ruled.weights))
+        limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
+        known = state
+        if state.rule != ruled.told and state.better_since_s is not None:
+            known = state.model_copy(update={"better_since_s": None})
+        after, decision = policy.decide(known, inputs.model_copy(update={"limits": limits}))
+        if not inputs.for_run:
+            after = after.model_copy(update={"holding": ruled.holding, "mu": ruled.mu, "rule": ruled.told})
+        why = ruled.told if ruled.mu is None else f"{ruled.told}, mu {ruled.mu:.3g}"
+        told = {"rule": ruled.told, "reason": f"{why}; {decision.reason}"}
+        return after, decision.model_copy(update=told)
+
+    def ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
+        """What is best now. Before a later run of a request it is what was best before the first one."""
+        is_later = inputs.for_run and state.rule is not None
+        holding = state.holding if is_later else self.rules.holding(inputs, state.holding)
+        rule = self.rules.first(holding)
+        if rule is None:
+            return RuledChoice(holding, None, None, ACCURACY_FIRST, NO_RULE)
+        told = f"rule '{rule.text}'" + (" holds" if rule.any_of else "")
+        if not isinstance(rule.counts, BatteryMu):
+            return RuledChoice(holding, None, rule, rule.counts, told)
+        device = inputs.device
+        mu = state.mu if is_later else None
+        if mu is None:
+            battery, charging = (None, None) if device is None else (device.battery, device.charging)
+            mu = rule.counts.mu(battery, charging, state.mu)
+        return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), told)
+
+    def objective(self, state: ChoiceState, inputs: DecisionInputs) -> Objective:
+        """The objective of the next decision, made ready."""
+        return self._objectives.of(self.ruled(state, inputs).weights)
+
+    def _policy(self, objective: Objective) -> ChoicePolicy:
+        if self._policies is None or self._policies[0] is not objective:
+            self._policies = objective, self._policy_of(objective)
+        return self._policies[1]
+
+    def _limits(
+        self, limits: ChoiceLimits, rule: ChoiceRule | None, running: int | None, inputs: DecisionInputs
+    ) -> ChoiceLimits:
+        """With those of the rule, and within the memory of now."""
+        energy_mj = _least(limits.energy_mj, None if rule is None else rule.energy_mj)
+        memory_mib = _least(limits.memory_mib, None if rule is None else rule.memory_mib)
+        taken_mib, device = self.look_up.table.memory_mib, inputs.device
+        if device is not None and device.memory_available_mib is not None and taken_mib is not None:
+            own_mib = 0.0 if running is None else taken_mib[running]
+            memory_mib = _least(memory_mib, device.memory_available_mib + own_mib)
+        if (energy_mj, memory_mib) == (limits.energy_mj, limits.memory_mib):
+            return limits
+        return limits.model_copy(update={"energy_mj": energy_mj, "memory_mib": memory_mib})
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

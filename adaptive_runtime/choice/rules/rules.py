@@ -1,0 +1,139 @@
+"""Rules as data: conditions on the device, and what is best while they hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from adaptive_runtime.choice.decisions import DecisionInputs
+from adaptive_runtime.choice.scoring import ACCURACY_FIRST, BatteryMu, CriterionWeights
+from adaptive_runtime.choice.table import VariantTable
+from adaptive_runtime.errors import AdaptiveError
+
+Quantity = Literal["battery", "memory", "memory share", "load", "temperature", "charging"]
+ComparisonSign = Literal["<", "<=", ">", ">="]
+BANDS: dict[Quantity, float] = {"battery": 0.02, "memory share": 0.02, "load": 0.05, "temperature": 2.0}
+"""How far a value has to go back over its limit until a condition that held does so no more."""
+MEMORY_BAND = 0.05
+"""The same of free memory in MiB, as a share of the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCondition:
+    """A quantity and its limit. battery, memory share, load: 0 to 1; memory [MiB]: what is free; temperature [°C].
+
+    charging: limit 1 where the device should have a supply, 0 where it should not.
+    """
+
+    quantity: Quantity
+    sign: ComparisonSign
+    limit: float
+
+    def holds(self, inputs: DecisionInputs, held: bool) -> bool:
+        """Whether it holds now. held: whether it did before; then a value has to go back by a band.
+
+        A value that is not known changes nothing.
+        """
+        value = _value(self.quantity, inputs)
+        if value is None:
+            return held
+        if self.quantity == "charging":
+            return value == self.limit
+        band = self.band if held else 0.0
+        if self.sign in ("<", "<="):
+            limit = self.limit + band
+            return value < limit or (value == limit and self.sign == "<=")
+        limit = self.limit - band
+        return value > limit or (value == limit and self.sign == ">=")
+
+    @property
+    def band(self) -> float:
+        """By how much a value has to go back over the limit."""
+        return MEMORY_BAND * self.limit if self.quantity == "memory" else BANDS.get(self.quantity, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRule:
+    """A rule holds while all conditions of one of `any_of` hold; always where there are none. text: as the user wrote it.
+
+    counts: what is best. energy_mj, memory_mib: limits besides those of the model; None: none.
+    """
+
+    text: str
+    any_of: tuple[tuple[RuleCondition, ...], ...] = ()
+    counts: CriterionWeights | BatteryMu = ACCURACY_FIRST
+    energy_mj: float | None = None
+    memory_mib: float | None = None
+
+    @property
+    def conditions(self) -> tuple[RuleCondition, ...]:
+        """All its conditions, in the order of the text."""
+        return tuple(condition for every in self.any_of for condition in every)
+
+    def holds(self, holding: Sequence[bool]) -> bool:
+        """Whether it holds. holding: which of its conditions do."""
+        if not self.any_of:
+            return True
+        start = 0
+        for every in self.any_of:
+            if all(holding[start : start + len(every)]):
+                return True
+            start += len(every)
+        return False
+
+    def check(self, table: VariantTable) -> None:
+        """AdaptiveError in one line: it needs what the table does not know."""
+        where = f"policy, rule '{self.text}'"
+        weights = CriterionWeights.of_mu(0.5) if isinstance(self.counts, BatteryMu) else self.counts
+        for name, column, used in (
+            ("energy", table.energy_mj, weights.energy or self.energy_mj is not None),
+            ("memory", table.memory_mib, weights.memory or self.memory_mib is not None),
+        ):
+            if used and column is None:
+                got = f"needs the {name} of variants, which the table does not have"
+                raise AdaptiveError(where, got, next_step=f"measure {name}, or take a rule without it")
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRules:
+    """The first rule that holds counts. Where none does, the most accurate variant within the limits is best."""
+
+    text: str
+    rules: tuple[ChoiceRule, ...]
+
+    def holding(self, inputs: DecisionInputs, held: Sequence[bool]) -> tuple[bool, ...]:
+        """Which conditions of all rules hold now, in the order of the text. held: which did before; empty: none."""
+        conditions = [condition for rule in self.rules for condition in rule.conditions]
+        before = held if len(held) == len(conditions) else (False,) * len(conditions)
+        return tuple(condition.holds(inputs, was) for condition, was in zip(conditions, before, strict=True))
+
+    def first(self, holding: Sequence[bool]) -> ChoiceRule | None:
+        """The first rule that holds; None: none does."""
+        start = 0
+        for rule in self.rules:
+            end = start + len(rule.conditions)
+            if rule.holds(holding[start:end]):
+                return rule
+            start = end
+        return None
+
+    def check(self, table: VariantTable) -> None:
+        """AdaptiveError in one line: a rule needs what the table does not know."""
+        for rule in self.rules:
+            rule.check(table)
+
+
+def _value(quantity: Quantity, inputs: DecisionInputs) -> float | None:
+    device = inputs.device
+    if quantity == "load":
+        return inputs.load
+    if device is None:
+        return None
+    if quantity == "memory share":
+        return device.memory_share
+    if quantity == "charging":
+        return None if device.charging is None else float(device.charging)
+    return {
+        "battery": device.battery,
+        "memory": device.memory_available_mib,
+        "temperature": device.temperature_c,
+    }[quantity]

@@ -1,0 +1,43 @@
+"""How much accuracy counts against energy, by the charge of the battery."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from adaptive_runtime.errors import AdaptiveError
+
+STEPS = 100
+"""Of mu, from 0 to 1: each is an order of preference."""
+POINTS = ((0.0, 0.2), (1.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class BatteryMu:
+    """mu in steps of 0.01, linear between points (charge, mu) and constant outside of them; both rise.
+
+    Source: CrowdHMTware §III-D, where mu follows the remaining battery.
+    """
+
+    points: tuple[tuple[float, float], ...] = POINTS
+
+    def __post_init__(self) -> None:
+        charges = [charge for charge, _ in self.points]
+        rises = all(a < b for a, b in pairwise(charges)) and all(a[1] <= b[1] for a, b in pairwise(self.points))
+        if not (self.points and rises and all(0 <= value <= 1 for point in self.points for value in point)):
+            got = ", ".join(f"{charge:.4g}: {mu:.4g}" for charge, mu in self.points) or "no points"
+            allowed = "charges from 0 to 1 that rise, each with a mu from 0 to 1 that does not fall"
+            raise AdaptiveError("mu by battery", got, allowed=allowed)
+
+    def mu(self, battery: float | None, charging: bool | None, before: float | None = None) -> float:
+        """mu of a charge; of the last point on mains, and on a device without a battery.
+
+        before: mu so far, which stays while the charge asks for less than one and a half steps of change: so it does not flap.
+        """
+        charges, mus = zip(*self.points, strict=True)
+        if charging or battery is None:
+            return float(mus[-1])
+        mu = float(np.interp(battery, charges, mus))
+        if before is not None and abs(mu - before) < 1.5 / STEPS:
+            return before
+        return round(mu * STEPS) / STEPS

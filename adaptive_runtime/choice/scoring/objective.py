@@ -1,0 +1,66 @@
+"""The variant with the highest score within the limits, as fast as the most accurate one.
+
+For given weights a score is an order of preference, so the index of the look-up finds the highest one, too. A variant that
+another one replaces in accuracy, latency, energy and memory has no higher score, whatever the weights are: the front of the
+table is made once, and other weights order its variants alone.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from adaptive_runtime.choice.inputs import ChoiceLimits, LoadFactors
+from adaptive_runtime.choice.lookup import NONE, FoundVariant, VariantLookUp
+from adaptive_runtime.choice.objectives import LeastCost, MostAccurate, Objective
+from adaptive_runtime.choice.scoring.weights import ACCURACY_FIRST, LATENCY_FIRST, CriterionWeights
+
+KEPT_ORDERS = 16
+"""Orders of preference that are kept, each with its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestScore:
+    """The variant with the highest score within the limits; of equal ones as `VariantLookUp` prefers them.
+
+    look_up: in the order of the scores. Limits count under load, scores do not change with it: each criterion is between 0 and
+    1 over the variants that can be an answer, so variants that others replace change nothing. Source: CrowdHMTware, eq. 3.
+    """
+
+    look_up: VariantLookUp
+    weights: CriterionWeights
+
+    @classmethod
+    def of(cls, look_up: VariantLookUp, weights: CriterionWeights) -> "BestScore":
+        """By weights, from the look-up of the most accurate variant. AdaptiveError: the table does not know what is weighed."""
+        table = look_up.table
+        return cls(look_up.ranked(weights.checked(table).scores_V(table, look_up.kept_rows)), weights)
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        return self.look_up.under(limits, factors, without)
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        return self.look_up.prefers(one, other)
+
+
+class ScoredObjectives:
+    """Objectives of one table by their weights. The last ones are kept with their indexes."""
+
+    def __init__(self, look_up: VariantLookUp) -> None:
+        self.look_up = look_up
+        self._kept: dict[CriterionWeights, Objective] = {}
+
+    def of(self, weights: CriterionWeights) -> Objective:
+        """The objective of some weights: the most accurate, the fastest under load, or the highest score."""
+        found = self._kept.pop(weights, None)
+        if found is None:
+            found = self._made(weights)
+            while len(self._kept) >= KEPT_ORDERS:
+                del self._kept[next(iter(self._kept))]
+        self._kept[weights] = found
+        return found
+
+    def _made(self, weights: CriterionWeights) -> Objective:
+        if weights == ACCURACY_FIRST:
+            return MostAccurate(self.look_up)
+        if weights == LATENCY_FIRST:
+            return LeastCost(self.look_up, alpha_per_ms=1.0, beta_per_mj=0.0)
+        return BestScore.of(self.look_up, weights)

@@ -1,0 +1,107 @@
+"""A model that answers requests, whichever way they come: its queue, their deadlines, and what is counted.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.deployed import ModelAnswer, ModelState
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.service.metrics import ServiceMetrics
+from adaptive_runtime.service.models import ServedModel
+from adaptive_runtime.service.recent import RecentService
+from adaptive_runtime.service.refusals import RequestRefused
+from adaptive_runtime.service.tensors import shown
+from adaptive_runtime.service.waiting import RequestQueue
+
+BODY_S = 10.0
+"""A request that is not whole after so long is refused: it holds a place in the queue."""
+
+
+class AskedAnswer(NamedTuple):
+    """A request that was read. arrived_s: monotonic clock. deadline_ms: from then on; None: the service's.
+
+    subnet: the digest of the SubNet that answers; None: the one that serves.
+    """
+
+    images_NCHW: NDArray[np.float32]
+    arrived_s: float
+    deadline_ms: float | None
+    subnet: str | None
+
+
+class GivenAnswer(NamedTuple):
+    """An answer of the model. waited_ms: before its turn. late_ms: after its deadline; 0: in time."""
+
+    answer: ModelAnswer
+    waited_ms: float
+    late_ms: float
+
+
+class ModelService:
+    """A model with its queue. name: by which clients ask for it. deadline_ms: of requests that name none."""
+
+    def __init__(self, model: ServedModel, queue: RequestQueue, *, name: str, deadline_ms: float) -> None:
+        self.model, self.queue = model, queue
+        self.name, self.version, self._deadline_ms = name, model.version, deadline_ms
+        self.recent = RecentService(model.state())
+        self.metrics = ServiceMetrics(model, lambda: queue.depth)
+
+    def observe(self) -> ModelState:
+        """Tell what has changed since the last call. What serves now."""
+        state = self.model.state()
+        self.recent.observe(state)
+        if self.model.devices is not None:
+            self.recent.decisions.extend(self.model.devices.news())
+        return state
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts a request that gets no answer in the block; its error goes on. Cancelled: the client has left."""
+        try:
+            yield
+        except RequestRefused as refused:
+            self._count(refused.outcome)
+            raise
+        except asyncio.CancelledError:
+            self._count("refused")
+            raise
+        except Exception:
+            self._count("failed")
+            raise
+
+    async def answer(self, asked: AskedAnswer) -> GivenAnswer:
+        """The answer to a request that has a place in the queue. RequestRefused."""
+        subnets = self.model.subnets
+        if asked.subnet is not None and asked.subnet not in subnets:
+            raise RequestRefused(404, f"subnet '{shown(asked.subnet)}'; allowed: {', '.join(subnets)}")
+        until_s = asked.arrived_s + (asked.deadline_ms or self._deadline_ms) / 1e3
+        try:
+            answer = await self.queue.answer(asked.images_NCHW, until_s, asked.subnet)
+        except AdaptiveError as error:
+            raise RequestRefused(503, str(error), outcome="failed") from error
+        late_ms = max(0.0, passed_ms(until_s))
+        return GivenAnswer(answer, max(0.0, passed_ms(asked.arrived_s) - answer.latency_ms), late_ms)
+
+    def answered(self, given: GivenAnswer) -> None:
+        """Counts an answer that is given to its client."""
+        self._count("late" if given.late_ms else "answered")
+        self.metrics.observe(given.answer, given.waited_ms)
+        self.recent.answered(*given)
+        self.observe()
+
+    def _count(self, outcome: str) -> None:
+        self.metrics.count(outcome)
+        self.recent.outcomes[outcome] += 1
+
+
+def passed_ms(since_s: float) -> float:
+    """Since a moment of the monotonic clock [ms]."""
+    return 1e3 * (time.monotonic() - since_s)

@@ -1,0 +1,103 @@
+"""ONNX models that tell the statistics of what their BatchNorms read, so that a device can adapt them without torch.
+
+Legend: B batch, C channels of a norm, F channels of all norms.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+BATCH_NORM = "BatchNormalization"
+MEAN, VARIANCE, SHARE = "mean", "variance", "share"
+"""Inputs: by what BatchNorms normalise, and the share of the batch in it."""
+CHANNELS = "batch_norms/channels"
+MEANS, VARIANCES = "means", "variances"
+"""Outputs: of each channel of each image."""
+
+
+def statistics_names(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
+    """The names of mean and variance (C,) of each BatchNorm, in order."""
+    return tuple((node.input[3], node.input[4]) for node in model.graph.node if node.op_type == BATCH_NORM)
+
+
+def with_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same network with three inputs and two outputs more; it has a BatchNorm at least.
+
+    `mean`, `variance` (F,): of all BatchNorms, one after another, in the place of their own. `share` (): each normalises by
+    mean + share · (that of the batch − mean), and so its variance. `means`, `variances` (B, F): of each image over height and
+    width. The variance of a batch is the mean of its images' variances and the variance of their means.
+    """
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    graph = found.graph
+    norms = [node for node in graph.node if node.op_type == BATCH_NORM]
+    channels = _channels(model)
+    nodes = [  # sizes are no stored constant, which could be put outside the file, where they cannot be read in time
+        helper.make_node("Constant", [], [CHANNELS], value=numpy_helper.from_array(np.array(channels, np.int64)))
+    ]
+    nodes += [
+        helper.make_node("Split", [name, CHANNELS], [f"{norm.name}/{name}" for norm in norms], axis=0)
+        for name in (MEAN, VARIANCE)
+    ]
+    for name in (MEAN, VARIANCE):
+        graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [sum(channels)]))
+    graph.input.append(helper.make_tensor_value_info(SHARE, TensorProto.FLOAT, []))
+    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in (*graph.input, *graph.value_info)}
+    for node in graph.node:
+        nodes += _observed(node, ranks[node.input[0]]) if node.op_type == BATCH_NORM else [node]
+    for name in (MEANS, VARIANCES):
+        nodes.append(helper.make_node("Concat", [f"{norm.name}/{name}" for norm in norms], [name], axis=1))
+        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [_batch(model), sum(channels)]))
+    replaced = {name for pair in statistics_names(model) for name in pair}
+    kept = [one for one in graph.initializer if one.name not in replaced]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(kept)
+    onnx.checker.check_model(found)
+    return found
+
+
+def _channels(model: onnx.ModelProto) -> list[int]:
+    sizes = {one.name: one.dims[0] for one in model.graph.initializer if len(one.dims) == 1}
+    return [sizes[mean] for mean, _ in statistics_names(model)]
+
+
+def _batch(model: onnx.ModelProto) -> int:
+    return int(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
+
+
+def _observed(norm: onnx.NodeProto, rank: int) -> Iterator[onnx.NodeProto]:
+    """A BatchNorm of an input of so many axes, and what computes by what it normalises."""
+    x = norm.input[0]
+
+    def follow(op: str, inputs: Sequence[str], name: str, **attributes: Any) -> onnx.NodeProto:
+        own = [one if one in (x, SHARE) else f"{norm.name}/{one}" for one in inputs]
+        return helper.make_node(op, own, [f"{norm.name}/{name}"], **attributes)
+
+    if rank > 2:
+        axes = list(range(2, rank))
+        yield follow("ReduceMean", [x], "image_mean", axes=axes, keepdims=1)
+        yield follow("Sub", [x, "image_mean"], "away")
+        yield follow("Mul", ["away", "away"], "squares")
+        yield follow("ReduceMean", ["squares"], "image_square", axes=axes, keepdims=1)
+        yield follow("Flatten", ["image_mean"], MEANS, axis=1)
+        yield follow("Flatten", ["image_square"], VARIANCES, axis=1)
+    else:
+        yield follow("Identity", [x], MEANS)
+        yield follow("Sub", [x, x], VARIANCES)
+    yield follow("ReduceMean", [MEANS], "batch_mean", axes=[0], keepdims=0)
+    yield follow("Sub", [MEANS, "batch_mean"], "apart")
+    yield follow("Mul", ["apart", "apart"], "apart_squares")
+    yield follow("Add", ["apart_squares", VARIANCES], "batch_squares")
+    yield follow("ReduceMean", ["batch_squares"], "batch_variance", axes=[0], keepdims=0)
+    for name in (MEAN, VARIANCE):
+        yield follow("Sub", [f"batch_{name}", name], f"{name}/away")
+        yield follow("Mul", [f"{name}/away", SHARE], f"{name}/moved")
+        yield follow("Add", [name, f"{name}/moved"], f"{name}/mixed")
+    changed = onnx.NodeProto()
+    changed.CopyFrom(norm)
+    changed.input[3], changed.input[4] = (f"{norm.name}/{name}/mixed" for name in (MEAN, VARIANCE))
+    yield changed

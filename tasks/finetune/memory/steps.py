@@ -1,0 +1,124 @@
+"""Steps of one rank within a budget. Legend: B batch, C channels, H height, W width."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed, nn
+
+from tasks.artifacts import write_json
+from tasks.errors import UserError
+from tasks.finetune.memory.telling import plan_file
+from tasks.finetune.settings import Settings, TrainSettings
+from tasks.training_memory import StorageCount, measure_optimiser
+from tasks.training_memory.saved import SavingPlan, StepMemory, fit
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStep:
+    """What is tried out before training: the passes of a step, gradients exchanged, without an update.
+
+    run: the passes. module: whose gradients are forgotten then, and whose buffers are put back. there: what is in memory
+    before a step, but for gradients. optimiser: whose state counts, also while it is not there yet.
+    """
+
+    run: Callable[[], None]
+    module: nn.Module
+    there: Callable[[], Sequence[Tensor]]
+    optimiser: torch.optim.Optimizer
+
+
+class BudgetedSteps:
+    """Carries the plan of one phase out; without a budget, steps are plain and nothing is counted."""
+
+    def __init__(self, settings: TrainSettings, folder: Path, device: torch.device) -> None:
+        self._budget_mib = settings.memory_mib if isinstance(settings, Settings) else None
+        self._folder = folder
+        self._memory = StepMemory(None)
+        self._exchanged: list[Tensor] = []
+        self._steps = 0
+        self.plan: SavingPlan | None = None
+        self.peak_mib: float | None = None
+        if self._budget_mib is not None and device.type != "cpu":
+            raise UserError(f"finetune.memory_mib={self._budget_mib:g}", f"the device is {device.type}", allowed="cpu")
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether there is a budget."""
+        return self._budget_mib is not None
+
+    def fit(self, trial: TrialStep, first_step: int, *, tells: bool) -> None:
+        """Make the plan before the first step of a phase. tells: leave it where the launcher looks.
+
+        UserError for a budget that cannot be met, with the least that can.
+        """
+        assert self._budget_mib is not None
+        before = [(buffer, buffer.clone()) for buffer in trial.module.buffers()]
+        trained = [weight for weight in trial.module.parameters() if weight.requires_grad]
+        state = 0.0 if trial.optimiser.state else measure_optimiser(trial.optimiser).state
+        sizes = [weight.nbytes for weight in trained]
+        copied = max(sizes, default=0)  # smaller SubNets copy the part of a weight that they have
+        stand_in = torch.empty(int(state * sum(sizes)) + copied, dtype=torch.uint8)
+
+        def step(memory: StepMemory) -> None:
+            self._memory = memory
+            trial.run()
+            self._forget_gradients(trained)
+
+        self.plan = fit(
+            step,
+            self._budget_mib,
+            where=f"finetune.memory_mib={self._budget_mib:g}",
+            given=lambda: [*trial.there(), *self._exchanged, stand_in],
+            folder=str(self._folder),
+            agreed=_largest_of_ranks,
+        )
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+        self._memory = StepMemory(self.plan.kept_bytes, str(self._folder))
+        if tells:
+            write_json(plan_file(self._folder, first_step), asdict(self.plan))
+
+    def _forget_gradients(self, trained: Sequence[nn.Parameter]) -> None:
+        """Gradients end in the buffers of their exchange, which stay."""
+        self._exchanged = [weight.grad for weight in trained if weight.grad is not None]
+        for weight in trained:
+            weight.grad = None
+
+    def forward(self, staying: Callable[[], Sequence[Tensor]]) -> AbstractContextManager[None]:
+        """A forward pass. staying: weights and the like."""
+        return self._memory.forward(staying()) if self.budgeted else nullcontext()
+
+    @contextmanager
+    def counted(self, there: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
+        """A step with its update. The second one is counted, since the optimiser's state is there by then.
+
+        there: what is in memory before a step, but for gradients.
+        """
+        if self.plan is None or self._steps != 1:
+            yield
+        else:
+            with StorageCount([*there(), *self._exchanged]) as count:
+                yield
+            self.peak_mib, self._exchanged = count.peak_mib, []
+        self._steps += 1
+
+    def measured(self) -> dict[str, float]:
+        """For the history: the peak of the step that has just been counted, beside the predicted one; of others nothing."""
+        if self.plan is None or self.peak_mib is None or self._steps != 2:
+            return {}
+        return {"step_peak_mib": self.peak_mib, "step_predicted_mib": self.plan.peak_mib}
+
+    def close(self) -> None:
+        """What waited on disk is gone."""
+        self._memory.close()
+
+
+def _largest_of_ranks(mib: float) -> float:
+    """So that all ranks come to the same plan."""
+    found = torch.tensor(mib, dtype=torch.float64)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX)
+    return float(found)

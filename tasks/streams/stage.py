@@ -1,0 +1,202 @@
+"""The stage `stream`: one SubNet plays a stream under each method.
+
+After each method its errors, its events and its side file are on disk; a killed stage goes on with the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+import tailor_ir
+from tailor_ir import Config, SuperNet
+from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, save_adapted
+from tasks.artifacts import append_line, read_lines
+from tasks.data import DataSettings, load_splits
+from tasks.data.drift import DriftSettings, LabelledImages, plan_stream, stream
+from tasks.errors import UserError
+from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.progress import Progress
+from tasks.schemas.stored import StageResult
+from tasks.streams.images import KnownImages, held_out_images
+from tasks.streams.players import SourcePlayer, StreamMethod, StreamPlayer, left_out, make_player
+from tasks.streams.playing import Played, error_percent, phases_of, play
+from tasks.streams.results import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamPhase
+from tasks.streams.settings import Settings
+
+METHODS_FILE = "methods.jsonl"
+WINDOWS_FILE = "windows.parquet"
+ADAPTED_FOLDER = "adapted"
+"""Of side files."""
+
+
+class _Subnet:
+    """A SubNet as it plays: where it comes from, what is known of its source, and the images of the stream."""
+
+    def __init__(
+        self, supernet: Path, config: Config | None, data: DataSettings, recalibration_images: int | None
+    ) -> None:
+        """config: None: the largest one. recalibration_images: None: BatchNorm statistics as the SuperNet has them."""
+        self.net: SuperNet = tailor_ir.load(supernet)
+        self.config: Config = self.net.space.canonical(config or self.net.max_config)
+        height, width = self.net.input_shape(self.config)[-2:]
+        self.size = height, width
+        splits = load_splits(data)
+        statistics = None
+        if recalibration_images is not None:
+            known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)
+            statistics = statistics_of(self.net, self.config, known)
+        self.network = self.net.build(self.config, statistics)
+        self.images = LabelledImages.of(splits["test"])
+        self.known: KnownImages = held_out_images(splits["validation"], self.size)
+        self.source, self.reason = self._adaptive()
+
+    def _adaptive(self) -> tuple[AdaptiveSubnet | None, str]:
+        """As it adapts; or None, and why it cannot."""
+        try:
+            return AdaptiveSubnet(self.network), ""
+        except UserError as error:
+            return None, str(error).removeprefix("adaptation: ")
+
+    def left_out(self, method: StreamMethod) -> str | None:
+        """Why it cannot play a method; None where it can."""
+        if self.source is None:
+            return None if method == "source" else self.reason
+        return left_out(method, self.source)
+
+    def player(self, method: StreamMethod, settings: AdaptationSettings, batch_size: int) -> StreamPlayer:
+        """A player of a method that it can play."""
+        if self.source is None:
+            return SourcePlayer(self.network)
+        return make_player(method, self.source, self.known, settings, batch_size)
+
+
+def run(
+    settings: Settings,
+    adaptation: AdaptationSettings,
+    drift: DriftSettings,
+    data: DataSettings,
+    supernet: Path,
+    title: str,
+    config: Mapping[str, Any] | None,
+    recalibration_images: int | None,
+    out: Path,
+    progress: Progress,
+) -> StageResult:
+    """Play the stream under each method. title: how the SubNet is called. config: of a SubNet; None: the largest one.
+
+    recalibration_images: of its BatchNorm statistics; None: those that the SuperNet has.
+    """
+    subnet = _Subnet(supernet, None if config is None else dict(config), data, recalibration_images)
+    phases = phases_of(plan_stream(drift, subnet.images.label_M), drift)
+    (out / ADAPTED_FOLDER).mkdir(exist_ok=True)
+    reasons = {method: why for method in settings.methods if (why := subnet.left_out(method)) is not None}
+    if reasons:
+        progress.say(f"left out: {_grouped(reasons)}")
+    known = {line["method"]: StreamedMethod.model_validate(line) for line in read_lines(out / METHODS_FILE)}
+    for method in settings.methods:
+        if method not in known and method not in reasons:
+            player = subnet.player(method, adaptation, drift.batch_size)
+            known[method] = _streamed(method, player, subnet, phases, drift, settings.window_images, out, progress)
+            append_line(out / METHODS_FILE, known[method].to_json())
+    methods = tuple(known[method] for method in settings.methods if method in known)
+    found = StreamedNetwork(
+        title=title,
+        digest=subnet.net.space.digest(subnet.config),
+        config=subnet.config,
+        images=sum(phase.images for phase in phases),
+        window_images=settings.window_images,
+        settings=drift.model_dump(mode="json"),
+        phases=phases,
+        methods=methods,
+        errors_percent={one.method: one.error_percent for one in methods},
+        left_out={**reasons},
+    )
+    write_windows(found, out / WINDOWS_FILE)
+    return found.write(out / STREAM_FILE)
+
+
+def _streamed(
+    method: StreamMethod,
+    player: StreamPlayer,
+    subnet: _Subnet,
+    phases: Sequence[StreamPhase],
+    drift: DriftSettings,
+    window_images: int,
+    out: Path,
+    progress: Progress,
+) -> StreamedMethod:
+    """The stream under one method; its side file is written."""
+    total = sum(phase.images for phase in phases)
+    played = _played(method, player, subnet, drift, total, window_images, progress)
+    return StreamedMethod(
+        method=method,
+        error_percent=error_percent(played.right_N),
+        window_error_percent=played.windows,
+        phase_error_percent=played.of_phases(phases),
+        events=tuple(played.events),
+        side_file=_save(player, method, subnet, out),
+        images_per_s=total / played.seconds,
+    )
+
+
+def _played(
+    method: StreamMethod,
+    player: StreamPlayer,
+    subnet: _Subnet,
+    drift: DriftSettings,
+    total: int,
+    window_images: int,
+    progress: Progress,
+) -> Played:
+    """The stream under one method, with its error so far on the bar and each window's as a metric."""
+    told = 0
+    with progress.bar(method, total=total) as bar:
+
+        def after(played: Played, images: int) -> None:
+            nonlocal told
+            bar.advance(images)
+            last = f"; {played.events[-1].kind}" if played.events else ""
+            bar.note(f"error {error_percent(played.right_N):.1f} %{last}")
+            done = len(played.right_N)
+            windows = played.windows if done == total else played.windows[: done // window_images]
+            for number, error in enumerate(windows[told:], told):
+                progress.metrics({f"window_error_percent.{method}": error}, min((number + 1) * window_images, total))
+            told = len(windows)
+
+        return play(player, stream(drift, subnet.images), subnet.size, window_images, after)
+
+
+def _save(player: StreamPlayer, method: StreamMethod, subnet: _Subnet, out: Path) -> str | None:
+    """The side file of what has adapted, in the end; None where the source answers."""
+    if player.adapted is None:
+        return None
+    name = f"{ADAPTED_FOLDER}/{method}.safetensors"
+    save_adapted(out / name, player.adapted, subnet.net, subnet.config)
+    return name
+
+
+def _grouped(reasons: Mapping[StreamMethod, str]) -> str:
+    """Methods with the same reason together, in one line."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(method)
+    return "; ".join(f"{', '.join(methods)}: {reason}" for reason, methods in by_reason.items())
+
+
+def write_windows(found: StreamedNetwork, file: Path) -> None:
+    """A row for each window of each method: its first image, the number of its images, its error [%]."""
+    rows = [
+        {
+            "method": one.method,
+            "window": number,
+            "first_image": number * found.window_images,
+            "images": min(found.window_images, found.images - number * found.window_images),
+            "error_percent": error,
+        }
+        for one in found.methods
+        for number, error in enumerate(one.window_error_percent)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), file)

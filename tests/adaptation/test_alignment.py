@@ -1,0 +1,63 @@
+"""Light and contrast of single images are undone, usual images stay."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.adaptation import AdaptiveSubnet, MethodSettings, load_adapted, make_method, save_adapted
+from tasks.adaptation.alignment import InputAlignment
+from tasks.errors import UserError
+from tests.adaptation.small_subnets import batches, smallest, supernet
+
+
+def lit(count: int, seed: int) -> torch.Tensor:
+    """Images (B, 3, 16, 16) whose light and contrast differ a little."""
+    generator = torch.Generator().manual_seed(seed)
+    light, contrast = torch.randn(2, count, 3, 1, 1, generator=generator)
+    return (1 + 0.1 * contrast) * torch.randn(count, 3, 16, 16, generator=generator) + 0.2 * light
+
+
+def test_usual_images_stay_bit_by_bit() -> None:
+    alignment = InputAlignment.of([lit(64, 0), lit(64, 1)], deviations=5.0)
+    assert torch.equal(alignment(lit(32, 2)), lit(32, 2))
+
+
+def test_light_and_contrast_are_brought_back_for_each_image_alone() -> None:
+    alignment = InputAlignment.of([lit(256, 0)], deviations=0.0)
+    x_BCHW = lit(32, 1)
+    darker = 0.15 * x_BCHW - torch.tensor([1.0, 0.0, -2.0]).reshape(3, 1, 1)
+    torch.testing.assert_close(alignment(darker), alignment(x_BCHW), rtol=1e-4, atol=1e-4)
+    together = torch.cat([darker[:1], x_BCHW[1:]])
+    torch.testing.assert_close(alignment(together)[:1], alignment(darker[:1]), rtol=0, atol=0)
+    found = alignment(darker)
+    assert found.mean((2, 3)).std(0).max() < 1e-5
+    assert found.std((2, 3)).mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_an_unusual_image_goes_to_the_edge_of_what_is_usual() -> None:
+    alignment = InputAlignment.of([lit(256, 0)], deviations=2.0)
+    mean_BC = alignment(lit(8, 1) + 5.0).mean((2, 3))
+    edge_C = alignment.mean_C + 2 * alignment.mean_spread_C
+    torch.testing.assert_close(mean_BC, edge_C.expand(8, 3), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_usual_takes_images() -> None:
+    with pytest.raises(UserError, match="source images: 1; allowed: 2 or more"):
+        InputAlignment.of([lit(1, 0)], 1.0)
+
+
+@pytest.mark.parametrize("kind", ["batch", "layer"])
+def test_a_side_file_has_what_is_usual(kind: str, tmp_path: Path) -> None:
+    net = supernet(kind)
+    config = smallest(net)
+    subnet = AdaptiveSubnet.of(net, config)
+    settings = MethodSettings(method="tent", learning_rate=0.01, input_deviations=1.0)
+    make_method(subnet, settings, batches(2)).adapt(batches(1, shift=1.0)[0])
+    save_adapted(tmp_path / "adapted.safetensors", subnet, net, config)
+    other = AdaptiveSubnet.of(net, config)
+    load_adapted(tmp_path / "adapted.safetensors", other, net, config)
+    x_BCHW = batches(1, shift=2.0, seed=5)[0]
+    assert torch.equal(other(x_BCHW), subnet(x_BCHW))
+    subnet.alignment = None
+    assert not torch.equal(other(x_BCHW), subnet(x_BCHW))

@@ -1,0 +1,67 @@
+"""Weights that adapt on the device compute what torch computes: statistics of images, and answers with them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tailor_ir
+from adaptive_runtime.adapting_weights import NormStatistics, StatisticsWeights, WeightOptions
+from adaptive_runtime.adapting_weights.weights import LabelledSource
+from tailor_ir import SuperNet
+from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
+from tasks.adaptation.norms import AdaptiveBatchNorm
+from tasks.export.bundles.adaptable import adaptable_net, observed
+from tests.ir.networks import perturb, small_net
+from tests.runtime.bundled import OBSERVED_IMAGES, SETTINGS
+
+TOLERANCE = 1e-4
+PRIOR_IMAGES, NEWEST_SHARE = 4.0, 0.3
+
+
+def images(count: int, seed: int, shift: float = 0.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((count, 3, 16, 16)) + shift).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def net() -> SuperNet:
+    torch.manual_seed(0)
+    return tailor_ir.compile(perturb(small_net(blocks=2)), torch.randn(1, 3, 16, 16), {"*.width_mult": [0.5, 1]})
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+def test_steps_on_the_device_are_those_of_torch(net: SuperNet, which: str, tmp_path: Path) -> None:
+    config = net.max_config if which == "largest" else net.min_config
+    statistics = net.recalibrate(config, [torch.from_numpy(images(64, 1))])
+    net.export_together({which: (config, statistics)}, tmp_path, observed_images=OBSERVED_IMAGES)
+    facts = adaptable_net(which, OBSERVED_IMAGES, tmp_path, images(96, 2), SETTINGS)
+    assert facts is not None
+    network = observed(facts, tmp_path, SETTINGS)
+    source = AdaptiveSubnet.of(net, config, statistics)
+    layers = [layer for layer in source.norms.values() if isinstance(layer, AdaptiveBatchNorm)]
+    assert len(layers) == len(source.norms) == len(facts.norms)
+    expected = [(layer.running_mean.numpy(), layer.running_var.numpy()) for layer in layers]
+    own = NormStatistics(*(np.concatenate(each) for each in zip(*expected, strict=True)))
+
+    anchor = LabelledSource(images(32, 3), np.zeros(32, np.int64))
+    options = WeightOptions(prior_images=PRIOR_IMAGES, newest_share=NEWEST_SHARE)
+    weights = StatisticsWeights(network, own, lambda: anchor, options)
+    settings = MethodSettings(method="batchnorm", prior_images=PRIOR_IMAGES, newest_share=NEWEST_SHARE)
+    method = make_method(source, settings, [])
+    x = images(8, 9, 0.7)
+    with torch.no_grad():
+        assert np.abs(weights.look(x).logits_BK - source(torch.from_numpy(x)).numpy()).max() <= TOLERANCE
+    for step in range(3):
+        batch = images(OBSERVED_IMAGES, 10 + step, 0.7)
+        method.adapt(torch.from_numpy(batch))
+        weights.adapt(batch)
+    found = weights.statistics.by_name(facts.norms)
+    for norm, layer in zip(facts.norms, layers, strict=True):
+        assert np.abs(found[norm.mean] - layer.running_mean.numpy()).max() <= TOLERANCE
+        assert np.abs(found[norm.variance] - layer.running_var.numpy()).max() <= TOLERANCE
+    with torch.no_grad():
+        logits = source(torch.from_numpy(x)).numpy()
+    assert np.abs(weights.look(x).logits_BK - logits).max() <= TOLERANCE * np.abs(logits).max()
+    weights.reset()
+    assert np.abs(weights.look(x).logits_BK - logits).max() > 100 * TOLERANCE

@@ -1,0 +1,286 @@
+"""A deployed model whose weights follow drifted images: beside serving, judged, undone, and remembered."""
+
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import adaptive_runtime
+import tailor_ir
+from adaptive_runtime.adapting_weights import AdaptedSubnet, GuardSettings, NormStatistics, WeightOptions
+from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from adaptive_runtime.deployed import DeployedModel
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.service.load import LoadTold
+from adaptive_runtime.service.recent import RecentService
+from adaptive_runtime.service.told import state_told
+from tests.ir.networks import small_net
+from tests.runtime.bundled import SourceData, write_plain_bundle
+from tests.runtime.service_process import INFER, body, refused, served, soon
+
+PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (16, 16))
+MOST_IMAGES = 200
+WITHIN_S = 60.0
+
+
+def pictures(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Faint patterns of five classes in noise, in [0, 1]: x (N, 3, 16, 16), labels (N,)."""
+    generator = torch.Generator().manual_seed(seed)
+    y_N = torch.randint(5, (count,), generator=generator)
+    x_NCHW = 0.5 + 0.08 * (1.2 * PATTERNS[y_N] + torch.randn(count, 3, 16, 16, generator=generator))
+    return x_NCHW.clamp(0, 1).numpy(), y_N.numpy()
+
+
+def drifted(x_NCHW: np.ndarray) -> np.ndarray:
+    """Brighter in two colours, darker in one, with less contrast."""
+    colours = np.array([0.12, -0.08, 0.06], np.float32).reshape(3, 1, 1)
+    return (0.5 + 0.4 * (x_NCHW - 0.5) + colours).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    network = small_net(blocks=1).train()
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    for step in range(50):
+        x_NCHW, y_N = map(torch.from_numpy, pictures(64, 1000 + step))
+        optimiser.zero_grad()
+        functional.cross_entropy(network(x_NCHW), y_N).backward()
+        optimiser.step()
+    net = tailor_ir.compile(network.eval(), torch.zeros(1, 3, 16, 16), {"*.width_mult": [0.5, 1]})
+    folder = tmp_path_factory.mktemp("adaptable") / "bundle"
+    write_plain_bundle(net, [net.max_config, net.min_config], folder, source=SourceData(*pictures(64 + 256, 1)))
+    return folder
+
+
+def opened(bundle: Path, state: Path | None = None) -> DeployedModel:
+    options = WeightOptions(state=state, waiting_images=10_000, guard=GuardSettings(judged_from=8))
+    return adaptive_runtime.load(bundle, prepares=False, weights=options)
+
+
+def error(model: DeployedModel, x_NCHW: np.ndarray, y_N: np.ndarray) -> float:
+    """Of answers while the model looks at the images, 16 at once."""
+    wrong = 0
+    for start in range(0, len(x_NCHW), 16):
+        wrong += int((model.infer(x_NCHW[start : start + 16]).classes != y_N[start : start + 16]).sum())
+        assert model.weights is not None
+        model.weights.wait()
+    return wrong / len(x_NCHW)
+
+
+def kinds(model: DeployedModel) -> list[str]:
+    assert model.state.weights is not None
+    return [event.kind for event in model.state.weights.events]
+
+
+def serving_adapted(model: DeployedModel) -> bool:
+    assert model.state.weights is not None
+    return model.state.weights.subnets[model.state.serving.digest].adapted
+
+
+def test_drift_is_corrected_and_the_source_is_back_when_it_is_over(bundle: Path) -> None:
+    x_NCHW, y_N = pictures(320, 5)
+    with opened(bundle) as model:
+        x_1CHW = x_NCHW[:1]
+        recent = RecentService(model.state)
+        before = model.infer(x_1CHW).logits
+        clean = error(model, x_NCHW, y_N)
+        assert kinds(model) == []
+        assert not serving_adapted(model)
+        assert np.array_equal(model.infer(x_1CHW).logits, before)
+        far = drifted(x_NCHW)
+        error(model, far[:160], y_N[:160])
+        assert kinds(model)[:2] == ["drift", "kept"]
+        recent.observe(model.state)
+        told = state_told(model.state, recent, LoadTold(), {})
+        steps = [one["step"] for one in reversed(told["decisions"])]
+        assert steps[:3] == ["start", "weights: drift", "weights: kept"]
+        assert told["model"]["weights"]["subnets"][model.state.serving.digest]["adapted"]
+        assert serving_adapted(model)
+        assert not np.array_equal(model.infer(x_1CHW).logits, before)
+        corrected = error(model, far[160:], y_N[160:])
+        assert clean < 0.1
+        assert corrected < clean + 0.1
+        more, labels = pictures(MOST_IMAGES, 6)
+        error(model, more, labels)
+        assert kinds(model)[-1] in ("over", "undone")
+        assert not serving_adapted(model)
+        assert np.array_equal(model.infer(x_1CHW).logits, before)
+    with adaptive_runtime.load(bundle, prepares=False) as plain:
+        left_alone = np.mean(plain.infer(far).classes != y_N)
+    assert left_alone > corrected + 0.2
+
+
+def wrong(statistics: NormStatistics, how: str) -> NormStatistics:
+    if how == "narrow":
+        return NormStatistics(statistics.mean_F, statistics.variance_F * np.float32(0.05))
+    if how == "wide":
+        return NormStatistics(statistics.mean_F, statistics.variance_F * np.float32(30))
+    order = np.random.default_rng(0).permutation(len(statistics.mean_F))
+    return NormStatistics(statistics.mean_F[order], statistics.variance_F[order])
+
+
+@pytest.mark.parametrize("how", ["narrow", "wide", "shuffled"])
+@pytest.mark.parametrize("stream", ["clean", "drifted"])
+def test_statistics_that_are_wrong_on_purpose_are_undone_soon(
+    bundle: Path, tmp_path: Path, how: str, stream: str
+) -> None:
+    """The side file of an earlier process has them."""
+    with adaptive_runtime.load(bundle, prepares=False) as plain:
+        x_NCHW, _ = pictures(MOST_IMAGES, 7)
+        x_NCHW = drifted(x_NCHW) if stream == "drifted" else x_NCHW
+        expected = plain.infer(x_NCHW[:1]).logits
+        digest, pool = plain.state.serving.digest, plain.pool
+        net = pool.bundle.manifest.by_digest[digest].nets["onnx"].adaptable
+        assert net is not None
+        source = AdaptedSubnet(pool, digest, WeightOptions(), None).weights.source
+        belongs = pool.bundle.manifest.files[net.source].sha256
+    AdaptedFiles(tmp_path / "state").write(digest, belongs, wrong(source, how), 3)
+    with opened(bundle, tmp_path / "state") as model:
+        assert model.weights is not None
+        model.weights.wait()
+        assert serving_adapted(model)
+        assert not np.allclose(model.infer(x_NCHW[:1]).logits, expected, rtol=1e-3)
+        error(model, x_NCHW[1:], np.zeros(MOST_IMAGES - 1, np.int64))
+        assert model.state.weights is not None
+        undone = [one for one in model.state.weights.events if one.kind in ("undone", "over")]
+        if not undone:  # steps to drifted images have corrected it
+            assert stream == "drifted"
+            x_NCHW, y_N = pictures(MOST_IMAGES, 9)
+            with adaptive_runtime.load(bundle, prepares=False) as plain:
+                left_alone = np.mean(plain.infer(drifted(x_NCHW)).classes != y_N)
+            assert error(model, drifted(x_NCHW), y_N) < left_alone
+            return
+        assert undone[0].image <= MOST_IMAGES
+        if stream == "clean":
+            assert np.array_equal(model.infer(x_NCHW[:1]).logits, expected)
+            assert not (tmp_path / "state" / f"{digest}.adapted.npz").exists()
+            assert kinds(model) == ["undone"]  # nothing adapts to images that nobody has seen drift
+
+
+def adapted_state(bundle: Path, tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+    """The side file of a model that adapted, an image, and its adapted logits."""
+    x_NCHW, y_N = pictures(192, 8)
+    with opened(bundle, tmp_path / "state") as model:
+        error(model, drifted(x_NCHW), y_N)
+        assert serving_adapted(model)
+        digest = model.state.serving.digest
+        logits = model.infer(x_NCHW[:1]).logits
+    return tmp_path / "state" / f"{digest}.adapted.npz", x_NCHW[:1], logits
+
+
+def test_what_was_adapted_survives_a_restart_and_no_weights_are_written(bundle: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in bundle.iterdir() if file.is_file()}
+    _, x_1CHW, logits = adapted_state(bundle, tmp_path)
+    with opened(bundle, tmp_path / "state") as again:
+        assert again.weights is not None
+        again.weights.wait()
+        assert serving_adapted(again)
+        assert np.array_equal(again.infer(x_1CHW).logits, logits)
+    assert {file.name: file.read_bytes() for file in bundle.iterdir() if file.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
+def test_a_damaged_side_file_is_one_line_and_the_source_serves(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, statistics = AdaptedFiles(tmp_path / "state"), NormStatistics(np.ones(5, np.float32), np.ones(5, np.float32))
+    files.write("subnet", "a bundle", statistics, 2)
+    found = files.read("subnet", "a bundle", 5)
+    assert found is not None
+    assert (found[1], found[0].mean_F.tolist()) == (2, [1.0] * 5)
+    file = files.file("subnet")
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        with np.load(file) as arrays:
+            np.savez(file, **{**arrays, "mean": arrays["mean"] + 1})
+    wanted = "another bundle" if damage == "foreign" else "a bundle"
+    with caplog.at_level(logging.WARNING, "adaptive_runtime"):
+        assert files.read("subnet", wanted, 5) is None
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"'{file}' ")
+    assert "\n" not in record.getMessage()
+    assert ("belongs to another" if damage == "foreign" else "is damaged") in record.getMessage()
+
+
+def test_requests_see_the_old_weights_or_the_new_ones(bundle: Path) -> None:
+    """Answers of threads that ask while weights change are one of two, bit by bit."""
+    x_NCHW, _ = pictures(1, 9)
+    with adaptive_runtime.load(bundle, prepares=False) as model:
+        digest = model.state.serving.digest
+        subnet = AdaptedSubnet(model.pool, digest, WeightOptions(), None)
+        source = model.infer(x_NCHW).logits
+        subnet.weights.restore(wrong(subnet.weights.source, "wide"), 2)
+        x_BCHW, _ = subnet.weights.example
+        subnet.weights.example = x_BCHW, subnet.weights.look(x_BCHW).logits_BK
+        subnet.serve_adapted()
+        adapted = model.infer(x_NCHW).logits
+        found: list[np.ndarray] = []
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                found.append(model.infer(x_NCHW).logits)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            subnet.serve_source()
+            subnet.serve_adapted()
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not np.array_equal(source, adapted)
+    seen = {one.tobytes() for one in found}
+    assert seen <= {source.tobytes(), adapted.tobytes()}
+    assert adapted.tobytes() in seen
+
+
+def test_a_bundle_without_what_adapting_needs_is_one_clear_line(plain_bundle: Path) -> None:
+    with pytest.raises(AdaptiveError, match=r"has nothing to adapt by statistics; export SubNets with BatchNorm"):
+        adaptive_runtime.load(plain_bundle, prepares=False, weights="statistics")
+    with pytest.raises(AdaptiveError, match="weights: 'gradients'; allowed: 'statistics'"):
+        adaptive_runtime.load(plain_bundle, prepares=False, weights="gradients")  # type: ignore[arg-type]
+
+
+def test_a_service_adapts_tells_it_and_goes_on_after_a_restart(
+    bundle: Path, plain_bundle: Path, tmp_path: Path
+) -> None:
+    options = ("--weights", "statistics", "--state", str(tmp_path / "state"), "--cache", str(tmp_path / "cache"))
+    x_NCHW, _ = pictures(192, 10)
+    with served(bundle, tmp_path / "log", *options) as service:
+
+        def known() -> dict[str, Any]:
+            (found,) = service.state()["model"]["weights"]["subnets"].values()
+            assert isinstance(found, dict)
+            return found
+
+        def has_looked_at(images: int) -> bool:
+            return bool(known()["images"] == images)
+
+        assert soon(lambda: bool(service.state()["model"]["weights"]["subnets"]), WITHIN_S)
+        for start in range(0, len(x_NCHW), 16):
+            assert service.http.post(INFER, **body(drifted(x_NCHW[start : start + 16]))).status_code == 200
+            assert soon(partial(has_looked_at, start + 16), WITHIN_S)
+        assert known()["adapted"]
+        assert soon(lambda: "weights: kept" in [one["step"] for one in service.state()["decisions"]], WITHIN_S)
+        assert "autotailor_adapted_weights{" in service.http.get("/metrics").text
+        assert any(": kept: " in line for line in service.lines())
+        service.process.kill()
+        service.process.wait()
+    with served(bundle, tmp_path / "log", *options) as again:
+
+        def is_adapted() -> bool:
+            return [one["adapted"] for one in again.state()["model"]["weights"]["subnets"].values()] == [True]
+
+        assert soon(is_adapted, WITHIN_S)
+    assert "has nothing to adapt by statistics" in refused("serve", str(plain_bundle), "--weights", "statistics")
