@@ -88,7 +88,7 @@ class ServedRun(NamedTuple):
         """By thresholds the exit at which all samples left, and nothing (None) where they left at several."""
         if not self.variant.early:
             return self.variant
-        return Variant(self.variant.digest, self.exits[0]) if len(set(self.exits)) == 1 else None
+        return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
 
 
 class Adaptation:

@@ -1,4 +1,4 @@
-"""The table of variants that a bundle has: its SubNets, whole, up to each exit, and by thresholds."""
+"""The table of variants that a bundle has: its SubNets in each format, whole, up to each exit, and by thresholds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from adaptive_runtime.bundles import BundledExit, BundledSubNet, BundleManifest, EarlyAnswers
-from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.bundles import BundledExit, BundledSubNet, BundleFormat, BundleManifest, EarlyAnswers
 from adaptive_runtime.choice import VariantTable
 from adaptive_runtime.choice.inputs import deviations
 from adaptive_runtime.pool import Variant
@@ -32,28 +31,30 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BundleVariants:
-    """The variants of a bundle in one format, in the order of the table's rows.
+    """The variants of a bundle in some formats, in the order of the table's rows.
 
     accuracy: of the first split; of thresholds by what they lose on test images. latency_ms: as measured, else predicted; of an
     exit that was not timed by its share of the MACs. latency_error: 0 where it was measured; by thresholds it is the spread
     over samples. energy_mj: of an exit by its share of the latency. memory_mib: of the whole SubNet. Exits whose accuracy is
-    unknown are left out. load_class: by octaves of latency.
+    unknown are left out. load_class: by octaves of latency, in all formats alike. Of a format with own figures these count; its
+    exits lose and take longer as the whole SubNet does there, and energy that is unknown follows the latency.
     """
 
     variants: tuple[Variant, ...]
     table: VariantTable
 
     @classmethod
-    def of(cls, manifest: BundleManifest, form: ChainFormat) -> Self:
-        """All that the manifest tells of one format, which has a SubNet at least."""
+    def of(cls, manifest: BundleManifest, *forms: BundleFormat) -> Self:
+        """All that the manifest tells of some formats, which have a SubNet at least."""
         predicted = manifest.predicted_error
         error = UNKNOWN_ERROR if predicted is None else predicted * DEVIATION_OF_MEAN_ERROR
-        measured = manifest.runs[form].measured
         rows = [
             row
             for subnet in manifest.subnets
-            if form in subnet.nets
-            for row in _rows(subnet, form, _error(subnet, error, measured=measured))
+            for at, form in enumerate(subnet.formats_among(forms))
+            for row in _rows(
+                subnet, form, form if at else None, _error(subnet, form, error, measured=manifest.runs[form].measured)
+            )
         ]
         energy_mj = tuple(row.energy_mj for row in rows if row.energy_mj is not None)
         table = VariantTable(
@@ -71,8 +72,8 @@ class BundleVariants:
 def name_of(variant: Variant) -> str:
     """A variant in the table and in reasons."""
     if variant.early:
-        return f"{variant.digest} by thresholds"
-    return variant.digest if variant.exit is None else f"{variant.digest} up to {variant.exit}"
+        return f"{variant.files} by thresholds"
+    return variant.files if variant.exit is None else f"{variant.files} up to {variant.exit}"
 
 
 def load_classes(latency_ms: Sequence[float]) -> tuple[int, ...]:
@@ -81,34 +82,51 @@ def load_classes(latency_ms: Sequence[float]) -> tuple[int, ...]:
     return tuple((octave_V - octave_V.min()).tolist())
 
 
-def _error(subnet: BundledSubNet, predicted: float, *, measured: bool) -> float:
+def _error(subnet: BundledSubNet, form: BundleFormat, predicted: float, *, measured: bool) -> float:
+    own = subnet.nets[form].figures
+    if own is not None:
+        return own.latency_error
     if not measured:
         return max(predicted, UNKNOWN_ERROR)
     return predicted if subnet.latency is None else 0.0
 
 
-def _rows(subnet: BundledSubNet, form: ChainFormat, error: float) -> Iterator[_Row]:
-    memory_mib = subnet.memory.weights_mib + subnet.memory.activations_mib
-    whole_ms = subnet.likely_ms
-    split = next(iter(subnet.accuracy), "")
-    yield _Row(Variant(subnet.digest), subnet.first_accuracy, whole_ms, error, subnet.energy_mj, memory_mib)
+def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None, error: float) -> Iterator[_Row]:
+    """named: the format in names of variants."""
+    known, whole = subnet.figures_of(form), Variant(subnet.digest, form=named)
+    whole_ms, memory_mib = known.latency_ms, known.memory.total_mib
+    slower = whole_ms / subnet.likely_ms if known is subnet.nets[form].figures else 1.0
+    energy_mj = known.energy_mj
+    if energy_mj is None and subnet.energy_mj is not None:
+        energy_mj = subnet.energy_mj * slower
+
+    def energy_of(latency_ms: float) -> float | None:
+        return None if energy_mj is None else energy_mj * latency_ms / whole_ms
+
+    yield _Row(whole, known.first_accuracy, whole_ms, error, energy_mj, memory_mib)
     if subnet.nets[form].chain is None:
         return
+    split, lost = next(iter(subnet.accuracy), ""), subnet.first_accuracy - known.first_accuracy
     for exit in subnet.exits:
         accuracy = (exit.accuracy or {}).get(split)
         if accuracy is not None:
-            latency_ms, exit_error = _until(exit, subnet, error)
-            energy_mj = None if subnet.energy_mj is None else subnet.energy_mj * latency_ms / whole_ms
-            yield _Row(Variant(subnet.digest, exit.exit), accuracy, latency_ms, exit_error, energy_mj, memory_mib)
+            until_ms, exit_error = _until(exit, subnet, error)
+            exit_ms = until_ms * slower
+            exit_error = exit_error if slower == 1.0 else max(exit_error, UNKNOWN_ERROR)
+            left = _share(accuracy - lost)
+            yield _Row(whole._replace(exit=exit.exit), left, exit_ms, exit_error, energy_of(exit_ms), memory_mib)
     if subnet.thresholds is not None and subnet.early is not None:
-        early = subnet.early
-        energy_mj = None if subnet.energy_mj is None else subnet.energy_mj * early.expected_ms / whole_ms
-        accuracy, spread = _early_accuracy(early, subnet), _spread(early)
-        yield _Row(Variant(subnet.digest, early=True), accuracy, early.expected_ms, spread, energy_mj, memory_mib)
+        early, early_ms = subnet.early, subnet.early.expected_ms * slower
+        left = _share(_early_accuracy(early, subnet) - lost)
+        yield _Row(whole._replace(early=True), left, early_ms, _spread(early), energy_of(early_ms), memory_mib)
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
 
 
 def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[float, float]:
-    """Latency [ms] up to an exit, and its error."""
+    """Latency [ms] up to an exit, and its error, in the format by which the SubNet was measured."""
     if exit.latency_ms is not None:
         return exit.latency_ms, error if subnet.latency is None else min(error, UNKNOWN_ERROR)
     share = exit.macs / max(1, subnet.exits[-1].macs)
@@ -118,7 +136,7 @@ def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[floa
 def _early_accuracy(early: EarlyAnswers, subnet: BundledSubNet) -> float:
     """On the first split, if thresholds lose there what they lose on test images."""
     lost = subnet.accuracy.get("test", early.accuracy) - early.accuracy
-    return min(1.0, max(0.0, subnet.first_accuracy - lost))
+    return _share(subnet.first_accuracy - lost)
 
 
 def _spread(early: EarlyAnswers) -> float:

@@ -141,12 +141,12 @@ class AdaptedSubnet:
 
     def _observed_session(self) -> Any:
         names = (self._net.file, *self._answerer.subnet.nets["onnx"].weights_files)
-        return self._pool.files.plain_session(self._answerer.chain.manifest, names)
+        return self._pool.files["onnx"].plain_session(self._answerer.chain.manifest, names)
 
     def _adapted_session(self, statistics: NormStatistics) -> Any:
         net = self._answerer.subnet.nets["onnx"]
         constants = statistics.by_name(self._net.norms)
-        return self._pool.files.plain_session(self._answerer.chain.manifest, net.files, constants)
+        return self._pool.files["onnx"].plain_session(self._answerer.chain.manifest, net.files, constants)
 
     def _anchor(self) -> LabelledSource:
         images = self._pool.bundle.source_images()

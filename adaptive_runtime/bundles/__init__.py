@@ -6,6 +6,7 @@
 from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest, BundledSegment
 from adaptive_runtime.bundles.bundle import OpenBundle
 from adaptive_runtime.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
+from adaptive_runtime.bundles.formats import BUNDLE_FORMATS, CHAIN_FORMATS, BundleFormat
 from adaptive_runtime.bundles.found import FOUND_FILE, FoundSubNets
 from adaptive_runtime.bundles.manifest import (
     BUNDLE_FILE,
@@ -25,6 +26,7 @@ from adaptive_runtime.bundles.subnets import (
     BundledNet,
     BundledSubNet,
     EarlyAnswers,
+    NetFigures,
     SubNetLatency,
     SubNetMemory,
 )
@@ -32,7 +34,9 @@ from adaptive_runtime.bundles.subnets import (
 __all__ = [
     "BLOCKS_FILE",
     "BUNDLE_FILE",
+    "BUNDLE_FORMATS",
     "CALIBRATION_FILE",
+    "CHAIN_FORMATS",
     "FOUND_FILE",
     "MOST_BYTES",
     "SIGNATURE_FILE",
@@ -41,6 +45,7 @@ __all__ = [
     "AdaptationSource",
     "BlocksManifest",
     "BundleDevice",
+    "BundleFormat",
     "BundleManifest",
     "BundleOrigin",
     "BundleRun",
@@ -52,6 +57,7 @@ __all__ = [
     "EarlyAnswers",
     "FileFacts",
     "FoundSubNets",
+    "NetFigures",
     "OpenBundle",
     "SourceImages",
     "SubNetLatency",

@@ -12,12 +12,13 @@ from typing import Self
 
 from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest
 from adaptive_runtime.bundles.calibration import CalibrationSample
+from adaptive_runtime.bundles.formats import CHAIN_FORMATS, BundleFormat
 from adaptive_runtime.bundles.found import FoundSubNets
 from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
 from adaptive_runtime.bundles.signatures import read_key, verify
 from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
 from adaptive_runtime.bundles.subnets import AdaptableNet, BundledSubNet
-from adaptive_runtime.chains import ChainFormat, ChainManifest, ChainSegment
+from adaptive_runtime.chains import ChainManifest, ChainSegment
 from adaptive_runtime.errors import AdaptiveError
 
 Stamp = tuple[int, int, int]
@@ -71,13 +72,13 @@ class OpenBundle:
         """Check all files at once. AdaptiveError for the first one that is not as it was written."""
         self.verified(*self.manifest.files)
 
-    def whole(self, subnet: BundledSubNet, form: ChainFormat) -> ChainManifest:
+    def whole(self, subnet: BundledSubNet, form: BundleFormat) -> ChainManifest:
         """A whole SubNet as a chain of one segment."""
         net, run = subnet.nets[form], self.manifest.runs[form]
         exit = str(subnet.config.get("exit", "last"))
-        own = {"file": net.files[0]} if form == "onnx" else {}
+        own = {"file": net.files[0]} if CHAIN_FORMATS[form] == "onnx" else {}
         return ChainManifest(
-            format=form,
+            format=CHAIN_FORMATS[form],
             digest=subnet.digest,
             files={name: self.manifest.files[name].sha256 for name in net.files},
             input=net.input,
@@ -88,8 +89,11 @@ class OpenBundle:
             settings=run.settings,
         )
 
-    def chain(self, subnet: BundledSubNet, form: ChainFormat) -> ChainManifest:
-        """The chain of a SubNet; of its files the manifest alone is read. AdaptiveError where it has none."""
+    def chain(self, subnet: BundledSubNet, form: BundleFormat) -> ChainManifest:
+        """The chain of a SubNet; of its files the manifest alone is read. AdaptiveError where it has none.
+
+        It runs with the settings of the format where these are of another precision than the chain's own.
+        """
         name = subnet.nets[form].chain
         if name is None:
             where = f"SubNet {subnet.digest}"
@@ -97,7 +101,10 @@ class OpenBundle:
                 where, f"has no exits in {form}", next_step="use the whole SubNet, or export.segments=true"
             )
         (file,) = self.verified(name)
-        return ChainManifest.from_json(read_bytes(file), str(file))
+        found = ChainManifest.from_json(read_bytes(file), str(file))
+        if subnet.nets[form].figures is None:
+            return found
+        return found.model_copy(update={"settings": self.manifest.runs[form].settings})
 
     def blocks(self) -> BlocksManifest:
         """The segments from which SubNets can be put together. AdaptiveError where the bundle has none."""

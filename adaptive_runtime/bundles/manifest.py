@@ -2,12 +2,12 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from adaptive_runtime.bundles.formats import BUNDLE_FORMATS, BundleFormat
 from adaptive_runtime.bundles.subnets import BundledSubNet
-from adaptive_runtime.chains import ChainFormat
 from adaptive_runtime.chains import manifest as chains
 from adaptive_runtime.chains.manifest import FileName, manifest_of
 from profiling_agents.messages import Digest, Message
@@ -75,7 +75,7 @@ class BundleManifest(Message):
     batch: int = Field(ge=1)
     files: dict[FileName, FileFacts]
     subnets: Annotated[tuple[BundledSubNet, ...], Field(min_length=1)]
-    runs: Annotated[dict[ChainFormat, BundleRun], Field(min_length=1)]
+    runs: Annotated[dict[BundleFormat, BundleRun], Field(min_length=1)]
     classes: tuple[str, ...] = ()
     device: BundleDevice
     made_from: BundleOrigin
@@ -103,13 +103,23 @@ class BundleManifest(Message):
         return {subnet.digest: subnet for subnet in self.subnets}
 
     @property
-    def own_format(self) -> ChainFormat:
+    def own_format(self) -> BundleFormat:
         """The format by which latencies were measured; ONNX where the device runs neither."""
         return next((name for name, run in self.runs.items() if run.measured), "onnx")
 
+    @property
+    def known_formats(self) -> tuple[BundleFormat, ...]:
+        """The formats in which latencies on the device are known, that by which they were measured first."""
+        own = self.own_format
+        known = {name for subnet in self.subnets for name, net in subnet.nets.items() if net.figures is not None}
+        return (own, *(name for name in BUNDLE_FORMATS if name in known and name != own))
+
     def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1, exclude={"policy"} if self.policy is None else None) + "\n"
+        """The file's text; fields that older run times do not know are there where they say something."""
+        absent: dict[str, Any] = {} if self.policy is not None else {"policy": True}
+        if len(self.known_formats) == 1:
+            absent["subnets"] = {"__all__": {"nets": {"__all__": {"figures"}}}}
+        return self.model_dump_json(indent=1, exclude=absent or None) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:

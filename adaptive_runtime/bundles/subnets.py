@@ -1,11 +1,12 @@
 """One SubNet of a bundle: its files by format, and what is known of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from adaptive_runtime.chains import ChainFormat, ChainTensor, ImagePreparation
+from adaptive_runtime.bundles.formats import BundleFormat
+from adaptive_runtime.chains import ChainTensor, ImagePreparation
 from adaptive_runtime.chains.manifest import FileName
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import Message
@@ -35,13 +36,45 @@ class AdaptableNet(Message):
     source: FileName
 
 
+class SubNetMemory(Message):
+    """Memory that the SubNet takes: its weights, and its activations at the peak of a run of one batch [MiB], predicted."""
+
+    weights_mib: float
+    activations_mib: float
+
+    @property
+    def total_mib(self) -> float:
+        """Both together [MiB]."""
+        return self.weights_mib + self.activations_mib
+
+
+class NetFigures(Message):
+    """What is known of a SubNet in one format, on the device of the bundle.
+
+    accuracy: by split, of whole answers. latency_error: standard deviation of `latency_ms`, relative; 0: it was measured.
+    energy_mj: of one sample; None: unknown.
+    """
+
+    accuracy: dict[str, float]
+    latency_ms: float = Field(ge=0)
+    latency_error: float = Field(0.0, ge=0)
+    energy_mj: float | None = None
+    memory: SubNetMemory
+
+    @property
+    def first_accuracy(self) -> float:
+        """The accuracy on the first split, by which SubNets are compared."""
+        return next(iter(self.accuracy.values()), 0.0)
+
+
 class BundledNet(Message):
     """A SubNet in one format.
 
     files: of the whole SubNet: one of ONNX, or several that are run one behind the other, and the bundle's common weights;
     `.param` and `.bin` of ncnn. chain: name of the
     manifest of its segments; chain_files: what that names; None, (): it passes no exits. relative_difference: the largest
-    from torch, over the largest value. adaptable: None: it cannot adapt.
+    from torch, over the largest value. adaptable: None: it cannot adapt. figures: in a format that is not the one by which the
+    SubNet was measured; None: nothing is known of the SubNet in it, or it is the one.
     """
 
     files: Annotated[tuple[FileName, ...], Field(min_length=1)]
@@ -51,6 +84,7 @@ class BundledNet(Message):
     chain_files: tuple[FileName, ...] = ()
     relative_difference: float
     adaptable: AdaptableNet | None = None
+    figures: NetFigures | None = None
 
     @property
     def onnx_files(self) -> tuple[FileName, ...]:
@@ -71,13 +105,6 @@ class SubNetLatency(Message):
     spread: float
     n: int
     noisy: bool
-
-
-class SubNetMemory(Message):
-    """Memory that the SubNet takes: its weights, and its activations at the peak of a run of one batch [MiB], predicted."""
-
-    weights_mib: float
-    activations_mib: float
 
 
 class BundledExit(Message):
@@ -115,7 +142,7 @@ class BundledSubNet(Message):
     config: dict[str, Choice]
     input_shape: tuple[int, ...]
     preparation: ImagePreparation
-    nets: Annotated[dict[ChainFormat, BundledNet], Field(min_length=1)]
+    nets: Annotated[dict[BundleFormat, BundledNet], Field(min_length=1)]
     macs: int
     parameters: int
     accuracy: dict[str, float]
@@ -146,3 +173,15 @@ class BundledSubNet(Message):
     def first_accuracy(self) -> float:
         """The accuracy on the first split, by which SubNets are compared."""
         return next(iter(self.accuracy.values()), 0.0)
+
+    def figures_of(self, form: BundleFormat) -> NetFigures:
+        """What is known of the SubNet in a format: the format's own figures, else those by which the SubNet was measured."""
+        return self.nets[form].figures or NetFigures(
+            accuracy=self.accuracy, latency_ms=self.likely_ms, energy_mj=self.energy_mj, memory=self.memory
+        )
+
+    def formats_among(self, forms: Sequence[BundleFormat]) -> tuple[BundleFormat, ...]:
+        """Those of some formats in which the SubNet can serve: the first one, and others in which it has figures."""
+        return tuple(
+            one for one in forms if one in self.nets and (one == forms[0] or self.nets[one].figures is not None)
+        )

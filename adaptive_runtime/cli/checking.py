@@ -4,7 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from adaptive_runtime.bundles import BUNDLE_FORMATS
 from adaptive_runtime.deployed import check, load
+from adaptive_runtime.deployed.checking import allowed_difference
 
 HELP = "Compare the answers of this device with the calibration sample of a bundle."
 
@@ -13,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("bundle", type=Path, help="folder with bundle.json")
     parser.add_argument(
-        "--format", choices=("onnx", "ncnn"), help="files that are run; default: those of the bundle's device"
+        "--format",
+        choices=BUNDLE_FORMATS,
+        help="files that are run; default: all that were measured on the bundle's device",
     )
     parser.add_argument("--key-file", type=Path, help="secret with which the bundle must be signed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the differences there")
@@ -22,11 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the difference of every SubNet and exit. AdaptiveError: one of them differs by more than the bundle allows."""
     with load(arguments.bundle, format=arguments.format, key_file=arguments.key_file, prepares=False) as model:
-        found = check(model)
-        allowed = model.pool.bundle.manifest.runs[model.pool.form].tolerance
-    rows = [{"subnet": one.digest, "exit": one.exit, "difference": value} for one, value in found.items()]
-    for row in rows:
-        place = "" if row["exit"] is None else f" at {row['exit']}"
-        print(f"{row['subnet']}{place}: {row['difference']:.2g} (allowed {allowed:g})")
+        found, manifest, pool = check(model), model.pool.bundle.manifest, model.pool
+    rows = []
+    for one, difference in found.items():
+        answerer = pool.answerer(one)
+        allowed = allowed_difference(manifest, answerer.subnet, answerer.form)
+        place = "" if one.exit is None else f" at {one.exit}"
+        print(f"{one.files}{place}: {difference:.2g} (allowed {allowed:g})")
+        of_format = {"format": answerer.form, "difference": difference, "allowed": allowed}
+        rows.append({"subnet": one.digest, "exit": one.exit, **of_format})
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"allowed": allowed, "differences": rows}), encoding="utf-8")
+        arguments.json.write_text(json.dumps({"differences": rows}), encoding="utf-8")

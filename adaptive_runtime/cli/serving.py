@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adaptive_runtime.bundles import BUNDLE_FORMATS
 from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
@@ -98,7 +99,9 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
         "--memory-mib", type=above_zero, metavar="MIB", help="what SubNets may take (default: no limit)"
     )
     bundle.add_argument(
-        "--format", choices=("onnx", "ncnn"), help="files that are run; default: those of the bundle's device"
+        "--format",
+        choices=BUNDLE_FORMATS,
+        help="files that are run; default: all that were measured on the bundle's device",
     )
     bundle.add_argument("--key-file", type=Path, metavar="F", help="secret with which the bundle must be signed")
     bundle.add_argument("--cache", type=Path, metavar="DIR", help="prepared files (default: in the bundle's folder)")

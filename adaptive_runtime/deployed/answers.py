@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import AdaptingState
 from adaptive_runtime.adapting_weights import WeightsState
+from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.pool import Variant
 
 
@@ -22,7 +23,7 @@ class ModelAnswer(NamedTuple):
     classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
     name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
     latency_ms: of the whole request, from the call to this answer. devices: that ran segments of it, where the SubNet is split
-    over several.
+    over several. formats: by sample those of the files that answered.
     """
 
     classes: NDArray[np.int64]
@@ -32,6 +33,7 @@ class ModelAnswer(NamedTuple):
     confidence: NDArray[np.float64]
     latency_ms: float
     devices: tuple[str, ...] = ()
+    formats: tuple[BundleFormat, ...] = ()
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
@@ -45,6 +47,7 @@ class ModelAnswer(NamedTuple):
             tuple(chain.from_iterable(run.exits for run in runs)),
             np.concatenate([run.confidence for run in runs]),
             latency_ms,
+            formats=tuple(chain.from_iterable(run.formats for run in runs)),
         )
 
     @property
@@ -58,10 +61,10 @@ class ModelState:
     """A deployed model at one moment.
 
     standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
-    SubNets that failed, each with one line. requests, switches: since it was loaded. latency_ms: of the latest request; None:
-    there was none. used_mib: what the process takes more than before the first SubNet, as measured after the latest loading.
-    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. weights: what SubNets have
-    adapted to their images; None: weights stay as they are.
+    SubNets that failed, each with one line; a SubNet may go on in another format. requests, switches: since it was loaded.
+    latency_ms: of the latest request; None: there was none. used_mib: what the process takes more than before the first SubNet,
+    as measured after the latest loading. adapting: load, forecast, slow-down and the last decision; None: the model does not
+    adapt. weights: what SubNets have adapted to their images; None: weights stay as they are.
     """
 
     serving: Variant

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import Adaptation, ServedRun
 from adaptive_runtime.adapting_weights import WeightAdaptation
-from adaptive_runtime.bundles import BundledSubNet
+from adaptive_runtime.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
@@ -46,7 +46,7 @@ class DeployedModel:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
-        self._taken_out: dict[str, str] = {}
+        self._taken_out: dict[Variant, str] = {}
         self._requests, self._switches = 0, 0
         self._latency_ms: float | None = None
         self._used_mib = 0.0
@@ -97,22 +97,30 @@ class DeployedModel:
             self._latency_ms = answer.latency_ms
         return answer
 
-    def use(self, digest: str, exit: str | None = None, *, early: bool = False, wait: bool = True) -> None:
+    def use(
+        self,
+        digest: str,
+        exit: str | None = None,
+        *,
+        early: bool = False,
+        format: BundleFormat | None = None,
+        wait: bool = True,
+    ) -> None:
         """Let a SubNet serve: whole, up to an exit of its chain, or `early`, by thresholds. At once where it is warm.
 
-        Otherwise it is loaded beside the one that serves. wait: until it serves, or another is wanted. AdaptiveError: there is
-        no such SubNet or exit, or it was taken out.
+        Otherwise it is loaded beside the one that serves. format: of its files; None: the first that it has here. wait: until
+        it serves, or another is wanted. AdaptiveError: there is no such SubNet, exit or format, or it was taken out.
         """
-        answerer = self.pool.answerer(Variant(digest, exit, early))
+        answerer = self.pool.answerer(Variant(digest, exit, early, format))
         with self._changed:
-            self._refuse(digest)
+            self._refuse(answerer)
             if self._go_over(answerer):
                 return
             self._standby = answerer
             self._changed.notify_all()
             if wait:
                 self._changed.wait_for(lambda: self._closed or self._standby is not answerer)
-                self._refuse(digest)
+                self._refuse(answerer)
 
     @property
     def state(self) -> ModelState:
@@ -122,7 +130,7 @@ class DeployedModel:
             serving=self._active.variant,
             standby=None if standby is None else standby.variant,
             warm=self.pool.warm_variants,
-            taken_out=dict(self._taken_out),
+            taken_out={variant.files: line for variant, line in list(self._taken_out.items())},
             requests=self._requests,
             switches=self._switches,
             latency_ms=self._latency_ms,
@@ -147,8 +155,9 @@ class DeployedModel:
     @property
     def subnets(self) -> tuple[BundledSubNet, ...]:
         """The SubNets that can serve, with all that the bundle says of them."""
-        every = self.pool.bundle.manifest.subnets
-        return tuple(one for one in every if self.pool.form in one.nets and one.digest not in self._taken_out)
+        out, pool = self._taken_out, self.pool
+        every = pool.bundle.manifest.subnets
+        return tuple(one for one in every if any(variant not in out for variant in pool.whole_of(one)))
 
     def close(self) -> None:
         """Free all SubNets; requests that run end first."""
@@ -188,8 +197,8 @@ class DeployedModel:
 
     def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         """The answer of one SubNet alone. AdaptiveError: the bundle does not have it, or it was taken out."""
-        self._refuse(subnet)
         answerer, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
+        self._refuse(answerer)
         try:
             answer = self._run_once(answerer, x_NCHW, served)
         except VariantError as error:
@@ -225,26 +234,27 @@ class DeployedModel:
         if is_loaded:
             runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
             served.append(ServedRun(active.variant, exits, run_ms / runs))
-        subnets = (active.variant.digest,) * len(x_NCHW)
-        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms)
+        subnets, forms = (active.variant.digest,) * len(x_NCHW), (active.form,) * len(x_NCHW)
+        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, formats=forms)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):
             got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
             raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
 
-    def _refuse(self, digest: str) -> None:
-        if (line := self._taken_out.get(digest)) is not None:
-            raise AdaptiveError(f"SubNet {digest}", f"was taken out: {line}")
+    def _refuse(self, answerer: Answerer) -> None:
+        if (line := self._taken_out.get(answerer.variant.whole)) is not None:
+            raise AdaptiveError(f"SubNet {answerer.variant.files}", f"was taken out: {line}")
 
     def _choose(self, chooser: Chooser) -> None:
         """Ask the chooser, unless another thread does."""
         if self._choosing.acquire(blocking=False):
             try:
-                wanted, standby = chooser(self.state), self._standby
+                chosen, standby = chooser(self.state), self._standby
+                wanted = None if chosen is None else self.pool.answerer(chosen).variant
                 known = (self._active.variant, standby and standby.variant)
-                if wanted is not None and wanted not in known and wanted.digest not in self._taken_out:
-                    self.use(*wanted[:2], early=wanted.early, wait=False)
+                if wanted is not None and wanted not in known and wanted.whole not in self._taken_out:
+                    self.use(*wanted[:2], early=wanted.early, format=wanted.form, wait=False)
             finally:
                 self._choosing.release()
 
@@ -264,7 +274,7 @@ class DeployedModel:
             return self._active, 0.0
         try:
             rows, out = self._rows, self._taken_out
-            without = frozenset(row for row, one in enumerate(rows) if one.variant.digest in out) if out else NONE
+            without = frozenset(row for row, one in enumerate(rows) if one.variant.whole in out) if out else NONE
             if len(without) == len(rows):
                 return self._active, 0.0
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
@@ -283,7 +293,7 @@ class DeployedModel:
         if wanted is self._active and self._standby is None:
             return
         with self._changed:
-            if wanted.variant.digest in self._taken_out or self._go_over(wanted) or self._standby is wanted:
+            if wanted.variant.whole in self._taken_out or self._go_over(wanted) or self._standby is wanted:
                 return
             if meanwhile is not None and meanwhile.is_warm and meanwhile is not self._active:
                 self._active = meanwhile
@@ -319,7 +329,7 @@ class DeployedModel:
             self._take_out(failed, error)
             if self._active is not failed:  # another thread has replaced it, or it was to serve one run alone
                 return
-            for answerer in self._others(failed.subnet):
+            for answerer in self._others(failed):
                 try:
                     if not answerer.is_warm:
                         self.pool.warm(answerer)
@@ -334,24 +344,29 @@ class DeployedModel:
 
     def _take_out(self, answerer: Answerer, error: Exception) -> None:
         self.pool.free(answerer)
-        if answerer.variant.digest in self._taken_out:
+        if answerer.variant.whole in self._taken_out:
             return
         line = failure(error)
-        self._taken_out[answerer.variant.digest] = line
-        LOG.warning("SubNet %s is taken out: %s", answerer.variant.digest, line)
+        self._taken_out[answerer.variant.whole] = line
+        LOG.warning("SubNet %s is taken out: %s", answerer.variant.files, line)
 
-    def _others(self, failed: BundledSubNet) -> list[Answerer]:
-        """Whole SubNets in the order in which they take the place of one that failed.
+    def _others(self, failed: Answerer) -> list[Answerer]:
+        """Whole SubNets in the order in which they take the place of a variant that failed.
 
         Warm ones first; of these, and of the others, those that take no longer, the most accurate first.
         """
-        warm = {one.digest for one in self.pool.warm_variants if one.exit is None and not one.early}
+        most_ms = failed.figures.latency_ms
 
-        def order(one: BundledSubNet) -> tuple[bool, bool, float, float]:
-            slower = one.likely_ms > failed.likely_ms
-            return one.digest not in warm, slower, -one.first_accuracy if not slower else 0.0, one.likely_ms
+        def order(one: Answerer) -> tuple[bool, bool, float, float]:
+            known = one.figures
+            slower = known.latency_ms > most_ms
+            return not one.is_warm, slower, -known.first_accuracy if not slower else 0.0, known.latency_ms
 
-        return [self.pool.answerer(Variant(one.digest)) for one in sorted(self.subnets, key=order)]
+        return sorted(self._working(), key=order)
+
+    def _working(self) -> list[Answerer]:
+        """Whole SubNets in the formats that were not taken out."""
+        return [self.pool.answerer(one) for one in self.pool.whole_variants if one not in self._taken_out]
 
     def _make_way(self, wanted: Answerer) -> None:
         """Where the budget does not hold a standby beside what serves, let a small SubNet serve that it holds beside either.
@@ -361,8 +376,7 @@ class DeployedModel:
         serving = self._active
         if self.pool.holds(serving, wanted):
             return
-        others = (self.pool.answerer(Variant(one.digest)) for one in self.subnets)
-        for bridge in sorted(others, key=lambda one: one.need_mib):
+        for bridge in sorted(self._working(), key=lambda one: one.need_mib):
             if bridge not in (serving, wanted) and self.pool.holds(serving, bridge) and self.pool.holds(bridge, wanted):
                 self.pool.prepare(bridge)
                 self.pool.warm(bridge)
@@ -400,7 +414,7 @@ class DeployedModel:
         """Prepare the files of a variant, and load it as far as there is room."""
         try:
             self.pool.prepare(answerer)
-            if loads and answerer.variant.digest not in self._taken_out:
+            if loads and answerer.variant.whole not in self._taken_out:
                 self.pool.warm_ahead(answerer)
                 self._used_mib = self.pool.used_mib
         except VariantError as error:

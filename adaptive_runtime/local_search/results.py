@@ -94,7 +94,7 @@ def _latency(times_ms: Sequence[float]) -> SubNetLatency:
 
 def _shipped(bundle: OpenBundle, data: OwnImages, labels_N: np.ndarray) -> dict[str, float]:
     """The accuracies of the bundle's own SubNets; one at a time is in memory."""
-    pool = SubNetPool(bundle, "onnx", None, lambda line: None, prepares=False)
+    pool = SubNetPool(bundle, ("onnx",), None, lambda line: None, prepares=False)
     found = {}
     for subnet in bundle.manifest.subnets:
         answerer = pool.answerer(Variant(subnet.digest))

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adaptive_runtime.bundles import BundledSubNet, OpenBundle
+from adaptive_runtime.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
 from adaptive_runtime.chains import (
-    ChainFormat,
     ChainManifest,
     ChainRun,
     ChainRuntime,
@@ -39,7 +38,7 @@ RESERVE_MIB = 1.0
 
 
 class SubNetPool:
-    """Parts of a bundle's SubNets in one format. budget_mib: None: all stay.
+    """Parts of a bundle's SubNets. forms: formats in which they may serve. budget_mib: of all together; None: all stay.
 
     serving: gives the parts that are not to be freed. tell: takes lines for people. prepares: ONNX files are optimised once, by
     a child process, and kept in `cache`, else in the bundle's folder.
@@ -48,24 +47,34 @@ class SubNetPool:
     def __init__(
         self,
         bundle: OpenBundle,
-        form: ChainFormat,
+        forms: tuple[BundleFormat, ...],
         budget_mib: float | None,
         tell: Callable[[str], None],
         *,
         prepares: bool = True,
         cache: Path | None = None,
     ) -> None:
-        require_runtime(form, str(bundle.folder))
-        self.bundle, self.form, self.budget_mib = bundle, form, budget_mib
-        settings = bundle.manifest.runs[form].settings
-        prepared = PreparedFiles(bundle, settings, cache) if prepares and form == "onnx" else None
-        self.files = PartFiles(bundle, prepared, tell)
+        for form in forms:
+            require_runtime(CHAIN_FORMATS[form], str(bundle.folder))
+        self.bundle, self.forms, self.budget_mib = bundle, forms, budget_mib
+
+        def files(form: BundleFormat) -> PartFiles:
+            is_prepared = prepares and CHAIN_FORMATS[form] == "onnx"
+            settings = bundle.manifest.runs[form].settings
+            return PartFiles(bundle, PreparedFiles(bundle, settings, cache) if is_prepared else None, tell)
+
+        self.files = {form: files(form) for form in forms}
         self.serving: Callable[[], Collection[PoolPart]] = tuple
-        self._parts: dict[str, PoolPart] = {}
+        self._parts: dict[tuple[BundleFormat, str], PoolPart] = {}
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
         self._start_mib = resident_mib()
+
+    @property
+    def form(self) -> BundleFormat:
+        """The first format: that of variants which name none."""
+        return self.forms[0]
 
     def answerer(self, variant: Variant) -> Answerer:
         """A variant, of which nothing is loaded yet if it is new. AdaptiveError: the bundle has no such."""
@@ -73,20 +82,37 @@ class SubNetPool:
         if known is not None:
             return known
         with self._lock:
-            if variant not in self._answerers:
-                self._answerers[variant] = self._described(variant)
-            return self._answerers[variant]
+            subnet, form = self._files_of(variant)
+            named = self._named(subnet, form, variant)
+            if named not in self._answerers:
+                self._answerers[named] = self._described(named, subnet, form)
+            return self._answerers[named]
+
+    def whole_of(self, subnet: BundledSubNet) -> tuple[Variant, ...]:
+        """A whole SubNet in each format that it has."""
+        whole = Variant(subnet.digest)
+        return tuple(self._named(subnet, form, whole) for form in self._forms_of(subnet))
+
+    @property
+    def whole_variants(self) -> tuple[Variant, ...]:
+        """All SubNets, whole, in each format."""
+        return tuple(variant for subnet in self.bundle.manifest.subnets for variant in self.whole_of(subnet))
 
     def variants(self) -> tuple[Variant, ...]:
-        """All SubNets whole, and by thresholds where they have some."""
-        subnets = [one for one in self.bundle.manifest.subnets if self.form in one.nets]
-        early = [one for one in subnets if one.thresholds is not None]
-        return (*(Variant(one.digest) for one in subnets), *(Variant(one.digest, early=True) for one in early))
+        """All SubNets in each format, whole, and by thresholds where they have some."""
+        early = [
+            self._named(one, form, Variant(one.digest, early=True))
+            for one in self.bundle.manifest.subnets
+            for form in self._forms_of(one)
+            if one.thresholds is not None and one.nets[form].chain is not None
+        ]
+        return (*self.whole_variants, *early)
 
     def prepare(self, answerer: Answerer) -> None:
         """Prepare the ONNX files of a variant, where there is no prepared form of them. VariantError."""
-        if self.form == "onnx":
-            _guarded(partial(self.files.prepare, *(self._names(answerer.subnet, part.name) for part in answerer.parts)))
+        if answerer.chain.manifest.format == "onnx":
+            names = [_names(answerer.subnet, answerer.form, part.name) for part in answerer.parts]
+            _guarded(partial(self.files[answerer.form].prepare, *names))
 
     def warm(self, answerer: Answerer) -> None:
         """Load what a variant needs to start. VariantError."""
@@ -192,61 +218,75 @@ class SubNetPool:
             self.keep_within_budget(keep={part})
             return value
 
-    def _names(self, subnet: BundledSubNet, name: str) -> tuple[str, ...]:
-        """An ONNX file, and that with its weights."""
-        return name, *subnet.nets["onnx"].weights_files
+    def _forms_of(self, subnet: BundledSubNet) -> tuple[BundleFormat, ...]:
+        """The formats of the pool in which a SubNet serves."""
+        return subnet.formats_among(self.forms)
 
-    def _described(self, variant: Variant) -> Answerer:
-        subnet = self._subnet(variant)
+    def _named(self, subnet: BundledSubNet, form: BundleFormat, variant: Variant) -> Variant:
+        """A variant of a SubNet in a format: it names the format where that is not the first."""
+        return variant._replace(form=None if form == self._forms_of(subnet)[0] else form)
+
+    def _files_of(self, variant: Variant) -> tuple[BundledSubNet, BundleFormat]:
+        """The SubNet of a variant, and the format of its files. AdaptiveError: the bundle has no such."""
+        found = self.bundle.manifest.by_digest.get(variant.digest)
+        forms = () if found is None else self._forms_of(found)
+        if found is None or not forms:
+            known = [one.digest for one in self.bundle.manifest.subnets if self._forms_of(one)]
+            raise AdaptiveError("SubNet", f"'{variant.digest}'", allowed=", ".join(known))
+        form = forms[0] if variant.form is None else variant.form
+        if form not in forms:
+            raise AdaptiveError(f"SubNet {variant.digest}", f"format '{form}'", allowed=", ".join(forms))
+        return found, form
+
+    def _described(self, variant: Variant, subnet: BundledSubNet, form: BundleFormat) -> Answerer:
         if variant.exit is None and not variant.early:
-            manifest, decider = self.bundle.whole(subnet, self.form), None
+            manifest, decider = self.bundle.whole(subnet, form), None
         else:
-            manifest = self.bundle.chain(subnet, self.form)
+            manifest = self.bundle.chain(subnet, form)
             decider = _decider(variant, subnet, manifest)
         joined = manifest.format == "onnx" and decider is None
-        parts = self._joined_parts(subnet, manifest) if joined else self._parts_of(subnet, manifest)
+        parts = (self._joined_parts if joined else self._parts_of)(subnet, form, manifest)
         last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
-        parts = parts[:last] if self.form == "onnx" else parts
+        parts = parts[:last] if manifest.format == "onnx" else parts
         chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
         height, width = subnet.input_shape[-2:]
         wanted = subnet.preparation
         scale = scaling((wanted.resolution,) * 2, (height, width), wanted.size_interpolation)
-        return Answerer(variant, subnet, chain, decider, parts[:1] if variant.early else parts, parts, scale)
+        return Answerer(variant, subnet, form, chain, decider, parts[:1] if variant.early else parts, parts, scale)
 
-    def _subnet(self, variant: Variant) -> BundledSubNet:
-        found = self.bundle.manifest.by_digest.get(variant.digest)
-        if found is None or self.form not in found.nets:
-            known = [one.digest for one in self.bundle.manifest.subnets if self.form in one.nets]
-            raise AdaptiveError("SubNet", f"'{variant.digest}'", allowed=", ".join(known))
-        return found
-
-    def _joined_parts(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
+    def _joined_parts(self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest) -> tuple[PoolPart, ...]:
         """The files of a whole SubNet in ONNX: one, or several that are run one behind the other."""
-        names, memory = subnet.nets["onnx"].onnx_files, subnet.memory
-        for name in names:
-            if name not in self._parts:
-                need_mib = PROGRAM_MIB + memory.activations_mib + memory.weights_mib / len(names)
-                load = partial(self.files.session, manifest, self._names(subnet, name))
-                self._parts[name] = PoolPart(name, load, need_mib)
-        return tuple(self._parts[name] for name in names)
+        names, memory = subnet.nets[form].onnx_files, subnet.figures_of(form).memory
+        need_mib = PROGRAM_MIB + memory.activations_mib + memory.weights_mib / len(names)
+        return tuple(self._session(subnet, form, manifest, name, need_mib) for name in names)
 
-    def _parts_of(self, subnet: BundledSubNet, manifest: ChainManifest) -> tuple[PoolPart, ...]:
-        memory, segments = subnet.memory, manifest.segments
+    def _parts_of(self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest) -> tuple[PoolPart, ...]:
+        memory, segments = subnet.figures_of(form).memory, manifest.segments
+        start_mib = PROGRAM_MIB + memory.activations_mib
+        if manifest.format == "ncnn":
+            load = partial(self.files[form].net, manifest, self.bundle.folder)
+            return (self._part(form, next(iter(manifest.files)), load, start_mib + memory.weights_mib),)
         macs = sum(segment.macs for segment in segments)
         found = []
-        for segment in segments if self.form == "onnx" else segments[:1]:
-            name = segment.file or next(iter(manifest.files))
-            if name not in self._parts:
-                share = segment.macs / macs if self.form == "onnx" and macs else 1.0
-                load = (
-                    partial(self.files.session, manifest, self._names(subnet, name))
-                    if self.form == "onnx"
-                    else partial(self.files.net, manifest, self.bundle.folder)
-                )
-                need_mib = PROGRAM_MIB + memory.activations_mib + share * memory.weights_mib
-                self._parts[name] = PoolPart(name, load, need_mib)
-            found.append(self._parts[name])
+        for segment in segments:
+            need_mib = start_mib + memory.weights_mib * (segment.macs / macs if macs else 1.0)
+            found.append(self._session(subnet, form, manifest, str(segment.file), need_mib))
         return tuple(found)
+
+    def _session(
+        self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest, name: str, need_mib: float
+    ) -> PoolPart:
+        """An ONNX file as a part."""
+        return self._part(form, name, partial(self.files[form].session, manifest, _names(subnet, form, name)), need_mib)
+
+    def _part(self, form: BundleFormat, name: str, load: Callable[[], Any], need_mib: float) -> PoolPart:
+        """A part, which variants of one format share."""
+        return self._parts.setdefault((form, name), PoolPart(name, load, need_mib))
+
+
+def _names(subnet: BundledSubNet, form: BundleFormat, name: str) -> tuple[str, ...]:
+    """An ONNX file, and that with its weights."""
+    return name, *subnet.nets[form].weights_files
 
 
 def _guarded(load: Callable[[], Any]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundles import BundledSubNet
+from adaptive_runtime.bundles import BundledSubNet, BundleFormat, NetFigures
 from adaptive_runtime.chains import ChainAnswers, ExitChain
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
@@ -18,30 +18,54 @@ Array = NDArray[np.float32]
 
 
 class Variant(NamedTuple):
-    """What answers: a SubNet by its digest, whole; up to an exit of its chain; or `early`, by thresholds, sample by sample."""
+    """What answers: a SubNet by its digest, whole; up to an exit of its chain; or `early`, by thresholds, sample by sample.
+
+    form: the format of its files; None: the first one of the pool that the SubNet has.
+    """
 
     digest: str
     exit: str | None = None
     early: bool = False
+    form: BundleFormat | None = None
+
+    @property
+    def whole(self) -> "Variant":
+        """The whole SubNet in the same format."""
+        return Variant(self.digest, form=self.form)
+
+    @property
+    def files(self) -> str:
+        """The SubNet in its format, in words."""
+        return self.digest if self.form is None else f"{self.digest} in {self.form}"
 
 
 class Answerer:
-    """A variant that can answer. needed: parts without which it does not start; parts: all that its samples may come to."""
+    """A variant that can answer. form: the format of its files, also where the variant does not name it.
 
-    __slots__ = ("chain", "decider", "needed", "parts", "scale", "subnet", "variant")
+    needed: parts without which it does not start; parts: all that its samples may come to.
+    """
+
+    __slots__ = ("chain", "decider", "form", "needed", "parts", "scale", "subnet", "variant")
 
     def __init__(
         self,
         variant: Variant,
         subnet: BundledSubNet,
+        form: BundleFormat,
         chain: ExitChain,
         decider: Decider | None,
         needed: tuple[PoolPart, ...],
         parts: tuple[PoolPart, ...],
         scale: Callable[[Array], Array] | None,
     ) -> None:
-        self.variant, self.subnet, self.chain, self.decider = variant, subnet, chain, decider
+        self.variant, self.subnet, self.form = variant, subnet, form
+        self.chain, self.decider = chain, decider
         self.needed, self.parts, self.scale = needed, parts, scale
+
+    @property
+    def figures(self) -> NetFigures:
+        """What is known of the whole SubNet in this format."""
+        return self.subnet.figures_of(self.form)
 
     @property
     def is_warm(self) -> bool:

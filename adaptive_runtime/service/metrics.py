@@ -64,9 +64,9 @@ class _NowCollector(Collector):
         switches = CounterMetricFamily(f"{PREFIX}switches", "Changes of the SubNet that serves.")
         switches.add_metric([], state.switches)
         yield switches
-        serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early"])
-        digest, exit, early = state.serving
-        serving.add_metric([digest, exit or "", str(early).lower()], 1)
+        serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early", "format"])
+        digest, exit, early, form = state.serving
+        serving.add_metric([digest, exit or "", str(early).lower(), form or ""], 1)
         yield serving
         for name, text, value in (
             ("queue_depth", "Requests that wait for their turn.", self._depth()),

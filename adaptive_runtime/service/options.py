@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from adaptive_runtime.chains import ChainFormat
+from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.links import DeviceAddress
 from profiling_agents.messages import ActivationCoding
 from profiling_agents.network.endpoint import Endpoint
@@ -46,7 +46,7 @@ class BundleOptions:
     bundle: Path
     budget_ms: float | None = None
     memory_mib: float | None = None
-    format: ChainFormat | None = None
+    format: BundleFormat | None = None
     key_file: Path | None = None
     cache: Path | None = None
     also: Path | None = None

@@ -52,8 +52,8 @@ class RecentService:
         self._decided: Decision | None = None
         self._weights: WeightEvent | None = None
         self._tell("start", name_of(state.serving), "it serves first")
-        for digest, line in state.taken_out.items():
-            self._tell("taken out", digest, line)
+        for name, line in state.taken_out.items():
+            self._tell("taken out", name, line)
 
     def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
         """One more answer."""
@@ -63,8 +63,8 @@ class RecentService:
 
     def observe(self, state: ModelState) -> None:
         """Tell what has changed since the last call."""
-        for digest in state.taken_out.keys() - self._taken_out:
-            self._tell("taken out", digest, state.taken_out[digest])
+        for name in state.taken_out.keys() - self._taken_out:
+            self._tell("taken out", name, state.taken_out[name])
         self._taken_out = set(state.taken_out)
         if state.weights is not None:
             self._follow(state.weights.events)
@@ -72,7 +72,7 @@ class RecentService:
             self._decide(state.adapting.decision)
         elif state.serving != self._serving:
             before, self._serving = self._serving, state.serving
-            reason = "it was taken out" if before.digest in state.taken_out else "another one was wanted"
+            reason = "it was taken out" if before.files in state.taken_out else "another one was wanted"
             self._tell("switch", name_of(state.serving), f"in the place of {name_of(before)}: {reason}")
 
     def _decide(self, decision: Decision | None) -> None:
@@ -106,8 +106,8 @@ class RecentService:
 def name_of(variant: Variant) -> str:
     """A variant in words."""
     if variant.early:
-        return f"{variant.digest}, by thresholds"
-    return variant.digest if variant.exit is None else f"{variant.digest}, up to {variant.exit}"
+        return f"{variant.files}, by thresholds"
+    return variant.files if variant.exit is None else f"{variant.files}, up to {variant.exit}"
 
 
 def by_sample(names: Sequence[str]) -> str:

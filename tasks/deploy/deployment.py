@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from adaptive_runtime.bundles import BUNDLE_FILE, SIGNATURE_FILE, OpenBundle
+from adaptive_runtime.bundles import BUNDLE_FILE, CHAIN_FORMATS, SIGNATURE_FILE, OpenBundle
 from adaptive_runtime.chains import ChainFormat
 from profiling_agents.client.ssh import SshTarget
 from tasks.artifacts import digest_of
@@ -64,7 +64,7 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
         files = {name: bundle / name for name in names}
         packages = {file.name: file for file in (wheel, *_wheels(settings.wheels))}
         with open_channel(f"device '{device}'", settings.python, target) as channel:
-            return _deploy(settings, device, channel, wheel.name, packages, files, EXTRAS[form], say)
+            return _deploy(settings, device, channel, wheel.name, packages, files, EXTRAS[CHAIN_FORMATS[form]], say)
 
 
 def _deploy(

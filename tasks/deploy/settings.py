@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from adaptive_runtime.bundles import BundleFormat
+
 
 def _there(path: str) -> str:
     if not path.startswith(("/", "~/")) or "\n" in path:
@@ -22,7 +24,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bundle: Path | None = Field(default=None, description="null: that of the latest run for the device")
-    format: Literal["onnx", "ncnn"] | None = Field(default=None, description="null: the format of the bundle's device")
+    format: BundleFormat | None = Field(
+        default=None, description="null: all formats that the bundle's device was measured in, whose runtime is there"
+    )
     wheel: Path | None = Field(default=None, description="wheel of the run time; null: built here")
     wheels: Path | None = Field(
         default=None, description="folder of wheels that are installed without a network; null: from the registry"

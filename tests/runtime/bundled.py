@@ -101,7 +101,7 @@ def write_plain_bundle(
     files = sorted(file for file in folder.iterdir() if file.name != BUNDLE_FILE)
     manifest = BundleManifest(
         batch=net.batch,
-        files={file.name: FileFacts(sha256=_sha256(file), bytes=file.stat().st_size) for file in files},
+        files={file.name: FileFacts(sha256=sha256_of(file), bytes=file.stat().st_size) for file in files},
         subnets=tuple(rows),
         runs={"onnx": _run()},
         device=DEVICE,
@@ -237,7 +237,7 @@ def _chain(
     manifest = ChainManifest(
         format="onnx",
         digest=digest,
-        files={name: _sha256(folder / name) for name in names},
+        files={name: sha256_of(folder / name) for name in names},
         input=segments[0].inputs[0],
         segments=tuple(segments),
         runtime="onnxruntime",
@@ -256,7 +256,7 @@ def _tensors(file: Path) -> tuple[tuple[ChainTensor, ...], tuple[ChainTensor, ..
     return inputs, outputs
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

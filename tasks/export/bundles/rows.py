@@ -3,8 +3,16 @@
 from collections.abc import Mapping
 from itertools import accumulate
 
-from adaptive_runtime.bundles import BundledExit, BundledNet, BundledSubNet, EarlyAnswers, SubNetLatency, SubNetMemory
-from adaptive_runtime.chains import ChainFormat, ChainManifest, ImagePreparation
+from adaptive_runtime.bundles import (
+    BundledExit,
+    BundledNet,
+    BundledSubNet,
+    BundleFormat,
+    EarlyAnswers,
+    SubNetLatency,
+    SubNetMemory,
+)
+from adaptive_runtime.chains import ChainManifest, ImagePreparation
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import MIB
 from tailor_ir import SuperNet
@@ -17,7 +25,7 @@ WEIGHT_BYTES = 4
 def subnet_row(
     net: SuperNet,
     card: Card,
-    nets: Mapping[ChainFormat, BundledNet],
+    nets: Mapping[BundleFormat, BundledNet],
     chain: ChainManifest | None,
     thresholds: Thresholds | None,
     policy: SubnetPolicy | None,

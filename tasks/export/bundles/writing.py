@@ -25,6 +25,7 @@ from adaptive_runtime.bundles import (
     BundleDevice,
     BundledNet,
     BundledSubNet,
+    BundleFormat,
     BundleManifest,
     BundleOrigin,
     BundleRun,
@@ -210,7 +211,7 @@ class _Writer:
         if chain_exits(card):
             settings = self._run("onnx").settings
             chains["onnx"] = bundle_chain(self.net, card, statistics, self.out, self.folder, inputs, settings)
-        nets: dict[ChainFormat, BundledNet] = {"onnx": self._onnx(card, inputs, expected, chains.get("onnx"))}
+        nets: dict[BundleFormat, BundledNet] = {"onnx": self._onnx(card, inputs, expected, chains.get("onnx"))}
         if self._takes_ncnn and (own := card.files.get("ncnn")) is not None and own.state == "ok":
             if (chain := copy_ncnn_chain(card, self.out, self.folder)) is not None:
                 chains["ncnn"] = chain

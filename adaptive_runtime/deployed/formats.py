@@ -1,0 +1,35 @@
+"""The formats in which the SubNets of a bundle serve on this device."""
+
+from collections.abc import Callable
+
+from adaptive_runtime.bundles import CHAIN_FORMATS, BundleFormat, OpenBundle
+from adaptive_runtime.chains import require_runtime
+from adaptive_runtime.errors import AdaptiveError
+
+
+def serving_formats(
+    bundle: OpenBundle, wanted: BundleFormat | None, tell: Callable[[str], None]
+) -> tuple[BundleFormat, ...]:
+    """The wanted format alone; None: those in which latencies are known here, that by which they were measured first.
+
+    Formats whose runtime is not installed are left out, which `tell` is told in one line for each runtime. AdaptiveError: no
+    format is left, or the bundle has no SubNets in the wanted one.
+    """
+    manifest, where = bundle.manifest, str(bundle.folder)
+    asked = manifest.known_formats if wanted is None else (wanted,)
+    there = {form for subnet in manifest.subnets for form in subnet.nets}
+    if not (asked := tuple(form for form in asked if form in there)):
+        missing = wanted or manifest.own_format
+        raise AdaptiveError(where, f"has no SubNets in {missing}", allowed=", ".join(manifest.runs))
+    missing_runtimes: dict[str, list[BundleFormat]] = {}
+    for form in asked:
+        try:
+            require_runtime(CHAIN_FORMATS[form], where)
+        except AdaptiveError as error:
+            missing_runtimes.setdefault(str(error), []).append(form)
+    left_out = {form for forms in missing_runtimes.values() for form in forms}
+    if len(left_out) == len(asked):
+        require_runtime(CHAIN_FORMATS[asked[0]], where)
+    for line, forms in missing_runtimes.items():
+        tell(f"SubNets in {', '.join(forms)} are left out: {line}")
+    return tuple(form for form in asked if form not in left_out)

@@ -1,0 +1,201 @@
+"""A bundle with its SubNets in several formats: one table, one pool, and switches between runtimes."""
+
+import shutil
+import sys
+import threading
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import adaptive_runtime
+import tailor_ir
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.bundles import BundleFormat, BundleManifest, OpenBundle
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool import Variant
+from adaptive_runtime.service.remembered import ChoiceMemory
+from tests.ir.networks import perturb, small_net
+from tests.runtime.bundled import write_plain_bundle
+from tests.runtime.formats import LOST, SLOWER, answers_in, with_formats
+
+FORMATS: tuple[BundleFormat, ...] = ("onnx", "onnx_int8", "ncnn", "ncnn_bf16")
+TOLERANCE = 1e-5
+IMAGES = 4
+SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "exits": ["stage.1.block.*"]}
+
+
+class Written(NamedTuple):
+    """A bundle of two SubNets in four formats, images for it, and what its files answer, by digest and format."""
+
+    folder: Path
+    manifest: BundleManifest
+    x: np.ndarray
+    answers: dict[tuple[str, BundleFormat], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    torch.manual_seed(0)
+    network = small_net(blocks=2)
+    network.classifier = nn.Linear(network.classifier.in_features, 10)
+    net = tailor_ir.compile(perturb(network), torch.randn(1, 3, 16, 16), SPACE)
+    x = np.random.default_rng(0).standard_normal((IMAGES, 3, 16, 16)).astype(np.float32)
+    folder = tmp_path_factory.mktemp("bundle") / "bundle"
+    plain = write_plain_bundle(net, [net.max_config, net.min_config], folder, samples=2)
+    manifest = with_formats(net, plain, folder, x)
+    answers = {(one.digest, form): answers_in(one, form, folder, x) for one in manifest.subnets for form in FORMATS}
+    return Written(folder, manifest, x, answers)
+
+
+def differs(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def test_each_subnet_in_each_format_answers_as_its_own_file(written: Written) -> None:
+    exact = written.answers[written.manifest.subnets[0].digest, "onnx"]
+    for form in FORMATS[1:]:
+        assert differs(written.answers[written.manifest.subnets[0].digest, form], exact) > 0
+    with adaptive_runtime.load(written.folder, prepares=False) as model:
+        assert model.pool.forms == FORMATS
+        for (digest, form), expected in written.answers.items():
+            model.use(digest, format=form)
+            found = model.infer(written.x)
+            assert differs(found.logits, expected) <= TOLERANCE
+            assert (found.subnets, found.formats) == ((digest,) * IMAGES, (form,) * IMAGES)
+            assert model.state.serving == Variant(digest, form=None if form == "onnx" else form)
+        assert {one.form for one in model.state.warm} == {None, *FORMATS[1:]}, "standbys of all formats stay warm"
+        assert len(adaptive_runtime.check(model)) >= len(written.answers)
+
+
+def test_no_request_of_three_threads_is_lost_while_formats_are_switched(written: Written) -> None:
+    total, threads, switches = 600, 3, 12
+    found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
+    done = threading.Event()
+    with adaptive_runtime.load(written.folder) as model:
+
+        def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
+            while len(mine) < total // threads or model.state.switches <= switches:
+                at = len(mine) % IMAGES
+                mine.append((at, model.infer(written.x[at : at + 1])))
+
+        def switch() -> None:
+            rng, wanted = np.random.default_rng(1), list(written.answers)
+            while not done.is_set():
+                digest, form = wanted[rng.integers(len(wanted))]
+                model.use(digest, format=form, wait=bool(rng.integers(2)))
+
+        asking = [threading.Thread(target=ask, args=(mine,)) for mine in found]
+        switching = threading.Thread(target=switch)
+        for thread in (*asking, switching):
+            thread.start()
+        for thread in asking:
+            thread.join()
+        done.set()
+        switching.join()
+        state = model.state
+    answers = [pair for mine in found for pair in mine]
+    assert len(answers) == state.requests >= total
+    assert not state.taken_out
+    assert {answer.formats[0] for _, answer in answers} == set(FORMATS)
+    for at, answer in answers:
+        (form,) = answer.formats
+        expected = written.answers[answer.subnet, form]
+        assert differs(answer.logits, expected[at : at + 1]) <= TOLERANCE
+
+
+def test_the_table_has_a_row_for_each_format_with_its_own_figures(written: Written) -> None:
+    found = BundleVariants.of(written.manifest, *written.manifest.known_formats)
+    rows = dict(zip(found.variants, range(len(found.variants)), strict=True))
+    for subnet in written.manifest.subnets:
+        for form in FORMATS:
+            row = rows[Variant(subnet.digest, form=None if form == "onnx" else form)]
+            assert found.table.latency_ms[row] == pytest.approx(SLOWER[form] * subnet.likely_ms)
+            assert found.table.accuracy[row] == pytest.approx(subnet.first_accuracy - LOST[form])
+    digest = written.manifest.subnets[0].digest
+    assert f"{digest} in ncnn_bf16" in found.table.names
+    assert BundleVariants.of(written.manifest, "ncnn").variants == tuple(
+        Variant(one.digest) for one in written.manifest.subnets
+    )
+
+
+def test_a_model_that_adapts_takes_the_format_that_keeps_the_budget(written: Written) -> None:
+    first = written.manifest.subnets[0]
+    found = []
+    with adaptive_runtime.load(written.folder, 1e5, adapts=True) as model:
+        assert model.infer(written.x[:1]).formats
+        assert model.adaptation is not None
+        for budget_ms in np.geomspace(100.0, 1e5, 80).tolist():
+            model.set_limits(budget_ms=budget_ms)
+            found.append(model.adaptation.first.form)
+    assert [form for form, _ in groupby(found)] == ["onnx_int8", "ncnn_bf16", "ncnn", None]
+    with adaptive_runtime.load(written.folder, 450.0) as model:
+        assert model.state.serving == Variant(first.digest, form="ncnn_bf16")
+
+
+def test_a_runtime_that_is_not_installed_leaves_its_formats_out_in_one_line(
+    written: Written, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ncnn", None)
+    with adaptive_runtime.load(written.folder, prepares=False) as model:
+        assert model.pool.forms == ("onnx", "onnx_int8")
+        assert differs(model.infer(written.x).logits, written.answers[model.state.serving.digest, "onnx"]) <= TOLERANCE
+        with pytest.raises(AdaptiveError, match=r"format 'ncnn'; allowed: onnx, onnx_int8"):
+            model.use(model.state.serving.digest, format="ncnn")
+    (line,) = caplog.messages
+    assert line.startswith("SubNets in ncnn, ncnn_bf16 are left out: ")
+    assert line.endswith("needs ncnn, which is not installed; pip install ncnn")
+    with pytest.raises(AdaptiveError, match="needs ncnn, which is not installed; pip install ncnn"):
+        adaptive_runtime.load(written.folder, format="ncnn_bf16")
+
+
+def test_a_service_that_starts_again_remembers_the_format_that_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Variant("0" * 16, form="ncnn")
+    ChoiceMemory(tmp_path, "0" * 64).write(served)
+    assert ChoiceMemory(tmp_path, "0" * 64).read() == served
+    monkeypatch.setitem(sys.modules, "ncnn", None)
+    assert ChoiceMemory(tmp_path, "0" * 64).read() is None
+    (line,) = caplog.messages
+    assert line.endswith("needs ncnn, which is not installed; pip install ncnn; the choice is made anew")
+
+
+def test_a_format_that_is_asked_for_is_the_only_one(written: Written) -> None:
+    with adaptive_runtime.load(written.folder, format="ncnn_bf16") as model:
+        digest = model.state.serving.digest
+        assert differs(model.infer(written.x).logits, written.answers[digest, "ncnn_bf16"]) <= TOLERANCE
+        assert model.state.serving == Variant(digest)
+        assert set(model.pool.variants()) == {Variant(one.digest) for one in written.manifest.subnets}
+    with pytest.raises(AdaptiveError, match=r"has no SubNets in ncnn_fp16; allowed: onnx, onnx_int8, ncnn, ncnn_bf16"):
+        adaptive_runtime.load(written.folder, format="ncnn_fp16")
+
+
+def test_a_subnet_whose_files_of_one_format_are_damaged_goes_on_in_another(written: Written, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written.folder, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
+    digest = written.manifest.subnets[0].digest
+    file = folder / f"{digest}.int8.onnx"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with adaptive_runtime.load(folder, prepares=False) as model:
+        with pytest.raises(AdaptiveError, match=rf"SubNet {digest} in onnx_int8: was taken out: .*is not the file"):
+            model.use(digest, format="onnx_int8")
+        assert list(model.state.taken_out) == [f"{digest} in onnx_int8"]
+        assert digest in {one.digest for one in model.subnets}
+        for form in ("onnx", "ncnn"):
+            model.use(digest, format=form)
+            assert differs(model.infer(written.x).logits, written.answers[digest, form]) <= TOLERANCE
+
+
+def test_a_bundle_without_figures_of_formats_is_written_as_before(written: Written, tmp_path: Path) -> None:
+    assert OpenBundle.open(written.folder).manifest == written.manifest
+    assert '"figures"' in written.manifest.to_json()
+    nets = {one.digest: {"onnx": one.nets["onnx"]} for one in written.manifest.subnets}
+    subnets = [one.model_copy(update={"nets": nets[one.digest]}) for one in written.manifest.subnets]
+    plain = written.manifest.model_copy(update={"subnets": tuple(subnets)})
+    assert '"figures"' not in plain.to_json()
+    assert BundleManifest.from_json(plain.to_json()) == plain
+    assert plain.known_formats == ("onnx",)
