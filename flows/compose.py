@@ -24,8 +24,8 @@ CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
-    r"(model\.options|baselines\.files|engine\.fixed|(search\.)?partition\.(links|slow_down|memory_mib)"
-    r"|device\.[^.=]+\.(engine|measure|subnet))[.=]"
+    r"(model\.options|baselines\.files|export\.together|engine\.fixed"
+    r"|(search\.)?partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # *, [ and ] are not for Hydra to read
 Groups = dict[str, list[str]]

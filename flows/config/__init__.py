@@ -3,6 +3,7 @@
 from flows.config.deploy import DeployConfig
 from flows.config.device import DeviceProfile, SshSettings
 from flows.config.run import EXPORTS_FOLDER, AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
+from flows.config.together import sharing
 from flows.config.until import AdaptStage, RunStage
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "RunStage",
     "SshSettings",
     "TrackingSettings",
+    "sharing",
 ]

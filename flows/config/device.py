@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from adaptive_runtime.bundles import BundleFormat
 from profiling_agents.client.ssh import SshTarget
 from profiling_agents.messages import AgentError, Precision
 from tasks.engine.settings import Choices
@@ -21,6 +22,16 @@ IN_INT8 = ("onnxruntime", "openvino")
 
 PARAMETER_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16_storage": 2, "int8": 1}
 """What a parameter takes in a runtime of that precision."""
+
+FORMATS: Mapping[tuple[str, Precision], BundleFormat] = {
+    ("onnxruntime", "fp32"): "onnx",
+    ("onnxruntime", "int8"): "onnx_int8",
+    ("ncnn", "fp32"): "ncnn",
+    ("ncnn", "bf16"): "ncnn_bf16",
+    ("ncnn", "fp16"): "ncnn_fp16",
+    ("ncnn", "fp16_storage"): "ncnn_fp16",
+}
+"""The format of a bundle in which a backend in a precision runs SubNets."""
 
 
 class SshSettings(BaseModel):
@@ -143,6 +154,11 @@ class DeviceProfile(BaseModel):
     def parameter_bytes(self) -> int:
         """What a parameter takes in its precision."""
         return PARAMETER_BYTES[self.precision]
+
+    @property
+    def bundle_format(self) -> BundleFormat | None:
+        """The format of a bundle that is run so; None: a bundle has none for it."""
+        return FORMATS.get((self.backend, self.precision)) if self.provider in (None, CPU) else None
 
     @property
     def keeps_order(self) -> bool:

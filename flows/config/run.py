@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flows.config.device import DeviceName, DeviceProfile
 from flows.config.space import SpaceSelectors
+from flows.config.together import check_together, sharing
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings
@@ -157,8 +158,17 @@ class CommonConfig(BaseModel):
                 f"search.together: {', '.join(self.in_int8)} in int8 and {others} not, which are two accuracies of one "
                 "SubNet; allowed: all in int8, or none"
             )
-        if self.export.bundle:
-            raise ValueError(f"export.bundle with {self.in_int8[0]} in int8: bundles are of fp32 files; allowed: false")
+        alone = [name for name in self.in_int8 if name not in sharing(self.export)]
+        if self.export.bundle and alone:
+            raise ValueError(
+                f"export.bundle with {alone[0]} in int8: bundles are of fp32 files; allowed: false, or int8 beside fp32 by "
+                "export.together"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_together_share_a_bundle(self) -> Self:
+        check_together(self.device, self.export)
         return self
 
     @model_validator(mode="after")

@@ -69,6 +69,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         compared=_folder(outputs, "compared", name),
         engine=_folder(outputs, "engine", name),
         policy=_folder(outputs, "policy", name),
+        levels=_folder(outputs, "front", name) if name in config.export.together else None,
     )
 
 

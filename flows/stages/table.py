@@ -2,6 +2,7 @@
 
 from flows.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.stages.joint import CODINGS, JOINT
+from flows.stages.levels import FRONT
 from flows.stages.policies import POLICY
 from flows.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.stages.streams import STREAM, unless_streams_need_none
@@ -26,6 +27,7 @@ SEARCHED = (
 
 FINAL = (
     POLICY,
+    FRONT,
     EXPORT,
     SIBLING,
     BASELINES,

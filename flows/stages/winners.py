@@ -10,7 +10,7 @@ from typing import Any
 import tasks.export
 import tasks.refine
 import tasks.search
-from flows.config import EXPORTS_FOLDER, FlowConfig, RunConfig
+from flows.config import EXPORTS_FOLDER, FlowConfig, RunConfig, sharing
 from flows.pages import facts
 from flows.pages.publish import publish_winners
 from flows.pages.tables import exported_rows, front_rows
@@ -24,6 +24,8 @@ from tasks.engine.chosen import ENGINE_FILE, ChosenEngine
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
+from tasks.export.bundles import FurtherFormat, further_formats
+from tasks.levels import LEVELS_FILE, Levels
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.models import origin_of, weights_source
 from tasks.predict.accuracy import AccuracyPredictor
@@ -304,17 +306,34 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
     others = pool if at.config.export.replacements else ()
     made_from = dict(provenance.network), dict(provenance.digests)
     rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
-    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations(), *rules
+    levels = (at.file("front", LEVELS_FILE), *map(at.fingerprint_of, _others(at))) if _others(at) else ()
+    return at.fingerprint, at.data, at.trained, front, *made_from, *others, at.implementations(), *rules, *levels
+
+
+def _others(at: Context) -> tuple[str, ...]:
+    """The devices in whose formats the bundle of this one has its SubNets, too."""
+    return at.config.export.together.get(at.device, ())
+
+
+def _formats(at: Context) -> tuple[FurtherFormat, ...]:
+    """Further formats of the bundle, as the devices of the run that stand for them tell."""
+    if not _others(at):
+        return ()
+    client_of = at.run.devices.client
+    found = {name: client_of(name).with_engine(at.engine_of(name)).capabilities() for name in _others(at)}
+    return further_formats(Levels.read(at.file("front", LEVELS_FILE)), found)
 
 
 def _export(at: Context, out: Path, progress: Progress) -> StageResult:
-    found, settings = chosen(at)[at.device].folder, at.config.export
+    found, settings, formats = chosen(at)[at.device].folder, at.config.export, _formats(at)
+    if at.device in sharing(settings):
+        settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         data, provenance = _images(at.config), _provenance(at)
         given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
         implementations = ChosenImplementations.read(at.implementations())
         return tasks.export.run(
-            settings, *given, _substitutes(at), implementations, _policies(at), at.config.policy.rules
+            settings, *given, _substitutes(at), implementations, _policies(at), at.config.policy.rules, formats
         )
 
 
@@ -354,7 +373,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("engine", "int8", "refine", "policy"),
+    reads=("engine", "int8", "refine", "policy", "front"),
     modules=("tasks.export",),
     settings=lambda at: {
         **key_settings(at.config.export),

@@ -7,6 +7,7 @@ from typing import Any
 from flows.results import of
 from tasks.engine.chosen import ChosenEngine
 from tasks.exits.policies import Policies
+from tasks.levels import Levels
 from tasks.report.headline import fastest_within, reference
 from tasks.schemas.accuracy import AccuracyValidation
 from tasks.schemas.exports import Exports
@@ -122,6 +123,15 @@ def of_policies(result: Policies) -> Series:
     )
 
 
+def of_levels(result: Levels) -> Series:
+    """Of the levels of a device."""
+    return _known(
+        levels=len(result.rows),
+        levels_on_front=sum(row.on_front for row in result.rows),
+        levels_kept=sum(row.kept for row in result.rows),
+    )
+
+
 def of_stream(result: StreamedNetwork) -> Series:
     """Of a SubNet on a stream: the error of each window by method."""
     return {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods}
@@ -138,6 +148,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
     "stream": of(StreamedNetwork, of_stream),
     "policy": of(Policies, of_policies),
     "export": of(Exports, of_exports),
+    "front": of(Levels, of_levels),
 }
 """Metrics of a whole run, by stage."""
 

@@ -42,6 +42,11 @@ class Settings(TimingSettings):
     adaptable_images: int = Field(
         16, ge=2, le=256, description="adaptable: images of a batch from which statistics are taken on the device"
     )
+    together: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="device -> devices of the run that are the same machine in another runtime or precision: its bundle has "
+        "the SubNets in their formats, too",
+    )
     bundle_key: Path | None = Field(
         None,
         description="file with a secret of 16 bytes or more, by which the bundle's manifest is signed (HMAC-SHA256)",

@@ -24,7 +24,13 @@ from tasks.baselines.uniform import measure_baseline
 from tasks.data.description import DataDescription, describe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.bundles import require_adaptable, require_blocks, single_replacements, write_bundle
+from tasks.export.bundles import (
+    FurtherFormat,
+    require_adaptable,
+    require_blocks,
+    single_replacements,
+    write_bundle,
+)
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -81,15 +87,15 @@ def run(
     implementations: ChosenImplementations = OWN_CHOICES,
     policies: Sequence[SubnetPolicy] = (),
     rules: str | None = None,
+    formats: Sequence[FurtherFormat] = (),
 ) -> StageResult:
     """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`.
 
     `data`: split -> images to state the accuracy on; the first one's images check the files. `batch`: samples of an ONNX file;
-    NCNN files have no batch axis. `provenance`: for the model cards. The caller holds the device's lease. What an earlier call
-    finished is not done again. Winners are always timed here: the store's latencies have chosen them. Its other measurements
-    are used. `substitutes`: SubNets for missed budgets, asked for at the first miss. `implementations`: of operators there;
-    UserError for those that it has not. `policies`: of SubNets, for their chains. `rules`: by which a device with the bundle
-    chooses. AgentError when it is gone; call again.
+    NCNN files have none. `provenance`: for the model cards. The caller holds the device's lease. What an earlier call finished
+    is not done again. Winners are always timed here, others come from the store. `substitutes`: SubNets for missed budgets.
+    `implementations`: of operators there; UserError for those that it has not. `policies`: of SubNets, for their chains.
+    `rules`: by which a device with the bundle chooses. `formats`: further ones of it. AgentError when it is gone; call again.
     """
     front = read_front(search / FRONT_FILE)
     if (device := client.capabilities()).backend == "ncnn":
@@ -113,7 +119,7 @@ def run(
         winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules),
+        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, exits, rules, formats),
         baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
     ).write(out / EXPORTS_FILE)
 
@@ -147,12 +153,14 @@ def _bundle(
     device: Capabilities,
     policies: Mapping[str, SubnetPolicy],
     rules: str | None,
+    formats: Sequence[FurtherFormat],
 ) -> dict[str, Any]:
     """The bundle as a field, where one is wanted."""
     if not settings.bundle:
         return {}
     images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
-    return {"bundle": write_bundle(settings, net, cards, images, out, progress, device, policies, known, rules)}
+    given = (settings, net, cards, images, out, progress, device, policies, known, rules, formats)
+    return {"bundle": write_bundle(*given)}
 
 
 def _replaced(

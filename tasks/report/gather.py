@@ -24,6 +24,7 @@ from tasks.report.engine import chosen_engine
 from tasks.report.exported import files_of, int8_of
 from tasks.report.headline import headline
 from tasks.report.leaving import policies
+from tasks.report.levels import levels
 from tasks.report.refined import refinement
 from tasks.report.rows import (
     ReportedModification,
@@ -184,6 +185,7 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "refinement": refinement(device.search, front),
         "exported": files_of(exports),
         "policies": policies(device.policy),
+        "levels": levels(device.levels),
     }
     shown = (row["base"], *row["winners"], *row["baseline"], *row["random"])
     layers = Layers(batched, lut, Correction.model_validate(validation.correction))

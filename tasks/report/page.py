@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 from tasks.pages import environment, script, style
 from tasks.pages.text import milliseconds, percent
 from tasks.partition import PartitionAnswer, sections
-from tasks.report import baselines, charts, engine, leaving, streams, training
+from tasks.report import baselines, charts, engine, leaving, levels, streams, training
 from tasks.report.headline import fastest_within, kept, reference, unkept
 from tasks.report.looks import Row
 
@@ -131,6 +131,7 @@ def _figures(report: Row) -> Row:
                 "accuracy": _div(charts.accuracy_errors(device), f"accuracy-{number}"),
                 "candidates": _div(charts.candidates(device), f"candidates-{number}") if device["refinement"] else None,
                 **_leaving(device, number),
+                "levels": _div(levels.figure(device["levels"]), f"levels-{number}") if device["levels"] else None,
             }
             for number, device in enumerate(devices)
         ],

@@ -13,7 +13,7 @@ class DeviceSources:
     """Stage folders of one device. `batch`: samples of one run.
 
     `sensitivities`: of its precision. `compared` is None where there are no baselines, `engine` where none was chosen, `policy`
-    where the space has no exits.
+    where the space has no exits, `levels` where the device stands for itself alone.
     """
 
     name: str
@@ -26,6 +26,7 @@ class DeviceSources:
     compared: Path | None = None
     engine: Path | None = None
     policy: Path | None = None
+    levels: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,16 @@
 
 from tasks.export.bundles.adaptable import require_adaptable
 from tasks.export.bundles.blocks import require_blocks, single_replacements
+from tasks.export.bundles.formats import FurtherFormat, further_formats, required_files
 from tasks.export.bundles.writing import BUNDLE_FOLDER, write_bundle
 
-__all__ = ["BUNDLE_FOLDER", "require_adaptable", "require_blocks", "single_replacements", "write_bundle"]
+__all__ = [
+    "BUNDLE_FOLDER",
+    "FurtherFormat",
+    "further_formats",
+    "require_adaptable",
+    "require_blocks",
+    "required_files",
+    "single_replacements",
+    "write_bundle",
+]

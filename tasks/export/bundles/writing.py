@@ -6,7 +6,7 @@ Each SubNet computes what its own files compute. ncnn nets cannot share weights:
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -52,6 +52,7 @@ from tasks.export.bundles.adaptable import (
     write_source_images,
 )
 from tasks.export.bundles.blocks import block_statistics, write_blocks
+from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat
 from tasks.export.bundles.rows import subnet_row
 from tasks.export.bundles.sample import SampledSubNet, calibration_sample
 from tasks.export.card import preparation
@@ -63,7 +64,6 @@ from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card
 
 BUNDLE_FOLDER = "bundle"
-RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 ON_CPU = ("cpu", "CPUExecutionProvider")
 
 
@@ -78,18 +78,20 @@ def write_bundle(
     policies: Mapping[str, SubnetPolicy] | None = None,
     accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
     rules: str | None = None,
+    formats: Sequence[FurtherFormat] = (),
 ) -> Bundle:
     """Write `out`/bundle with the SubNets of these model cards, each checked against torch, and what it saves.
 
     policies: by digest those of SubNets with exits. accuracies: by split and digest those that segments of blocks are told
-    with. rules: by which the device chooses. `bytes_alone`: of the ONNX files, where these were exported. The folder is there
-    whole, or not at all. UserError: the key cannot be read, or rules need what nobody knows of the SubNets.
+    with. rules: by which the device chooses. formats: in which SubNets are there, too. `bytes_alone`: of the ONNX files, where
+    these were exported. The folder is there whole, or not at all. UserError: the key cannot be read, or rules need what nobody
+    knows of the SubNets.
     """
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules)
+    writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules, formats)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
@@ -140,6 +142,7 @@ class _Writer:
     policies: Mapping[str, SubnetPolicy]
     accuracies: Mapping[str, Mapping[str, Accuracy]]
     rules: str | None
+    formats: Sequence[FurtherFormat]
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
 
@@ -185,7 +188,7 @@ class _Writer:
             batch=self.net.batch,
             files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
             subnets=tuple(rows),
-            runs={name: self._run(name) for name in FORMATS if name in formats},
+            runs=self._runs(formats),
             classes=cards[0].classes,
             device=BundleDevice(**{name: getattr(self.device, name) for name in BundleDevice.model_fields}),
             made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
@@ -196,7 +199,7 @@ class _Writer:
         )
         if self.rules is not None:
             try:
-                parse_rules(self.rules).check(BundleVariants.of(manifest, manifest.own_format).table)
+                parse_rules(self.rules).check(BundleVariants.of(manifest, *manifest.known_formats).table)
             except AdaptiveError as error:
                 raise UserError("policy.rules", str(error)) from error
         return manifest
@@ -217,9 +220,31 @@ class _Writer:
                 chains["ncnn"] = chain
             nets["ncnn"] = self._ncnn(card, chains.get("ncnn"))
         best = chains.get("ncnn" if "ncnn" in nets else "onnx")
+        nets |= self._further(card, nets, chains.get("ncnn"), (inputs, expected))
         policy = self.policies.get(card.digest)
         manifest, thresholds = (None, None) if best is None else (best.manifest, best.thresholds)
         return subnet_row(self.net, card, nets, manifest, thresholds, policy)
+
+    def _further(
+        self,
+        card: Card,
+        nets: Mapping[BundleFormat, BundledNet],
+        chain: BundledChain | None,
+        checked: tuple[Images, Images],
+    ) -> dict[BundleFormat, BundledNet]:
+        """The SubNet in further formats. chain: of ncnn, where the device runs it."""
+        found: dict[BundleFormat, BundledNet] = {}
+        for one in self.formats:
+            if card.digest not in one.rows:
+                continue
+            if one.form in nets:
+                found[one.form] = nets[one.form].model_copy(update={"figures": one.figures(card)})
+                continue
+            if one.form in WITH_CHAIN and chain is None:
+                chain = copy_ncnn_chain(card, self.out, self.folder)
+            net = one.net(card, self.out, self.folder, chain, checked, self.net.batch)
+            found |= {} if net is None else {one.form: net}
+        return found
 
     def _onnx(self, card: Card, inputs: Images, expected: Images, chain: BundledChain | None) -> BundledNet:
         """Tell the file its facts, and compare it with torch."""
@@ -279,6 +304,12 @@ class _Writer:
     @property
     def _takes_ncnn(self) -> bool:
         return "ncnn" in self.device.formats
+
+    def _runs(self, names: Collection[BundleFormat]) -> dict[BundleFormat, BundleRun]:
+        """How files of some formats run."""
+        runs: dict[BundleFormat, BundleRun] = {name: self._run(name) for name in FORMATS}
+        runs |= {one.form: one.run(self.settings.tolerance) for one in self.formats}
+        return {name: run for name, run in runs.items() if name in names}
 
     def _run(self, name: ChainFormat) -> BundleRun:
         """How files of one format run: as on the device, or where it does not take them in as many threads."""

@@ -1,0 +1,24 @@
+"""Facts on the levels of a device, as `flows.pages.facts` has them of other stages."""
+
+from collections import Counter
+
+from flows.pages.facts import MOST_FAILURES, Facts
+from tasks.levels import Levels
+from tasks.pages.text import count
+
+
+def levels(result: Levels) -> Facts:
+    """How many combinations there are, on the front, and kept, in which formats."""
+    kept = Counter(row.format for row in result.rows if row.kept)
+    return {
+        "combinations": count(len(result.rows)),
+        "on the front": count(sum(row.on_front for row in result.rows)),
+        "kept": f"{sum(kept.values())} ({', '.join(f'{number} {form}' for form, number in kept.items())})",
+    }
+
+
+def left_out(result: Levels) -> Facts:
+    """SubNets without a row in some format."""
+    rows = result.left_out
+    named = "; ".join(f"{row.digest} in {row.format}: {row.reason}" for row in rows[:MOST_FAILURES])
+    return {"left out": f"{len(rows)}: {named}"} if rows else {}

@@ -1,0 +1,92 @@
+"""The levels of a device that is several devices of the run: one table over SubNets, exits and formats."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tasks.levels
+from flows.pages import levels as facts
+from flows.results import of
+from flows.stages.spec import Context, Scope, StageSpec
+from flows.stages.winners import chosen
+from tasks.exits.policies import POLICIES_FILE, Policies
+from tasks.levels import LEVELS_FILE, LevelDevice, Levels
+from tasks.predict.resources import ENERGY_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.progress import Progress
+from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.schemas.front import FRONT_FILE, Front
+from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
+from tasks.schemas.resources import RESOURCES_FILE
+from tasks.schemas.stored import StageResult
+
+TOGETHER = Scope(labels=lambda config: tuple(config.export.together))
+
+
+def _names(at: Context) -> tuple[str, ...]:
+    """The device that has the bundle, then the others."""
+    return at.device, *at.config.export.together[at.device]
+
+
+def _devices(at: Context) -> Sequence[LevelDevice]:
+    return [_device(at, name) for name in _names(at)]
+
+
+def _device(at: Context, name: str) -> LevelDevice:
+    form = at.config.device[name].bundle_format
+    assert form is not None, "the config has checked it"
+    return LevelDevice(
+        name=name,
+        form=form,
+        sensitivities=at.sensitivities(name).parent,
+        latency=at.output("latency", name).folder,
+        resources=at.output("resources", name).folder,
+        rules=at.config.limited_memory_of(name),
+    )
+
+
+def _front(at: Context, out: Path, progress: Progress) -> StageResult:
+    front = Front.read(chosen(at)[at.device].folder / FRONT_FILE)
+    policies = Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
+    return tasks.levels.run(at.trained, front, _devices(at), policies, out)
+
+
+def _settings(at: Context) -> dict[str, Any]:
+    config = at.config
+    rows = ((name, config.device[name].bundle_format, config.limited_memory_of(name)) for name in _names(at))
+    return {"levels": [[name, form, asdict(rules)] for name, form, rules in rows]}
+
+
+def _inputs(at: Context) -> tuple[Any, ...]:
+    files = [
+        file
+        for one in _devices(at)
+        for file in (
+            at.sensitivities(one.name),
+            one.sensitivities / ACCURACY_VALIDATION_FILE,
+            one.latency / LATENCY_FILE,
+            one.latency / LATENCY_VALIDATION_FILE,
+            one.resources / ENERGY_FILE,
+            one.resources / RESOURCES_FILE,
+        )
+    ]
+    policies = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
+    return at.trained, chosen(at)[at.device].folder / FRONT_FILE, *files, *policies
+
+
+FRONT = StageSpec(
+    name="front",
+    body=_front,
+    scope=TOGETHER,
+    needs=("finetune", "sensitivities", "latency", "resources", "search"),
+    reads=("int8", "refine", "policy"),
+    modules=("tasks.levels",),
+    settings=_settings,
+    inputs=_inputs,
+    artifacts=lambda at: (LEVELS_FILE,),
+    facts=of(Levels, facts.levels),
+    details=of(Levels, facts.left_out),
+    wanted=lambda config, until: bool(config.export.together),
+)
+"""Each combination of SubNet, exit and format on one device, and those that some state of it prefers."""

@@ -1,0 +1,130 @@
+"""Further formats of a bundle's SubNets: their files, how they run on the device, and what is known of the SubNets in them."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from adaptive_runtime.bundles import CHAIN_FORMATS, BundledNet, BundleFormat, BundleRun, NetFigures
+from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
+from profiling_agents.messages import Capabilities
+from tasks.export.chains import BundledChain
+from tasks.export.files import SUFFIXES, Images, in_batches
+from tasks.export.settings import FileFormat
+from tasks.levels.rows import LevelRow, Levels
+from tasks.measuring.settings import Tolerance
+from tasks.schemas.exports import Card, ExportedFile
+
+RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
+FILES: Mapping[BundleFormat, FileFormat] = {
+    "onnx": "onnx",
+    "onnx_int8": "onnx_int8",
+    "ncnn": "ncnn",
+    "ncnn_fp16": "ncnn_fp16",
+    "ncnn_bf16": "ncnn",
+}
+"""The exported files of which a format is."""
+WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")
+"""Formats besides ONNX whose exported files have segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherFormat:
+    """A format besides that of the device which has the bundle.
+
+    device: the same machine in this format's runtime and precision. rows: of whole SubNets by digest, where some state prefers
+    them or one of their exits in this format. own: of the same SubNets in the format of the bundle's device.
+    """
+
+    form: BundleFormat
+    device: Capabilities
+    rows: Mapping[str, LevelRow]
+    own: Mapping[str, LevelRow]
+
+    def run(self, tolerance: Tolerance) -> BundleRun:
+        """How the files run."""
+        device = self.device
+        return BundleRun(
+            runtime=RUNTIMES[CHAIN_FORMATS[self.form]],
+            version=device.version,
+            threads=device.threads,
+            precision=device.precision,
+            settings=device.engine.applied(device.settings, device.engine_options),
+            measured=False,
+            tolerance=tolerance.of(device.precision),
+        )
+
+    def figures(self, card: Card) -> NetFigures:
+        """What is known of a SubNet: costs by its row; accuracy as evaluated in int8, else by what the format changes."""
+        row = self.rows[card.digest]
+        lost, file = self.own[card.digest].accuracy - row.accuracy, card.files.get(FILES[self.form])
+        int8 = None if file is None else file.int8
+        by_row = {split: min(1.0, max(0.0, share - lost)) for split, share in card.accuracy.items()}
+        known = row.figures(next(iter(card.accuracy), "validation"))
+        return known.model_copy(update={"accuracy": by_row if int8 is None else int8.accuracy})
+
+    def net(
+        self,
+        card: Card,
+        out: Path,
+        folder: Path,
+        chain: BundledChain | None,
+        checked: tuple[Images, Images],
+        batch: int,
+    ) -> BundledNet | None:
+        """Copy the files that the stage has exported from `out` into the bundle `folder`; None where there are none.
+
+        chain: of the files of ncnn. checked: images (N, C, H, W) in the SubNet's shape, and torch's answers (N, K) for them.
+        """
+        file = card.files.get(FILES[self.form])
+        if card.digest not in self.rows or file is None or file.state != "ok" or file.run is None:
+            return None
+        names = tuple(f"{card.digest}{suffix}" for suffix in SUFFIXES[FILES[self.form]] if not suffix.endswith(".json"))
+        for name in names:
+            shutil.copyfile(out / name, folder / name)
+        chain = chain if self.form in WITH_CHAIN else None
+        return BundledNet(
+            files=names,
+            input=ChainTensor.model_validate(file.run.inputs[0].model_dump()),
+            output=ChainTensor.model_validate(file.run.outputs[0].model_dump()),
+            chain=None if chain is None else chain.name,
+            chain_files=() if chain is None else tuple(chain.manifest.written()),
+            relative_difference=self._difference(folder / names[0], file, checked, batch),
+            figures=self.figures(card),
+        )
+
+    def _difference(self, path: Path, file: ExportedFile, checked: tuple[Images, Images], batch: int) -> float:
+        """The largest difference from torch over the largest value: in int8 that of the rounding, too."""
+        if self.form != "onnx_int8":
+            return file.relative_difference or 0.0
+        inputs, expected = checked
+        options = session_options(self.device.engine.applied(self.device.settings, self.device.engine_options))
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        (taken,) = session.get_inputs()
+        got = in_batches(inputs, batch, lambda x: np.asarray(session.run(None, {taken.name: x})[0]))
+        return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def further_formats(levels: Levels, devices: Mapping[str, Capabilities]) -> tuple[FurtherFormat, ...]:
+    """The formats of a table besides that of the device which has the bundle. devices: by their names in the run."""
+    of = {row.format: row.device for row in levels.rows}
+    own = next((form for form, name in of.items() if name == levels.device), None)
+    kept = {(row.digest, row.format) for row in levels.rows if row.kept}
+    return tuple(
+        FurtherFormat(
+            form=form,
+            device=devices[name],
+            rows={digest: row for digest, row in levels.whole(form).items() if (digest, form) in kept},
+            own={} if own is None else levels.whole(own),
+        )
+        for form, name in of.items()
+        if form != own
+    )
+
+
+def required_files(forms: Sequence[BundleFormat]) -> tuple[FileFormat, ...]:
+    """The exported files that some formats are of; those of ONNX are in every bundle."""
+    return tuple(dict.fromkeys(FILES[form] for form in forms if form != "onnx"))

@@ -1,0 +1,92 @@
+"""A device of the run as one level: the format of its files, and what predicts the costs of SubNets in it.
+
+Legend: n SubNets, V variables.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.bundles import BundleFormat
+from solvers.tables import Codes, Values
+from tailor_ir import SuperNet
+from tailor_ir.memory.layouts import Rules
+from tasks.predict.accuracy import AccuracyPredictor
+from tasks.predict.energy import EnergyPredictor
+from tasks.predict.latency import LatencyPredictor
+from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.resources import ENERGY_FILE
+from tasks.predict.validate import LATENCY_FILE
+from tasks.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation
+from tasks.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
+from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
+from tasks.schemas.latency import LatencyValidation
+from tasks.schemas.resources import RESOURCES_FILE, Resources
+
+OF_MEDIAN = 1.4826
+"""Standard deviation of a normal distribution, as a multiple of the median distance from its middle."""
+OF_MEAN = 1.2533
+"""The same, as a multiple of the mean distance."""
+UNKNOWN_ERROR = 0.25
+"""Relative deviation of predicted latencies that were not compared with measured ones."""
+PERCENT = 100
+
+
+class PredictedCosts(NamedTuple):
+    """Of SubNets (n,). known: whether all of their operators have a latency; the other values count there alone."""
+
+    known: NDArray[np.bool_]
+    accuracy: Values
+    latency_ms: Values
+    energy_mj: Values
+    weights_mib: Values
+    activations_mib: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelDevice:
+    """Folders of the stages of one device. rules: how its runtime takes memory, with the bytes of a weight."""
+
+    name: str
+    form: BundleFormat
+    sensitivities: Path
+    latency: Path
+    resources: Path
+    rules: Rules
+
+    def costs(self, net: SuperNet, codes: Codes) -> PredictedCosts:
+        """What is predicted for SubNets (n, V)."""
+        latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
+        known = latency.unknown.predict(codes) == 0 if latency.missing else np.ones(len(codes), bool)
+        memory = MemoryPredictor.compile(net, self.rules)
+        latency_ms = latency.sums.predict(codes) + latency.correction.offset_ms
+        energy_mj = np.full(len(codes), np.nan)
+        energy_mj[known] = EnergyPredictor.load(self.resources / ENERGY_FILE).predict(codes[known])
+        return PredictedCosts(
+            known=known,
+            accuracy=AccuracyPredictor.load(self.sensitivities / SENSITIVITIES_FILE).predict(codes),
+            latency_ms=latency_ms,
+            energy_mj=energy_mj,
+            weights_mib=memory.weights_bytes(codes) / MIB,
+            activations_mib=memory.peak_bytes(codes) / MIB,
+        )
+
+    @property
+    def energy_from(self) -> str:
+        """What energies are predicted from."""
+        return Resources.read(self.resources / RESOURCES_FILE).energy_from
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard deviation of predicted accuracies, by SubNets that were held out."""
+        stated = AccuracyValidation.read(self.sensitivities / ACCURACY_VALIDATION_FILE)
+        return OF_MEAN * stated.mean_error_points / PERCENT
+
+    @property
+    def latency_error(self) -> float:
+        """Relative standard deviation of predicted latencies, by SubNets that were held out."""
+        median = LatencyValidation.read(self.latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
+        return UNKNOWN_ERROR if median is None else OF_MEDIAN * median

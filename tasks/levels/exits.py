@@ -1,0 +1,41 @@
+"""Rows of one whole SubNet and of its exits, in the format that was measured and in others.
+
+Exits were measured by one device. In another format a SubNet's exits take longer, and lose, as the whole SubNet does there.
+"""
+
+from collections.abc import Iterator
+
+from tasks.exits.policies import SubnetPolicy
+from tasks.levels.devices import UNKNOWN_ERROR
+from tasks.levels.rows import LevelRow
+
+DEVIATIONS_P99 = 2.3263
+"""Standard deviations of a normal distribution between its middle and its 99th percentile."""
+
+
+def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> Iterator[LevelRow]:
+    """The row of a whole SubNet, of each exit before its last, and of early answers by thresholds.
+
+    own: the row of the whole SubNet in the format in which its exits were measured. policy: None: it passes none.
+    """
+    yield whole
+    if policy is None or whole.format == "onnx_int8":  # int8 files have no segments
+        return
+    full = policy.exits[-1]
+    slower, lost = whole.latency_ms / own.latency_ms, own.accuracy - whole.accuracy
+    error = whole.latency_error if whole.device == own.device else max(whole.latency_error, UNKNOWN_ERROR)
+
+    def row(accuracy: float, latency_ms: float, **changed: object) -> LevelRow:
+        energy_mj = None if whole.energy_mj is None else whole.energy_mj * latency_ms * slower / whole.latency_ms
+        figures = {"accuracy": min(1.0, max(0.0, accuracy - lost)), "latency_ms": latency_ms * slower}
+        return whole.model_copy(update={**figures, "energy_mj": energy_mj, "latency_error": error, **changed})
+
+    for one in policy.exits[:-1]:
+        split = next(iter(one.accuracy))
+        accuracy = own.accuracy + one.accuracy[split] - full.accuracy[split]
+        yield row(accuracy, one.latency_ms, exit=one.exit)
+    tested = policy.tested
+    if policy.thresholds is not None and tested is not None:
+        accuracy = own.accuracy + tested.accuracy - tested.full_accuracy
+        spread = max(0.0, tested.p99_ms / tested.expected_ms - 1) / DEVIATIONS_P99
+        yield row(accuracy, tested.expected_ms, early=True, latency_error=max(spread, error))

@@ -1,0 +1,86 @@
+"""`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and those that are worth having."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from adaptive_runtime.bundles import BundleFormat, NetFigures, SubNetMemory
+from tasks.schemas.stored import Record, Stored
+from tasks.schemas.subnets import Named
+
+LEVELS_FILE = "levels.json"
+
+
+class LevelRow(Named):
+    """A combination. device: of the run, whose tables it is by. exit: up to which it runs; None: whole, or `early`.
+
+    early: samples leave by thresholds. accuracy: on validation images; accuracy_error: its standard deviation. latency_error:
+    standard deviation of the latency, relative; of early answers their spread over samples. energy_mj: of one sample; None:
+    unknown. on_front: no other row is at least as accurate, fast, frugal and small, and better in one of them. kept: some
+    state of the device prefers it, as the run time chooses.
+    """
+
+    device: str
+    format: BundleFormat
+    exit: str | None = None
+    early: bool = False
+    accuracy: float = Field(ge=0, le=1)
+    accuracy_error: float = Field(ge=0)
+    latency_ms: float = Field(gt=0)
+    latency_error: float = Field(ge=0)
+    energy_mj: float | None = None
+    weights_mib: float = Field(ge=0)
+    activations_mib: float = Field(ge=0)
+    on_front: bool = False
+    kept: bool = False
+
+    @property
+    def memory_mib(self) -> float:
+        """Weights and activations at their peak [MiB]."""
+        return self.weights_mib + self.activations_mib
+
+    @property
+    def name(self) -> str:
+        """The combination in words; no two rows have one name."""
+        ending = " by thresholds" if self.early else "" if self.exit is None else f" up to {self.exit}"
+        return f"{self.digest} in {self.format}{ending}"
+
+    def figures(self, split: str) -> NetFigures:
+        """What a bundle says of a whole SubNet in the format; the accuracy is of `split`."""
+        memory = SubNetMemory(weights_mib=self.weights_mib, activations_mib=self.activations_mib)
+        return NetFigures(
+            accuracy={split: self.accuracy},
+            latency_ms=self.latency_ms,
+            latency_error=self.latency_error,
+            energy_mj=self.energy_mj,
+            memory=memory,
+        )
+
+
+class MissingLevel(Record):
+    """A SubNet that has no row in a format, and why."""
+
+    digest: str
+    format: BundleFormat
+    reason: str
+
+
+class Levels(Stored):
+    """Of one device, which has the bundle. energy_from: what energies are predicted from; None: not alike on all devices."""
+
+    STAGE: ClassVar[str] = "front"
+    COMMAND: ClassVar[str] = "export"
+
+    device: str
+    energy_from: str | None
+    rows: tuple[LevelRow, ...]
+    left_out: tuple[MissingLevel, ...] = ()
+
+    @property
+    def formats(self) -> tuple[BundleFormat, ...]:
+        """The formats of the rows, each once."""
+        return tuple(dict.fromkeys(row.format for row in self.rows))
+
+    def whole(self, form: BundleFormat) -> dict[str, LevelRow]:
+        """Of a format the rows of whole SubNets, by digest."""
+        return {row.digest: row for row in self.rows if row.format == form and row.exit is None and not row.early}

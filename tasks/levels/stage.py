@@ -1,0 +1,120 @@
+"""The stage: rows of all combinations, the exact front over all of their columns, and the rows that some state prefers.
+
+A sum over operators gives each cost of a row, by the tables of its own format (`tasks.predict`). The SubNets are the winners of
+the device that has the bundle, as found or as measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tailor_ir
+from adaptive_runtime.adapting.variants import load_classes
+from adaptive_runtime.choice import VariantLookUp, VariantTable
+from tasks.errors import UserError
+from tasks.exits.policies import SubnetPolicy
+from tasks.levels.devices import LevelDevice, PredictedCosts
+from tasks.levels.exits import with_exits
+from tasks.levels.rows import LEVELS_FILE, LevelRow, Levels, MissingLevel
+from tasks.schemas.front import Front, Winner
+from tasks.schemas.stored import StageResult
+
+NO_LATENCY = "an operator of it has no latency in this format"
+
+
+def run(
+    supernet: Path, front: Front, devices: Sequence[LevelDevice], policies: Sequence[SubnetPolicy], out: Path
+) -> StageResult:
+    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it.
+
+    UserError: no SubNet has a latency in any format.
+    """
+    net = tailor_ir.load(supernet)
+    winners = list({winner.digest: winner for winner in front.winners}.values())
+    codes = np.asarray(net.space.encode([winner.config for winner in winners]))
+    costs = {device.name: device.costs(net, codes) for device in devices}
+    sources = {device.energy_from for device in devices}
+    energy_from = next(iter(sources)) if len(sources) == 1 else None
+    exits = {policy.digest: policy for policy in policies}
+    rows: list[LevelRow] = []
+    left_out: list[MissingLevel] = []
+    for at, winner in enumerate(winners):
+        own = _whole(devices[0], winner, at, costs, devices[0], has_energy=energy_from is not None)
+        for device in devices:
+            if not costs[device.name].known[at]:
+                left_out.append(MissingLevel(digest=winner.digest, format=device.form, reason=NO_LATENCY))
+                continue
+            whole = _whole(device, winner, at, costs, devices[0], has_energy=energy_from is not None)
+            rows += with_exits(whole, own, exits.get(winner.digest))
+    if not rows:
+        raise UserError("stage 'front'", "no SubNet has a latency in any format", next_step="profile the device again")
+    judged = [
+        row.model_copy(update={"on_front": bool(is_best), "kept": bool(is_kept)})
+        for row, is_best, is_kept in zip(rows, on_front(rows), kept(rows), strict=True)
+    ]
+    found = Levels(device=devices[0].name, energy_from=energy_from, rows=tuple(judged), left_out=tuple(left_out))
+    return found.write(out / LEVELS_FILE)
+
+
+def _whole(
+    device: LevelDevice,
+    winner: Winner,
+    at: int,
+    costs: Mapping[str, PredictedCosts],
+    first: LevelDevice,
+    *,
+    has_energy: bool,
+) -> LevelRow:
+    """The row of a whole SubNet.
+
+    Its accuracy is the one by which the SubNet has won, plus what the format changes by prediction. Its latency on the first
+    device is the measured one, where it was measured.
+    """
+    found, is_first = costs[device.name], device is first
+    measured_ms = winner.measured_ms if is_first else None
+    accuracy = winner.accuracy + float(found.accuracy[at] - costs[first.name].accuracy[at])
+    is_evaluated = is_first and winner.measured_accuracy is not None
+    return LevelRow(
+        digest=winner.digest,
+        config=winner.config,
+        device=device.name,
+        format=device.form,
+        accuracy=min(1.0, max(0.0, accuracy)),
+        accuracy_error=0.0 if is_evaluated else device.accuracy_error,
+        latency_ms=float(found.latency_ms[at]) if measured_ms is None else measured_ms,
+        latency_error=device.latency_error if measured_ms is None else 0.0,
+        energy_mj=float(found.energy_mj[at]) if has_energy and found.known[at] else None,
+        weights_mib=float(found.weights_mib[at]),
+        activations_mib=float(found.activations_mib[at]),
+    )
+
+
+def on_front(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
+    """Whether no other row is at least as good in all columns and better in one, (R,); of equal rows all count."""
+    columns_RD = np.array([[-row.accuracy, row.latency_ms, row.energy_mj or 0.0, row.memory_mib] for row in rows])
+    found = np.ones(len(rows), bool)
+    for at, own_D in enumerate(columns_RD):
+        no_worse_R = (columns_RD <= own_D).all(1)
+        better_R = (columns_RD < own_D).any(1)
+        found[at] = not (no_worse_R & better_R).any()
+    return found
+
+
+def kept(rows: Sequence[LevelRow]) -> NDArray[np.bool_]:
+    """Whether some state of the device prefers a row (R,), as the run time chooses (`VariantLookUp.kept_rows`)."""
+    latency_ms = tuple(row.latency_ms for row in rows)
+    energy_mj = tuple(row.energy_mj for row in rows if row.energy_mj is not None)
+    table = VariantTable(
+        names=tuple(row.name for row in rows),
+        accuracy=tuple(row.accuracy for row in rows),
+        latency_ms=latency_ms,
+        latency_error=tuple(row.latency_error for row in rows),
+        energy_mj=energy_mj if len(energy_mj) == len(rows) else None,
+        memory_mib=tuple(row.memory_mib for row in rows),
+        load_class=load_classes(latency_ms),
+    )
+    found = np.zeros(len(rows), bool)
+    found[VariantLookUp(table).kept_rows] = True
+    return found

@@ -1,0 +1,38 @@
+"""The figure of the levels of a device: accuracy against latency, a colour for each format."""
+
+import plotly.graph_objects as go
+
+from tasks.pages.text import milliseconds, percent
+from tasks.report.charts import COLORS, LOG_TICKS, blank
+from tasks.report.looks import Row, point_label
+
+
+def figure(found: Row) -> go.Figure:
+    """Filled: combinations that some state of the device prefers; open: the others."""
+    figure = blank("latency [ms]", "accuracy [%]", height=420)
+    figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
+    for at, form in enumerate(found["formats"]):
+        rows = [row for row in found["rows"] if row["format"] == form]
+        figure.add_scatter(
+            x=[row["latency_ms"] for row in rows],
+            y=[100 * row["accuracy"] for row in rows],
+            error_x={"array": [row["latency_ms"] * row["latency_error"] for row in rows], "thickness": 0.7},
+            error_y={"array": [100 * row["accuracy_error"] for row in rows], "thickness": 0.7},
+            mode="markers",
+            name=form,
+            marker={
+                "color": COLORS[at % len(COLORS)],
+                "size": 9,
+                "symbol": ["circle" if row["kept"] else "circle-open" for row in rows],
+            },
+            text=[_text(row) for row in rows],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    return figure
+
+
+def _text(row: Row) -> str:
+    facts = [f"{milliseconds(row['latency_ms'])}, accuracy {percent(row['accuracy'])}", f"{row['memory_mib']:.3g} MiB"]
+    if row["energy_mj"] is not None:
+        facts.append(f"{row['energy_mj']:.3g} mJ")
+    return point_label(f"{row['digest'][:8]} in {row['format']}, {row['answers']}", facts, ())

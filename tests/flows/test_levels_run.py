@@ -1,0 +1,87 @@
+"""One machine as two devices of a run: a front over SubNets and formats, and a bundle that serves in both runtimes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptive_runtime
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.bundles import OpenBundle
+from tasks.levels import Levels
+from tests.flows.conftest import Command
+from tests.flows.tiny import TINY
+
+PARTS = ("data=", "engine.", "profile.", "predict.", "refine.", "export.", "search.")
+
+
+@pytest.fixture(scope="module")
+def together(
+    finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Command]:
+    """The report of an adaptation to onnxruntime and ncnn on this machine, and the command that made it."""
+    supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
+    words = [word for word in TINY if word.startswith(PARTS)]
+    words += [f"supernet={supernet}", "device=[onnxruntime,ncnn_bf16]", "export.tolerance.bf16=0.3"]
+    words += ["export.formats=[onnx,ncnn]", "export.bundle=true", "export.together={onnxruntime:[ncnn_bf16]}"]
+    own = Command(tmp_path_factory.mktemp("together") / "out", tuple(words))
+    shutil.copytree(command.output / "luts", own.output / "luts")  # operators of onnxruntime are measured already
+    return own("adapt"), own
+
+
+def test_the_front_has_a_row_for_each_subnet_in_each_format(together: tuple[dict[str, Any], Command]) -> None:
+    report, own = together
+    (file,) = own.output.glob("stages/front/onnxruntime/*/levels.json")
+    found = Levels.read(file)
+    digests = {row["digest"] for row in report["devices"][0]["winners"]}
+    assert found.formats == ("onnx", "ncnn_bf16")
+    for form in found.formats:
+        assert set(found.whole(form)) <= digests
+        assert all(row.weights_mib > 0 for row in found.whole(form).values())
+    assert any(row.kept for row in found.rows)
+    halves = [found.whole("ncnn_bf16")[one].weights_mib / row.weights_mib for one, row in found.whole("onnx").items()]
+    assert halves == pytest.approx([0.5] * len(halves))
+    assert report["devices"][0]["levels"]["rows"]
+    assert report["devices"][1]["levels"] is None
+    assert "SubNets, exits and formats" in (own.output / "report.html").read_text()
+
+
+def test_the_bundle_serves_the_kept_rows_in_both_runtimes(together: tuple[dict[str, Any], Command]) -> None:
+    _, own = together
+    folders = list(own.output.glob("exports/*/bundle"))
+    assert [folder.parent.name for folder in folders] == ["onnxruntime"]
+    bundle = OpenBundle.open(folders[0])
+    levels = Levels.read(next(own.output.glob("stages/front/onnxruntime/*/levels.json")))
+    for subnet in bundle.manifest.subnets:
+        kept = any(row.kept for row in levels.rows if (row.digest, row.format) == (subnet.digest, "ncnn_bf16"))
+        assert ("ncnn_bf16" in subnet.nets) == kept
+    forms = bundle.manifest.known_formats
+    table = BundleVariants.of(bundle.manifest, *forms).table
+    assert len(table) >= len(bundle.manifest.subnets)
+    first = bundle.manifest.subnets[0]
+    size = first.preparation.resolution
+    x = np.random.default_rng(0).standard_normal((2, first.input_shape[1], size, size)).astype(np.float32)
+    with adaptive_runtime.load(folders[0], prepares=False) as model:
+        assert model.pool.forms == forms
+        for subnet in bundle.manifest.subnets:
+            for form in subnet.nets:
+                model.use(subnet.digest, format=form)
+                assert model.infer(x).formats == (form, form)
+        found = adaptive_runtime.check(model)
+        assert len(found) >= sum(len(one.nets) for one in bundle.manifest.subnets)
+    run = bundle.manifest.runs.get("ncnn_bf16")
+    if "ncnn_bf16" in forms:
+        assert run is not None
+        assert (run.runtime, run.precision, run.settings["use_bf16_storage"]) == ("ncnn", "bf16", True)
+
+
+def test_the_same_run_again_works_nothing(together: tuple[dict[str, Any], Command]) -> None:
+    _, own = together
+    again = own("adapt")
+    stages = {row["stage"]: row["cached"] for row in again["stages"]}
+    assert stages["front/onnxruntime"]
+    assert stages["export/onnxruntime"]
+    assert json.loads((own.output / "report.json").read_text())["devices"][0]["levels"]["rows"]
