@@ -29,13 +29,12 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
 import tailor_ir
 from adaptive_runtime import WeightOptions
+from benchmarks.tables import show
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.data import DataSettings, load_splits
@@ -215,16 +214,9 @@ def _cell(value: Any) -> str:
 
 
 def _show(found: dict[str, Any], markdown: bool) -> None:
-    console = Console(width=200)
     for rows in _tables(found):
-        header, lines = list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]
-        if markdown:
-            print("\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *lines]) + "\n")
-            continue
-        table = Table(*header)
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
+        show(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows], markdown=markdown, width=200)
+        print()
 
 
 def main() -> None:

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import tailor_ir
 from benchmarks.int8 import COMMON
 from benchmarks.int8 import NETWORKS as CONVOLUTIONAL
+from benchmarks.tables import show
 from benchmarks.trained import Trained, train
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, GuardedSubnet
@@ -240,16 +239,9 @@ def _tables(
 
 
 def _show(found: dict[str, list[dict[str, Any]]], methods: Sequence[str], markdown: bool) -> None:
-    console = Console(width=200)
     for header, lines in _tables(found, methods):
-        if markdown:
-            rows = [header, ["---"] * len(header), *lines]
-            print("\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n")
-            continue
-        table = Table(*header)
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
+        show(header, lines, markdown=markdown, width=200)
+        print()
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Requests over several devices while these and their links fail at random: what is lost, twice, wrong or late.
 
-    python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 0.3] [--gap-s 0.03] [--json FILE]
+    python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 0.3] [--gap-s 0.03]
+        [--json FILE]
 
 Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. The first gives values
 straight to the second, over a relay of their own. Every `pause-s` a fault is drawn, held for a while, and mended: a device

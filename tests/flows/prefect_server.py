@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 RUNNING = REPOSITORY / "docs" / "running.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:4200"
 WAIT_SECONDS = 300
+ANSWER_SECONDS = 30
 STOP_SECONDS = 4
 BUSY = 503
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -24,14 +25,25 @@ Found = TypeVar("Found")
 
 
 class Patient(httpx.HTTPTransport):
-    """Asks again while the server answers that it is busy, as Prefect's own client does: its database has one writer."""
+    """Asks again while the server is busy, as Prefect's own client does: its database has one writer.
+
+    A busy server says so, or does not answer in time; the latter is asked again only where asking twice changes nothing.
+    """
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         until = time.monotonic() + WAIT_SECONDS
-        while (answer := super().handle_request(request)).status_code == BUSY and time.monotonic() < until:
+        only_reads = request.method == "GET" or request.url.path.endswith("/filter")
+        while True:
+            try:
+                answer = super().handle_request(request)
+            except httpx.ReadTimeout:
+                if not only_reads or time.monotonic() > until:
+                    raise
+                continue
+            if answer.status_code != BUSY or time.monotonic() > until:
+                return answer
             answer.close()
             time.sleep(1)
-        return answer
 
 
 class Server:
@@ -50,7 +62,7 @@ class Server:
             "AUTOTAILOR_DIR": str(REPOSITORY),
             "MLFLOW_TRACKING_URI": self.tracking,
         }
-        self.api = httpx.Client(base_url=f"http://{self.address}/api/", timeout=30, transport=Patient())
+        self.api = httpx.Client(base_url=f"http://{self.address}/api/", timeout=ANSWER_SECONDS, transport=Patient())
 
     def start(self, script: str, log: Path | None = None) -> subprocess.Popen[bytes]:
         """A shell script in the background, in a process group of its own."""

@@ -104,7 +104,8 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*given: Any) -> None:
-        raise UserError("export", f"is given {type(given[-3]()).__name__}")
+        (substitutes,) = (one for one in given if callable(one))
+        raise UserError("export", f"is given {type(substitutes()).__name__}")
 
     monkeypatch.setattr(tasks.export, "run", run)
     with pytest.raises(AssertionError):

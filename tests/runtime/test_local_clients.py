@@ -255,8 +255,8 @@ def test_a_service_that_was_killed_is_gone_and_the_next_one_answers(
                 killed.process.returncode = 0
             service.process.terminate()
             assert [client.answer(f"wait {number}").logits.shape for number in numbers] == [(MOST_SAMPLES, 5)] * 3
+            service.process.wait(60)  # until then it answers
             assert client.tell("infer 1 0 -")[0] == 503
-            service.process.wait(60)
             assert service.lines() == []
         assert not path.exists()
 

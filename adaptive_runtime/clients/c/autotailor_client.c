@@ -304,8 +304,10 @@ static autotailor_status send_parts(autotailor_client *client, struct iovec part
                 lose(client, AUTOTAILOR_GONE, "the service has gone", "");
             }
         }
-        if (found < 0 || (blocked && (found & ~POLLOUT) && take(client) != AUTOTAILOR_OK)) {
+        if (found < 0) {
             lose(client, AUTOTAILOR_GONE, "the service has gone", "");
+        } else if (blocked && (found & ~POLLOUT)) {
+            take(client); /* which says why, where the connection is lost */
         }
         if (client->lost != AUTOTAILOR_OK) {
             return client->lost;
