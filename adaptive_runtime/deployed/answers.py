@@ -32,8 +32,8 @@ class ModelAnswer(NamedTuple):
     exits: tuple[str, ...]
     confidence: NDArray[np.float64]
     latency_ms: float
+    formats: tuple[BundleFormat, ...]
     devices: tuple[str, ...] = ()
-    formats: tuple[BundleFormat, ...] = ()
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
@@ -47,7 +47,7 @@ class ModelAnswer(NamedTuple):
             tuple(chain.from_iterable(run.exits for run in runs)),
             np.concatenate([run.confidence for run in runs]),
             latency_ms,
-            formats=tuple(chain.from_iterable(run.formats for run in runs)),
+            tuple(chain.from_iterable(run.formats for run in runs)),
         )
 
     @property
@@ -63,8 +63,9 @@ class ModelState:
     standby: what is being loaded, to serve next. warm: what starts without loading, the least recently used first. taken_out:
     SubNets that failed, each with one line; a SubNet may go on in another format. requests, switches: since it was loaded.
     latency_ms: of the latest request; None: there was none. used_mib: what the process takes more than before the first SubNet,
-    as measured after the latest loading. adapting: load, forecast, slow-down and the last decision; None: the model does not
-    adapt. weights: what SubNets have adapted to their images; None: weights stay as they are.
+    as measured after the latest loading. format: of the files that serve, also where `serving` does not name it.
+    adapting: load, forecast, slow-down and the last decision; None: the model does not adapt. weights: what SubNets have
+    adapted to their images; None: weights stay as they are.
     """
 
     serving: Variant
@@ -76,5 +77,6 @@ class ModelState:
     latency_ms: float | None
     used_mib: float
     budget_mib: float | None
+    format: BundleFormat
     adapting: AdaptingState | None = None
     weights: WeightsState | None = None

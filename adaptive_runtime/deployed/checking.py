@@ -20,8 +20,8 @@ def check(model: DeployedModel) -> dict[Variant, float]:
     found: dict[Variant, float] = {}
     for (digest, exit), expected_NK in sample.answers.items():
         subnet = bundle.manifest.by_digest[digest]
-        for form in pool.forms:
-            if form not in subnet.nets or (exit is not None and subnet.nets[form].chain is None):
+        for form in subnet.formats_among(pool.forms):
+            if exit is not None and subnet.nets[form].chain is None:
                 continue
             answerer = pool.answerer(Variant(digest, exit, form=form))
             pool.warm(answerer)

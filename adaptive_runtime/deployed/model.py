@@ -125,9 +125,9 @@ class DeployedModel:
     @property
     def state(self) -> ModelState:
         """What serves, what is warm, what was taken out."""
-        standby = self._standby
+        active, standby = self._active, self._standby
         return ModelState(
-            serving=self._active.variant,
+            serving=active.variant,
             standby=None if standby is None else standby.variant,
             warm=self.pool.warm_variants,
             taken_out={variant.files: line for variant, line in list(self._taken_out.items())},
@@ -136,6 +136,7 @@ class DeployedModel:
             latency_ms=self._latency_ms,
             used_mib=self._used_mib,
             budget_mib=self.pool.budget_mib,
+            format=active.form,
             adapting=None if self.adaptation is None else self.adaptation.state,
             weights=None if self.weights is None else self.weights.state,
         )
@@ -196,14 +197,19 @@ class DeployedModel:
         return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
 
     def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
-        """The answer of one SubNet alone. AdaptiveError: the bundle does not have it, or it was taken out."""
-        answerer, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
+        """The answer of one SubNet alone, in the first format in which it works.
+
+        AdaptiveError: the bundle does not have it, or it was taken out in all formats.
+        """
+        first, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
+        working = (one for one in self.pool.whole_of(first.subnet) if one not in self._taken_out)
+        answerer = self.pool.answerer(next(working, first.variant))
         self._refuse(answerer)
         try:
             answer = self._run_once(answerer, x_NCHW, served)
         except VariantError as error:
             self._replace(answerer, error)
-            raise AdaptiveError(f"SubNet {subnet}", f"was taken out: {failure(error)}") from error
+            return self._answer_by(subnet, x_NCHW, start_ns)
         if self.adaptation is not None:
             self.adaptation.served(served)
         return ModelAnswer.of([answer], (time.perf_counter_ns() - start_ns) / 1e6)
@@ -235,7 +241,7 @@ class DeployedModel:
             runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
             served.append(ServedRun(active.variant, exits, run_ms / runs))
         subnets, forms = (active.variant.digest,) * len(x_NCHW), (active.form,) * len(x_NCHW)
-        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, formats=forms)
+        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):

@@ -39,9 +39,9 @@ def load(
     what should serve. adapts: while the load changes, the most accurate variant within `budget_ms` and
     `memory_mib` serves; SubNets are loaded ahead as far as there is room. policy: with it the model adapts, by rules as text
     ("battery < 20% -> energy first"), by rules that were read, or by how it switches between variants, as in `AdaptingOptions`;
-    None: by the rules of the bundle, where it has some, and of `adapts`. first: what serves first, whatever the
-    budget is. key_file: with it the bundle must be signed. prepares: ONNX files are optimised once and kept in `cache`;
-    None: in the bundle's folder.
+    None: by the rules of the bundle, where it has some, and of `adapts`. first: what serves first, whatever the budget is;
+    where it cannot serve, the log tells so. key_file: with it the bundle must be signed. prepares: ONNX files are optimised
+    once and kept in `cache`; None: in the bundle's folder.
     also: the folder of a search on this device, whose SubNets serve, too; all are compared by the accuracies that it measured,
     in the first format alone.
     weights: the SubNet that serves follows its images by its BatchNorm statistics, while they drift, in the first
@@ -52,7 +52,7 @@ def load(
     forms = forms if also is None and weights is None else forms[:1]
     place = None if cache is None else Path(cache)
     pool = SubNetPool(bundle, forms, memory_mib, LOG.warning, prepares=prepares, cache=place)
-    first = None if first is None else pool.answerer(first).variant
+    first = None if first is None else _possible(pool, first)
     following = None if weights is None else WeightAdaptation(pool, weight_options(weights))
     options = _options(adapts, policy, bundle.manifest.policy)
     if options is None:
@@ -86,6 +86,15 @@ def _options(
     elif policy is not None:
         options = replace(options, policy=policy)
     return replace(options, rules=bundled) if options.rules is None else options
+
+
+def _possible(pool: SubNetPool, first: Variant) -> Variant | None:
+    """The variant as the pool names it; None: the pool does not have it, which the log tells."""
+    try:
+        return pool.answerer(first).variant
+    except AdaptiveError as error:
+        LOG.warning("%s; what serves first is chosen anew", error)
+        return None
 
 
 def best_within(answerers: Sequence[Answerer], budget_ms: float | None) -> Variant:

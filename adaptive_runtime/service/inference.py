@@ -88,6 +88,7 @@ def written(
     parameters: dict[str, Any] = {
         "subnet": by_sample(answer.subnets),
         "exit": by_sample(answer.exits),
+        "format": by_sample(answer.formats),
         "latency_ms": answer.latency_ms,
         "waited_ms": waited_ms,
     }

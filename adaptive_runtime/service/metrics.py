@@ -24,11 +24,11 @@ class ServiceMetrics:
         self._registry = CollectorRegistry()
         text = "Requests by what became of them."
         self._outcomes = Counter(f"{PREFIX}requests", text, ["outcome"], registry=self._registry)
-        text = "Samples by the SubNet and the exit that answered them."
-        self._samples = Counter(f"{PREFIX}samples", text, ["subnet", "exit"], registry=self._registry)
-        text = "Latency of requests in the model, by SubNet."
+        text = "Samples by the SubNet, the exit and the format that answered them."
+        self._samples = Counter(f"{PREFIX}samples", text, ["subnet", "exit", "format"], registry=self._registry)
+        text = "Latency of requests in the model, by SubNet and format."
         self._latency_s = Histogram(
-            f"{PREFIX}latency_seconds", text, ["subnet"], buckets=BUCKETS_S, registry=self._registry
+            f"{PREFIX}latency_seconds", text, ["subnet", "format"], buckets=BUCKETS_S, registry=self._registry
         )
         text = "Time that requests waited for their turn."
         self._waited_s = Histogram(f"{PREFIX}wait_seconds", text, buckets=BUCKETS_S, registry=self._registry)
@@ -43,10 +43,10 @@ class ServiceMetrics:
 
     def observe(self, answer: ModelAnswer, waited_ms: float) -> None:
         """One answer more."""
-        self._latency_s.labels(answer.subnet).observe(answer.latency_ms / 1e3)
+        self._latency_s.labels(answer.subnet, answer.formats[-1]).observe(answer.latency_ms / 1e3)
         self._waited_s.observe(waited_ms / 1e3)
-        for subnet, exit in zip(answer.subnets, answer.exits, strict=True):
-            self._samples.labels(subnet, exit).inc()
+        for labels in zip(answer.subnets, answer.exits, answer.formats, strict=True):
+            self._samples.labels(*labels).inc()
 
     def text(self) -> bytes:
         """All of them."""
@@ -65,8 +65,8 @@ class _NowCollector(Collector):
         switches.add_metric([], state.switches)
         yield switches
         serving = GaugeMetricFamily(f"{PREFIX}serving", "What serves: 1.", labels=["subnet", "exit", "early", "format"])
-        digest, exit, early, form = state.serving
-        serving.add_metric([digest, exit or "", str(early).lower(), form or ""], 1)
+        digest, exit, early, _ = state.serving
+        serving.add_metric([digest, exit or "", str(early).lower(), state.format], 1)
         yield serving
         for name, text, value in (
             ("queue_depth", "Requests that wait for their turn.", self._depth()),

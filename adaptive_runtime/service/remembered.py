@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from adaptive_runtime.bundles import CHAIN_FORMATS, BundleFormat
-from adaptive_runtime.chains import require_runtime
+from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.files import replace_file
 from adaptive_runtime.pool import Variant
@@ -48,10 +47,7 @@ class ChoiceMemory:
             raise AdaptiveError(f"--state '{folder}'", f"cannot be made ({error.strerror})") from error
 
     def read(self) -> Variant | None:
-        """What served last from this bundle; None: nothing.
-
-        Where the file is damaged, or the runtime is not installed any more, the log tells so.
-        """
+        """What served last from this bundle; None: nothing, or the file is damaged, which the log tells."""
         try:
             found = ServedChoice.model_validate_json(self.file.read_bytes())
         except FileNotFoundError:
@@ -62,15 +58,7 @@ class ChoiceMemory:
         except ValidationError as error:
             LOG.warning("'%s' is damaged (%s); the choice is made anew", self.file, one_line(error))
             return None
-        if found.bundle != self._bundle:
-            return None
-        try:
-            if found.form is not None:
-                require_runtime(CHAIN_FORMATS[found.form], f"SubNet {found.variant.files}")
-        except AdaptiveError as error:
-            LOG.warning("%s; the choice is made anew", error)
-            return None
-        return found.variant
+        return found.variant if found.bundle == self._bundle else None
 
     def write(self, serving: Variant) -> None:
         """Write what serves. Where that fails, the log tells so once, and the next call tries again."""

@@ -33,6 +33,7 @@ def state_told(state: ModelState, recent: RecentService, load: LoadTold, queue: 
 def _model(state: ModelState) -> dict[str, Any]:
     return {
         "serving": _variant(state.serving),
+        "format": state.format,
         "standby": None if state.standby is None else _variant(state.standby),
         "warm": [name_of(one) for one in state.warm],
         "taken_out": dict(state.taken_out),

@@ -10,14 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.adapting import BundleVariants
-from adaptive_runtime.bundles import BundleFormat, BundleManifest, OpenBundle
+from adaptive_runtime.bundles import BUNDLE_FILE, BundleFormat, BundleManifest, OpenBundle
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.service.inference import InferenceFormat
+from adaptive_runtime.service.load import LoadWatch
+from adaptive_runtime.service.metrics import ServiceMetrics
+from adaptive_runtime.service.models import ServedModel
 from adaptive_runtime.service.remembered import ChoiceMemory
 from tests.ir.networks import perturb, small_net
 from tests.runtime.bundled import write_plain_bundle
@@ -75,13 +80,15 @@ def test_each_subnet_in_each_format_answers_as_its_own_file(written: Written) ->
 def test_no_request_of_three_threads_is_lost_while_formats_are_switched(written: Written) -> None:
     total, threads, switches = 600, 3, 12
     found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
-    done = threading.Event()
-    with adaptive_runtime.load(written.folder) as model:
+    done, seen = threading.Event(), set[BundleFormat]()
+    with adaptive_runtime.load(written.folder, prepares=False) as model:
 
         def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
-            while len(mine) < total // threads or model.state.switches <= switches:
+            while len(mine) < total // threads or model.state.switches <= switches or len(seen) < len(FORMATS):
                 at = len(mine) % IMAGES
-                mine.append((at, model.infer(written.x[at : at + 1])))
+                answer = model.infer(written.x[at : at + 1])
+                seen.update(answer.formats)
+                mine.append((at, answer))
 
         def switch() -> None:
             rng, wanted = np.random.default_rng(1), list(written.answers)
@@ -101,7 +108,6 @@ def test_no_request_of_three_threads_is_lost_while_formats_are_switched(written:
     answers = [pair for mine in found for pair in mine]
     assert len(answers) == state.requests >= total
     assert not state.taken_out
-    assert {answer.formats[0] for _, answer in answers} == set(FORMATS)
     for at, answer in answers:
         (form,) = answer.formats
         expected = written.answers[answer.subnet, form]
@@ -126,14 +132,14 @@ def test_the_table_has_a_row_for_each_format_with_its_own_figures(written: Writt
 def test_a_model_that_adapts_takes_the_format_that_keeps_the_budget(written: Written) -> None:
     first = written.manifest.subnets[0]
     found = []
-    with adaptive_runtime.load(written.folder, 1e5, adapts=True) as model:
+    with adaptive_runtime.load(written.folder, 1e5, adapts=True, prepares=False) as model:
         assert model.infer(written.x[:1]).formats
         assert model.adaptation is not None
         for budget_ms in np.geomspace(100.0, 1e5, 80).tolist():
             model.set_limits(budget_ms=budget_ms)
             found.append(model.adaptation.first.form)
     assert [form for form, _ in groupby(found)] == ["onnx_int8", "ncnn_bf16", "ncnn", None]
-    with adaptive_runtime.load(written.folder, 450.0) as model:
+    with adaptive_runtime.load(written.folder, 450.0, prepares=False) as model:
         assert model.state.serving == Variant(first.digest, form="ncnn_bf16")
 
 
@@ -153,16 +159,52 @@ def test_a_runtime_that_is_not_installed_leaves_its_formats_out_in_one_line(
         adaptive_runtime.load(written.folder, format="ncnn_bf16")
 
 
-def test_a_service_that_starts_again_remembers_the_format_that_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_service_that_starts_again_goes_on_in_the_format_that_served(
+    written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = Variant("0" * 16, form="ncnn")
-    ChoiceMemory(tmp_path, "0" * 64).write(served)
-    assert ChoiceMemory(tmp_path, "0" * 64).read() == served
-    monkeypatch.setitem(sys.modules, "ncnn", None)
-    assert ChoiceMemory(tmp_path, "0" * 64).read() is None
+    digest = written.manifest.subnets[0].digest
+    memory = ChoiceMemory(tmp_path, "0" * 64)
+    memory.write(Variant(digest, form="ncnn"))
+    first = memory.read()
+    with adaptive_runtime.load(written.folder, first=first, prepares=False) as model:
+        assert model.state.serving == first
+    assert not caplog.messages
+    with adaptive_runtime.load(written.folder, format="onnx", first=first, prepares=False) as model:
+        assert model.state.serving == Variant(digest)
     (line,) = caplog.messages
-    assert line.endswith("needs ncnn, which is not installed; pip install ncnn; the choice is made anew")
+    assert line == f"SubNet {digest}: format 'ncnn'; allowed: onnx; what serves first is chosen anew"
+
+
+def test_metrics_name_the_format_of_what_serves_and_of_what_answered(written: Written) -> None:
+    digest = written.manifest.subnets[0].digest
+    with adaptive_runtime.load(written.folder, prepares=False) as model, LoadWatch(Path("/")).running() as watch:
+        served = ServedModel(
+            infer=lambda x_NCHW, until_s, subnet: model.infer(x_NCHW, None, subnet),
+            subnets=(digest,),
+            state=lambda: model.state,
+            works=lambda: True,
+            load=watch,
+            format=InferenceFormat.of(model),
+            version="0",
+        )
+        metrics = ServiceMetrics(served, lambda: 0)
+        for form in ("onnx", "ncnn"):
+            model.use(digest, format=form)
+            metrics.observe(served.infer(written.x, 0.0, None), waited_ms=0.0)
+            found = by_format(metrics)
+            assert found["autotailor_serving"] == {(digest, form): 1.0}
+    assert found["autotailor_samples_total"] == {(digest, "onnx"): IMAGES, (digest, "ncnn"): IMAGES}
+    assert found["autotailor_latency_seconds_count"] == {(digest, "onnx"): 1.0, (digest, "ncnn"): 1.0}
+
+
+def by_format(metrics: ServiceMetrics) -> dict[str, dict[tuple[str, str], float]]:
+    """What a service tells of SubNets in their formats, by metric."""
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for family in text_string_to_metric_families(metrics.text().decode()):
+        for one in family.samples:
+            if "format" in one.labels:
+                found.setdefault(one.name, {})[one.labels["subnet"], one.labels["format"]] = one.value
+    return found
 
 
 def test_a_format_that_is_asked_for_is_the_only_one(written: Written) -> None:
@@ -175,19 +217,50 @@ def test_a_format_that_is_asked_for_is_the_only_one(written: Written) -> None:
         adaptive_runtime.load(written.folder, format="ncnn_fp16")
 
 
-def test_a_subnet_whose_files_of_one_format_are_damaged_goes_on_in_another(written: Written, tmp_path: Path) -> None:
+def test_an_onnx_file_of_which_nothing_is_known_is_left_alone_beside_ncnn(written: Written, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written.folder, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
+    first, second = written.manifest.subnets
+    known = {first.digest: first.nets["ncnn"].figures, second.digest: None}
+    subnets = [
+        one.model_copy(
+            update={
+                "nets": {
+                    "onnx": one.nets["onnx"].model_copy(update={"figures": known[one.digest]}),
+                    "ncnn": one.nets["ncnn"].model_copy(update={"figures": None}),
+                }
+            }
+        )
+        for one in (first, second)
+    ]
+    runs = {
+        form: written.manifest.runs[form].model_copy(update={"measured": form == "ncnn"}) for form in ("onnx", "ncnn")
+    }
+    manifest = written.manifest.model_copy(update={"subnets": tuple(subnets), "runs": runs})
+    (folder / BUNDLE_FILE).write_text(manifest.to_json())
+    with adaptive_runtime.load(folder, prepares=False) as model:
+        assert model.pool.forms == ("ncnn", "onnx")
+        checked = {variant for variant in adaptive_runtime.check(model) if variant.exit is None}
+        assert checked == {Variant(first.digest), Variant(first.digest, form="onnx"), Variant(second.digest)}
+        with pytest.raises(AdaptiveError, match=r"format 'onnx'; allowed: ncnn$"):
+            model.use(second.digest, format="onnx")
+
+
+def test_a_subnet_whose_files_of_some_formats_are_damaged_goes_on_in_another(written: Written, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(written.folder, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
     digest = written.manifest.subnets[0].digest
-    file = folder / f"{digest}.int8.onnx"
-    file.write_bytes(b"x" * file.stat().st_size)
+    for name in (f"{digest}.onnx", f"{digest}.int8.onnx"):
+        (folder / name).write_bytes(b"x" * (folder / name).stat().st_size)
     with adaptive_runtime.load(folder, prepares=False) as model:
+        assert model.state.serving == Variant(written.manifest.subnets[1].digest)
+        alone = model.infer(written.x, subnet=digest)
+        assert (alone.subnet, set(alone.formats)) == (digest, {"ncnn"})
+        assert differs(alone.logits, written.answers[digest, "ncnn"]) <= TOLERANCE
+        assert list(model.state.taken_out) == [digest, f"{digest} in onnx_int8"]
         with pytest.raises(AdaptiveError, match=rf"SubNet {digest} in onnx_int8: was taken out: .*is not the file"):
             model.use(digest, format="onnx_int8")
-        assert list(model.state.taken_out) == [f"{digest} in onnx_int8"]
         assert digest in {one.digest for one in model.subnets}
-        for form in ("onnx", "ncnn"):
-            model.use(digest, format=form)
-            assert differs(model.infer(written.x).logits, written.answers[digest, form]) <= TOLERANCE
+        model.use(digest, format="ncnn_bf16")
+        assert differs(model.infer(written.x).logits, written.answers[digest, "ncnn_bf16"]) <= TOLERANCE
 
 
 def test_a_bundle_without_figures_of_formats_is_written_as_before(written: Written, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_answers_are_those_of_the_model(
     assert np.abs(found["confidence"] - expected.confidence).max() <= TOLERANCE
     assert head["parameters"]["subnet"] == expected.subnet
     assert head["parameters"]["exit"] == expected.exits[0]
+    assert head["parameters"]["format"] == "onnx"
     assert head["parameters"]["latency_ms"] > 0
     assert "late_ms" not in head["parameters"]
 
@@ -221,7 +222,7 @@ def test_metrics_count_requests_by_outcome_subnet_and_exit(service: Served) -> N
     assert value("autotailor_requests_total", outcome="refused") == before["refused"] + 1
     assert value("autotailor_samples_total", subnet=digest, exit="last") == samples + 5
     assert value("autotailor_latency_seconds_count", subnet=digest) == before["answered"] + 1
-    assert value("autotailor_serving", subnet=digest) == 1
+    assert value("autotailor_serving", subnet=digest, format="onnx") == 1
     assert value("autotailor_queue_depth") == 0
     assert value("autotailor_taken_out_subnets") == 0
     assert value("autotailor_memory_mebibytes") > 0

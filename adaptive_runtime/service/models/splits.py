@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.deployed import ModelAnswer, ModelState
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits.measures import TopProbability
@@ -33,7 +34,7 @@ from adaptive_runtime.split import (
 
 Row = TypeVar("Row")
 LEAST_DEADLINE_MS = 1e-3
-FORM = "onnx"
+FORM: BundleFormat = "onnx"
 
 
 @contextmanager
@@ -85,7 +86,8 @@ class SplitModel:
         devices = tuple(dict.fromkeys(name for one in answers for name in one.devices))
         exits = (self._exit,) * len(answers)
         subnets = (self._serving.digest,) * len(answers)
-        return ModelAnswer(classes, logits_NK, subnets, exits, confidence, latency_ms, devices)
+        formats = (FORM,) * len(answers)
+        return ModelAnswer(classes, logits_NK, subnets, exits, confidence, latency_ms, formats, devices)
 
     @property
     def state(self) -> ModelState:
@@ -100,6 +102,7 @@ class SplitModel:
             latency_ms=self._latency_ms,
             used_mib=self._used_mib,
             budget_mib=None,
+            format=FORM,
         )
 
     @property
