@@ -14,7 +14,7 @@ that a cache of `--cache-kib` holds. Coefficients are fitted once by non-negativ
 operators" on the device's table, "by SubNets" on the timed SubNets that the tables' own correction is fitted on, too. "MACs" is
 one coefficient for C_l. σ of "published" have the ratios 1 : 6 : 200 of the article, with one scale. Errors and Kendall's tau
 are of held-out SubNets; "scaled" is the median error after the best single factor, as the article promises a ranking alone.
-Source: CrowdHMTware (IEEE TMC 2025), section III-D.
+Source: CrowdHMTware, eq. 1 and 2 in §III-D.
 """
 
 import argparse
