@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Node, Tensors
+from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.conv import explicit_pads, window_dims
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -137,6 +137,22 @@ def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     return PaddedAveragePool(outer, kernel, strides, ceil, count_padding)
 
 
+def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    """Sides of a kernel that reach beyond the padded map end with it.
+
+    Rounding up allows such kernels, in SubNets of a small resolution. They compute the same without what is beyond; runtimes
+    refuse them (OpenVINO), or read there (ncnn).
+    """
+    kernel = node.ints("kernel_shape")
+    rank = len(kernel)
+    if not node.int("ceil_mode", 0) or any(step != 1 for step in node.ints("dilations", (1,) * rank)):
+        return {}
+    pads, sizes = explicit_pads(node, rank), shapes.inputs[0][2:]
+    padded = [size + pads[axis] + pads[axis + rank] for axis, size in enumerate(sizes)]
+    within = tuple(map(min, kernel, padded))
+    return {} if within == kernel else {"kernel_shape": within}
+
+
 def _global_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     return ((x[0], x[1], *(p.pool.fixed(1) for _ in x[2:])),)
@@ -187,7 +203,7 @@ def _lower_argument(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Modu
 
 
 OPERATORS = (
-    Operator(names=("AveragePool", "MaxPool"), axes=_pool_axes, lower=_lower_pool),
+    Operator(names=("AveragePool", "MaxPool"), axes=_pool_axes, lower=_lower_pool, attributes=_pool_attributes),
     Operator(names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), axes=_global_axes, lower=_lower_global),
     Operator(names=tuple(REDUCTIONS), axes=_reduce_axes, lower=_lower_reduce, operands=1),
     Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, lower=_lower_argument, operands=1),

@@ -120,12 +120,11 @@ def test_a_conversion_past_its_memory_is_stopped() -> None:
 @pytest.mark.parametrize(
     ("kind", "kernel", "include", "size", "after"),
     [
-        ("AveragePool", 2, 0, 1, 1),
-        ("AveragePool", 2, 1, 1, 1),
-        ("AveragePool", 3, 1, 2, 1),
+        ("AveragePool", 1, 0, 1, 1),
+        ("AveragePool", 2, 1, 2, 1),
         ("AveragePool", 2, 1, 5, 3),
         ("AveragePool", 2, 0, 5, 3),
-        ("MaxPool", 2, None, 1, 1),
+        ("MaxPool", 1, None, 1, 1),
         ("MaxPool", 3, None, 6, 3),
     ],
 )
