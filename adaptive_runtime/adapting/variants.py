@@ -94,8 +94,8 @@ def _error(subnet: BundledSubNet, form: BundleFormat, predicted: float, *, measu
 def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None, error: float) -> Iterator[_Row]:
     """named: the format in names of variants."""
     known, whole = subnet.figures_of(form), Variant(subnet.digest, form=named)
-    whole_ms, memory_mib = known.latency_ms, known.memory.total_mib
-    slower = whole_ms / subnet.likely_ms if known is subnet.nets[form].figures else 1.0
+    whole_ms, memory_mib, has_own = known.latency_ms, known.memory.total_mib, subnet.nets[form].figures is not None
+    slower = whole_ms / subnet.likely_ms if has_own else 1.0
     energy_mj = known.energy_mj
     if energy_mj is None and subnet.energy_mj is not None:
         energy_mj = subnet.energy_mj * slower
@@ -112,13 +112,14 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
         if accuracy is not None:
             until_ms, exit_error = _until(exit, subnet, error)
             exit_ms = until_ms * slower
-            exit_error = exit_error if slower == 1.0 else max(exit_error, UNKNOWN_ERROR)
+            exit_error = max(exit_error, UNKNOWN_ERROR) if has_own else exit_error
             left = _share(accuracy - lost)
             yield _Row(whole._replace(exit=exit.exit), left, exit_ms, exit_error, energy_of(exit_ms), memory_mib)
     if subnet.thresholds is not None and subnet.early is not None:
         early, early_ms = subnet.early, subnet.early.expected_ms * slower
         left = _share(_early_accuracy(early, subnet) - lost)
-        yield _Row(whole._replace(early=True), left, early_ms, _spread(early), energy_of(early_ms), memory_mib)
+        spread = spread_of(early.expected_ms, early.p99_ms)
+        yield _Row(whole._replace(early=True), left, early_ms, spread, energy_of(early_ms), memory_mib)
 
 
 def _share(value: float) -> float:
@@ -139,5 +140,6 @@ def _early_accuracy(early: EarlyAnswers, subnet: BundledSubNet) -> float:
     return _share(subnet.first_accuracy - lost)
 
 
-def _spread(early: EarlyAnswers) -> float:
-    return max(0.0, early.p99_ms / early.expected_ms - 1) / deviations(P99)
+def spread_of(expected_ms: float, p99_ms: float) -> float:
+    """Relative deviation of latencies over samples, by their mean and their 99th percentile."""
+    return max(0.0, p99_ms / expected_ms - 1) / deviations(P99)

@@ -24,7 +24,7 @@ def check_together(devices: Mapping[str, DeviceProfile], export: ExportSettings)
         profile, profiles = devices[first], {name: devices[name] for name in others}
         if profile.bundle_format not in FIRST:
             got = f"backend={profile.backend} with precision={profile.precision}"
-            raise ValueError(f"{where}: {got}; allowed: onnxruntime or ncnn in fp32, whose bundle gets further formats")
+            raise ValueError(f"{where}: {got}; allowed: onnxruntime or ncnn on the CPU in fp32")
         _check_formats(where, {first: profile, **profiles}, export)
 
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.adapting.variants import DEVIATION_OF_MEAN_ERROR, UNKNOWN_ERROR
 from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.slowdown.common import SIGMA_OF_MEDIAN
 from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory.layouts import Rules
@@ -26,12 +28,6 @@ from tasks.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
 from tasks.schemas.latency import LatencyValidation
 from tasks.schemas.resources import RESOURCES_FILE, Resources
 
-OF_MEDIAN = 1.4826
-"""Standard deviation of a normal distribution, as a multiple of the median distance from its middle."""
-OF_MEAN = 1.2533
-"""The same, as a multiple of the mean distance."""
-UNKNOWN_ERROR = 0.25
-"""Relative deviation of predicted latencies that were not compared with measured ones."""
 PERCENT = 100
 
 
@@ -83,10 +79,10 @@ class LevelDevice:
     def accuracy_error(self) -> float:
         """Standard deviation of predicted accuracies, by SubNets that were held out."""
         stated = AccuracyValidation.read(self.sensitivities / ACCURACY_VALIDATION_FILE)
-        return OF_MEAN * stated.mean_error_points / PERCENT
+        return DEVIATION_OF_MEAN_ERROR * stated.mean_error_points / PERCENT
 
     @property
     def latency_error(self) -> float:
         """Relative standard deviation of predicted latencies, by SubNets that were held out."""
         median = LatencyValidation.read(self.latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
-        return UNKNOWN_ERROR if median is None else OF_MEDIAN * median
+        return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median

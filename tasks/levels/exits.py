@@ -5,12 +5,9 @@ Exits were measured by one device. In another format a SubNet's exits take longe
 
 from collections.abc import Iterator
 
+from adaptive_runtime.adapting.variants import UNKNOWN_ERROR, spread_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.levels.devices import UNKNOWN_ERROR
 from tasks.levels.rows import LevelRow
-
-DEVIATIONS_P99 = 2.3263
-"""Standard deviations of a normal distribution between its middle and its 99th percentile."""
 
 
 def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> Iterator[LevelRow]:
@@ -37,5 +34,5 @@ def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> I
     tested = policy.tested
     if policy.thresholds is not None and tested is not None:
         accuracy = own.accuracy + tested.accuracy - tested.full_accuracy
-        spread = max(0.0, tested.p99_ms / tested.expected_ms - 1) / DEVIATIONS_P99
+        spread = spread_of(tested.expected_ms, tested.p99_ms)
         yield row(accuracy, tested.expected_ms, early=True, latency_error=max(spread, error))

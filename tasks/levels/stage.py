@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 import tailor_ir
 from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import VariantLookUp, VariantTable
-from tasks.errors import UserError
 from tasks.exits.policies import SubnetPolicy
 from tasks.levels.devices import LevelDevice, PredictedCosts
 from tasks.levels.exits import with_exits
@@ -27,10 +26,7 @@ NO_LATENCY = "an operator of it has no latency in this format"
 def run(
     supernet: Path, front: Front, devices: Sequence[LevelDevice], policies: Sequence[SubnetPolicy], out: Path
 ) -> StageResult:
-    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it.
-
-    UserError: no SubNet has a latency in any format.
-    """
+    """Write and return `levels.json`. devices: the first one has the bundle, and `front` and `policies` are of it."""
     net = tailor_ir.load(supernet)
     winners = list({winner.digest: winner for winner in front.winners}.values())
     codes = np.asarray(net.space.encode([winner.config for winner in winners]))
@@ -41,15 +37,13 @@ def run(
     rows: list[LevelRow] = []
     left_out: list[MissingLevel] = []
     for at, winner in enumerate(winners):
-        own = _whole(devices[0], winner, at, costs, devices[0], has_energy=energy_from is not None)
-        for device in devices:
-            if not costs[device.name].known[at]:
-                left_out.append(MissingLevel(digest=winner.digest, format=device.form, reason=NO_LATENCY))
-                continue
-            whole = _whole(device, winner, at, costs, devices[0], has_energy=energy_from is not None)
-            rows += with_exits(whole, own, exits.get(winner.digest))
-    if not rows:
-        raise UserError("stage 'front'", "no SubNet has a latency in any format", next_step="profile the device again")
+        known = [device for device in devices if costs[device.name].known[at]]
+        whole = [_whole(device, winner, at, costs, devices[0], has_energy=energy_from is not None) for device in known]
+        own = whole[0]  # the first device's own search has found the SubNet, so its latency is known there
+        for row in whole:
+            rows += with_exits(row, own, exits.get(winner.digest))
+        missing = [device.form for device in devices if device not in known]
+        left_out += [MissingLevel(digest=winner.digest, format=form, reason=NO_LATENCY) for form in missing]
     judged = [
         row.model_copy(update={"on_front": bool(is_best), "kept": bool(is_kept)})
         for row, is_best, is_kept in zip(rows, on_front(rows), kept(rows), strict=True)
@@ -85,7 +79,7 @@ def _whole(
         accuracy_error=0.0 if is_evaluated else device.accuracy_error,
         latency_ms=float(found.latency_ms[at]) if measured_ms is None else measured_ms,
         latency_error=device.latency_error if measured_ms is None else 0.0,
-        energy_mj=float(found.energy_mj[at]) if has_energy and found.known[at] else None,
+        energy_mj=float(found.energy_mj[at]) if has_energy else None,
         weights_mib=float(found.weights_mib[at]),
         activations_mib=float(found.activations_mib[at]),
     )

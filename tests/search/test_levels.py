@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from adaptive_runtime.bundles import BundleFormat
 from flows.compose import compose_config
-from flows.config import RunConfig
+from flows.config import DeviceProfile, RunConfig
+from flows.config.together import check_together
 from flows.validate import validate
 from tasks.errors import UserError
 from tasks.exits.policies import MeasuredExit, PolicyOutcome, SubnetPolicy
+from tasks.export import Settings as ExportSettings
 from tasks.levels import LevelRow, Levels
 from tasks.levels.exits import with_exits
 from tasks.levels.stage import kept, on_front
@@ -44,9 +46,10 @@ def test_the_front_is_what_no_other_row_dominates(columns: list[tuple[float, flo
         not any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in signed)
         for own in signed
     ]
-    assert on_front(rows).tolist() == expected
-    for at in np.flatnonzero(on_front(rows)):  # a row that nothing dominates is kept, or an equal one is
-        assert any(kept(rows)[other] for other in range(len(rows)) if signed[other] == signed[at])
+    found, preferred = on_front(rows), kept(rows)
+    assert found.tolist() == expected
+    for at in np.flatnonzero(found):  # a row that nothing dominates is kept, or an equal one is
+        assert any(preferred[other] for other in range(len(rows)) if signed[other] == signed[at])
 
 
 def test_a_row_that_is_dominated_within_its_octave_is_left_out() -> None:
@@ -102,24 +105,36 @@ def test_levels_of_a_format_are_found_by_digest() -> None:
     assert (figures.first_accuracy, figures.latency_ms, figures.memory.total_mib) == (0.8, 10.0, 1.0)
 
 
+PROFILES: dict[str, DeviceProfile] = {
+    "onnxruntime": DeviceProfile(backend="onnxruntime"),
+    "ncnn": DeviceProfile(backend="ncnn"),
+    "ncnn_bf16": DeviceProfile(backend="ncnn", precision="bf16"),
+    "torch": DeviceProfile(backend="torch"),
+    "four": DeviceProfile(backend="onnxruntime", precision="int8", batch=4),
+}
+
+
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("together", "line"),
     [
-        (["export.together={onnxruntime:[board]}"], r"export\.together\.onnxruntime: 'board' is no device; allowed: "),
-        (["export.together={ncnn_bf16:[onnxruntime]}"], r"backend=ncnn with precision=bf16; allowed: onnxruntime"),
-        (["export.together={onnxruntime:[torch]}"], r"torch has backend=torch with precision=fp32, which no format"),
-        (["export.together={onnxruntime:[ncnn,ncnn]}"], r"'ncnn' is there twice; allowed: each device once"),
-        (
-            ["export.together={onnxruntime:[ncnn]}", "export.formats=[onnx]"],
-            r"ncnn needs files of ncnn; allowed: export\.formats=\[onnx,ncnn\]",
-        ),
-        (
-            ["export.bundle=true", "device=[onnxruntime,onnxruntime_int8]"],
-            r"bundles are of fp32 files; allowed: false, or",
-        ),
+        ({"onnxruntime": ("board",)}, r"export\.together\.onnxruntime: 'board' is no device; allowed: onnxruntime, "),
+        ({"ncnn_bf16": ("onnxruntime",)}, r"backend=ncnn with precision=bf16; allowed: onnxruntime or ncnn on the CPU"),
+        ({"onnxruntime": ("torch",)}, r"torch has backend=torch with precision=fp32, which no format"),
+        ({"onnxruntime": ("ncnn", "ncnn")}, r"'ncnn' is there twice; allowed: each device once"),
+        ({"onnxruntime": ("ncnn",)}, r"ncnn needs files of ncnn; allowed: export\.formats=\[onnx,onnx_int8,ncnn\]"),
+        ({"onnxruntime": ("four",)}, r"batches differ \(onnxruntime 1, four 4\); allowed: one batch for all"),
     ],
 )
-def test_devices_that_cannot_share_a_bundle_are_one_line(words: list[str], line: str) -> None:
-    devices = [] if any(word.startswith("device=") for word in words) else ["device=[onnxruntime,ncnn,ncnn_bf16,torch]"]
-    with pytest.raises(UserError, match=line):
-        validate(RunConfig, compose_config("config", [*devices, *words]))
+def test_devices_that_cannot_share_a_bundle_are_one_line(together: dict[str, tuple[str, ...]], line: str) -> None:
+    with pytest.raises(ValueError, match=line) as caught:
+        check_together(PROFILES, ExportSettings(formats=("onnx", "onnx_int8"), together=together))
+    assert "\n" not in str(caught.value)
+
+
+def test_int8_beside_nothing_has_no_bundle() -> None:
+    words = ["export.bundle=true", "device=[onnxruntime,onnxruntime_int8]"]
+    with pytest.raises(UserError, match=r"fp32 files; allowed: false, or int8 beside fp32 by export\.together"):
+        validate(RunConfig, compose_config("config", words))
+    together = "export.together={onnxruntime:[onnxruntime_int8]}"
+    config = validate(RunConfig, compose_config("config", [*words, "export.formats=[onnx,onnx_int8]", together]))
+    assert config.export.together == {"onnxruntime": ("onnxruntime_int8",)}
