@@ -2,11 +2,18 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from adaptive_runtime.bundles import BUNDLE_FILE, CHAIN_FORMATS, SIGNATURE_FILE, OpenBundle
+from adaptive_runtime.bundles import (
+    BUNDLE_FILE,
+    CHAIN_FORMATS,
+    SIGNATURE_FILE,
+    BundleFormat,
+    BundleManifest,
+    OpenBundle,
+)
 from adaptive_runtime.chains import ChainFormat
 from profiling_agents.client.ssh import SshTarget
 from tasks.artifacts import digest_of
@@ -54,17 +61,23 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
     In the last two cases the former release is back. Killed in the middle, the same call goes on.
     """
     opened = _verified(bundle)
-    form = settings.format or opened.manifest.own_format
-    if form not in opened.manifest.runs:
-        allowed = ", ".join(opened.manifest.runs)
-        raise UserError("deploy.format", f"the bundle has no files of {form}", allowed=allowed)
+    extras = required_extras(opened.manifest, settings.format)
     names = [*opened.manifest.files, BUNDLE_FILE, *([SIGNATURE_FILE] if (bundle / SIGNATURE_FILE).exists() else [])]
     with tempfile.TemporaryDirectory() as folder:
         wheel = settings.wheel or build_wheel(Path(folder))
         files = {name: bundle / name for name in names}
         packages = {file.name: file for file in (wheel, *_wheels(settings.wheels))}
         with open_channel(f"device '{device}'", settings.python, target) as channel:
-            return _deploy(settings, device, channel, wheel.name, packages, files, EXTRAS[CHAIN_FORMATS[form]], say)
+            return _deploy(settings, device, channel, wheel.name, packages, files, extras, say)
+
+
+def required_extras(manifest: BundleManifest, wanted: BundleFormat | None) -> tuple[str, ...]:
+    """The extras of the wheel for one format of a bundle; None: for all in which it serves. UserError: it has no such files."""
+    forms = manifest.known_formats if wanted is None else (wanted,)
+    if missing := [form for form in forms if form not in manifest.runs]:
+        allowed = ", ".join(manifest.runs)
+        raise UserError("deploy.format", f"the bundle has no files of {missing[0]}", allowed=allowed)
+    return tuple(dict.fromkeys(EXTRAS[CHAIN_FORMATS[form]] for form in forms))
 
 
 def _deploy(
@@ -74,26 +87,26 @@ def _deploy(
     wheel: str,
     packages: Mapping[str, Path],
     bundle: Mapping[str, Path],
-    extra: str,
+    extras: Sequence[str],
     say: Say,
 ) -> Deployed:
     """The steps on the device, in order."""
     there = channel.ask("open", folder=settings.folder)
     serve, check, kind = settings.serve_words(there["root"]), settings.check_words(), settings.install
-    package_facts, bundle_facts = _facts(packages), _facts(bundle)
+    package_facts, bundle_facts, extra = _facts(packages), _facts(bundle), ",".join(extras)
     software = digest_of(package_facts, extra, kind, there["python"])[:DIGITS]
     release = digest_of(software, bundle_facts, serve)[:DIGITS]
     wanted = channel.ask("missing", software=software, packages=package_facts, release=release, bundle=bundle_facts)
     files = {f"packages/{name}": file for name, file in packages.items()}
     files |= {f"releases/{release}/bundle/{name}": file for name, file in bundle.items()}
     sizes = {place: files[place].stat().st_size for place in wanted["places"]}
-    installed = INSTALLED_MB[extra] * MB if wanted["installs"] and kind == "venv" else 0
+    installed = sum(INSTALLED_MB[one] for one in extras) * MB if wanted["installs"] and kind == "venv" else 0
     _refuse_without_room(device, there["root"], sum(sizes.values()) + installed, wanted["free_bytes"])
     say(f"{len(sizes)} of {len(files)} files are sent, {sum(sizes.values()) / MB:.1f} MB")
     for place in sizes:
         channel.put(place, files[place], *_fact(files[place]))
     if wanted["installs"]:
-        say(f"the run time is installed, with {extra}")
+        say(f"the run time is installed, with {' and '.join(extras)}")
     channel.ask("install", software=software, wheel=wheel, extra=extra, kind=kind, offline=settings.wheels is not None)
     channel.ask("release", release=release, software=software, kind=kind, serve=serve, check=check)
     checked = channel.ask("check", release=release)

@@ -42,6 +42,9 @@ class Settings(BaseModel):
     token_file: PlaceThere | None = Field(default=None, description="on the device; null: made there, FOLDER/token")
     tls_cert: PlaceThere | None = Field(default=None, description="on the device")
     tls_key: PlaceThere | None = Field(default=None, description="on the device")
+    socket: PlaceThere | None = Field(
+        default=None, description="on the device: a socket for programs of the same user there; null: none"
+    )
     key_file: PlaceThere | None = Field(
         default=None, description="on the device: secret that the bundle is signed with"
     )
@@ -62,6 +65,7 @@ class Settings(BaseModel):
             "--state": f"{root}/state",
             "--tls-cert": self.tls_cert,
             "--tls-key": self.tls_key,
+            "--socket": self.socket,
             "--budget-ms": self.budget_ms,
             "--memory-mib": self.memory_mib,
         }

@@ -14,18 +14,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from adaptive_runtime.bundles import NetFigures, OpenBundle
 from adaptive_runtime.cli import COMMANDS
 from adaptive_runtime.errors import AdaptiveError
 from tasks.deploy import run
 from tasks.deploy.channel import BOOTSTRAP, SENT
-from tasks.deploy.deployment import _refuse_without_room
+from tasks.deploy.deployment import _refuse_without_room, required_extras
 from tasks.deploy.device_side.answering import line_of
 from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.steps import DeploymentSteps
 from tasks.errors import UserError
 from tests.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
+from tests.runtime.local_client import LocalClient
 
 needs_service = pytest.mark.skipif("serve" not in COMMANDS, reason="this version of the run time has no service")
 KILLED = """
@@ -93,13 +96,27 @@ def test_the_next_bundle_is_a_release_beside_the_former_with_the_same_software(
     assert releases(tmp_path) == {first["release"]}
 
 
+def test_the_runtimes_of_all_formats_in_which_a_bundle_serves_are_installed(bundle: Path) -> None:
+    plain = OpenBundle.open(bundle).manifest
+    assert required_extras(plain, None) == ("onnxruntime",)
+    first, *others = plain.subnets
+    figures = NetFigures(accuracy={"test": 0.5}, latency_ms=1.0, memory=first.memory)
+    nets = {**first.nets, "ncnn": first.nets["onnx"].model_copy(update={"figures": figures})}
+    subnets = (first.model_copy(update={"nets": nets}), *others)
+    runs = {**plain.runs, "ncnn": plain.runs["onnx"]}
+    several = plain.model_copy(update={"subnets": subnets, "runs": runs})
+    assert required_extras(several, None) == ("onnxruntime", "ncnn")
+    assert required_extras(several, "ncnn") == ("ncnn",)
+
+
 def test_other_settings_of_the_service_are_another_release(tmp_path: Path, wheel: Path, bundle: Path) -> None:
     first = deployed(tmp_path, wheel, bundle)
-    second = deployed(tmp_path, wheel, bundle, budget_ms=5)
+    second = deployed(tmp_path, wheel, bundle, budget_ms=5, socket=f"{tmp_path}/local")
     assert second["release"] != first["release"]
     assert second["files_sent"] == 0
     script = (tmp_path / "current" / "serve").read_text()
     assert "--budget-ms 5.0" in script
+    assert f"--socket {tmp_path}/local" in script
     assert f"--token-file {tmp_path}/token" in script
 
 
@@ -212,10 +229,12 @@ def test_the_service_serves_and_is_back_where_the_next_one_does_not_start(
     tmp_path: Path, wheel: Path, bundle: Path, small_bundle: Path
 ) -> None:
     with stopped_at_the_end(tmp_path) as service:
-        first = deployed(tmp_path, wheel, bundle, start=True)
+        first = deployed(tmp_path, wheel, bundle, start=True, socket=str(tmp_path / "local"))
         assert first["by"] == "process"
+        with LocalClient(tmp_path / "local") as client:
+            assert client.ask(np.zeros((1, 3, 16, 16), np.float32)).status == 200
         assert metadata(tmp_path, first["address"])["inputs"][0]["shape"] == [-1, 3, 16, 16]
-        again = deployed(tmp_path, wheel, bundle, start=True)
+        again = deployed(tmp_path, wheel, bundle, start=True, socket=str(tmp_path / "local"))
         assert again["address"] == first["address"]  # it goes on, since nothing is new
         with pytest.raises(UserError, match=rf"before it was ready .*; release {first['release']} stays"):
             deployed(tmp_path, wheel, small_bundle, start=True, options=["--no-such-flag"])
