@@ -35,7 +35,10 @@ PERCENT = 100
 
 
 class Wave(NamedTuple):
-    """Ours beside the best row that never changes: shares of requests in time, accuracies with late answers wrong."""
+    """Ours beside the best row that never changes: shares of requests in time, accuracies with late answers wrong.
+
+    switches_per_minute: of a wave shorter than a minute all of them.
+    """
 
     period_s: float
     attainment: float
@@ -71,7 +74,7 @@ def waves(table: VariantTable, options: argparse.Namespace) -> list[Wave]:
                 static.attainment,
                 ours.accuracy,
                 static.accuracy,
-                ours.switches_per_minute,
+                ours.switches / max(1.0, options.seconds / 60),
             )
         )
     return found
