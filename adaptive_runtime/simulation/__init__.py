@@ -4,15 +4,28 @@
 """
 
 from adaptive_runtime.simulation.comparison import PolicyRegret, best_static, clairvoyant, compare
+from adaptive_runtime.simulation.levels import Level, LevelRows, RowLevels
 from adaptive_runtime.simulation.outcomes import RequestEnds, SimulatedOutcome
+from adaptive_runtime.simulation.placed import PlacedRows
 from adaptive_runtime.simulation.requests import SimulatedRequests
-from adaptive_runtime.simulation.server import Simulation
+from adaptive_runtime.simulation.scenario_device import LinkHistory, ScenarioDevice
+from adaptive_runtime.simulation.scored import PlayedScenario, ScoredSystem
+from adaptive_runtime.simulation.server import SimulatedSurroundings, Simulation
 
 __all__ = [
+    "Level",
+    "LevelRows",
+    "LinkHistory",
+    "PlacedRows",
+    "PlayedScenario",
     "PolicyRegret",
     "RequestEnds",
+    "RowLevels",
+    "ScenarioDevice",
+    "ScoredSystem",
     "SimulatedOutcome",
     "SimulatedRequests",
+    "SimulatedSurroundings",
     "Simulation",
     "best_static",
     "clairvoyant",

@@ -21,7 +21,8 @@ class RequestEnds(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedOutcome:
     """ends_R: of `RequestEnds`. accuracy_R: of the variant that answered; 0 where none did. latency_ms_R: from arrival to
-    answer; NaN where there is no answer. switches: of variants, the start not counted.
+    answer; NaN where there is no answer. switches: of variants, the start not counted. rows_R: variants that served, by their
+    rows; -1 where none did; None: not told.
     """
 
     ends_R: NDArray[np.int64]
@@ -29,6 +30,7 @@ class SimulatedOutcome:
     latency_ms_R: NDArray[np.float64]
     duration_s: float
     switches: int
+    rows_R: NDArray[np.int64] | None = None
 
     def count(self, end: RequestEnds) -> int:
         """How many requests ended so."""

@@ -5,9 +5,10 @@ Legend: R requests.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
@@ -19,13 +20,29 @@ from adaptive_runtime.simulation.requests import SimulatedRequests
 Heard = Callable[[DecisionInputs, Decision], None]
 
 
+class SimulatedSurroundings(Protocol):
+    """What changes around a simulated device besides its load: battery, memory, other devices.
+
+    `seen`: the inputs of a decision with what the device knows of that. `elsewhere`: variants that other devices run, at least
+    in part, whose times say nothing of the load. `service_ms`: of a request that such a variant serves; left_ms: until its
+    deadline.
+    """
+
+    @property
+    def elsewhere(self) -> Set[int]: ...
+
+    def seen(self, inputs: DecisionInputs, running: int | None) -> DecisionInputs: ...
+
+    def service_ms(self, variant: int, request: int, left_ms: float) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """Requests are served in order, one at a time. The variant is decided when a request's turn comes.
 
     limits: `budget_ms` is the time from arrival to answer. The budget of a decision is the time that is left for each waiting
     request, divided by its place in the queue; the least of these. queue: requests that wait at most. every_s: time between
-    decisions, at least. switch_ms: what a switch takes of the server's time.
+    decisions, at least. switch_ms: what a switch takes of the server's time. around: None: nothing changes besides the load.
     """
 
     requests: SimulatedRequests
@@ -33,6 +50,7 @@ class Simulation:
     queue: int = 8
     every_s: float = 0.0
     switch_ms: float = 1.0
+    around: SimulatedSurroundings | None = None
 
     def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> SimulatedOutcome:
         """What becomes of all requests under a policy. heard: is told each decision."""
@@ -45,14 +63,15 @@ class Simulation:
 class _Run:
     def __init__(self, simulation: Simulation, policy: ChoicePolicy, heard: Heard | None) -> None:
         self.simulation, self.policy, self.heard = simulation, policy, heard
-        self.requests = simulation.requests
+        self.requests, self.around = simulation.requests, simulation.around
+        self.elsewhere: Set[int] = frozenset() if self.around is None else self.around.elsewhere
         table, trace = self.requests.table, self.requests.trace
         self.estimate = LoadEstimate(table)
         self.told: list[tuple[int, float, float, float]] = []
         self.state = ChoiceState()
         self.free_s, self.next_decision_s, self.arrived, self.switches = 0.0, -inf, 0, 0
         self.waiting: deque[int] = deque()
-        self.ends = np.full(len(self.requests), -1)
+        self.ends, self.rows = (np.full(len(self.requests), -1) for _ in range(2))
         self.accuracy, self.latency_ms = np.zeros(len(self.requests)), np.full(len(self.requests), np.nan)
         self.arrivals_s, self.times_s = trace.arrivals_s, trace.times_s
         self.latencies_ms: list[float] = self.requests.latency_ms_V.tolist()
@@ -101,6 +120,8 @@ class _Run:
             load=load,
         )
         before = self.state.running
+        if self.around is not None:
+            inputs = self.around.seen(inputs, before)
         self.state, decision = self.policy.decide(self.state, inputs)
         if before is not None and decision.variant != before:
             self.switches += 1
@@ -113,15 +134,18 @@ class _Run:
         variant = self.state.running
         assert variant is not None, "the first request decides"
         requests = self.requests
-        factor = float(requests.factor_CR[self.classes[variant], request])
         switching_ms = (self.free_s - now_s) * 1e3
-        service_ms = self.latencies_ms[variant] * factor
+        if self.around is not None and variant in self.elsewhere:
+            service_ms = self.around.service_ms(variant, request, left_ms - switching_ms)
+        else:
+            service_ms = self.latencies_ms[variant] * float(requests.factor_CR[self.classes[variant], request])
         in_time = switching_ms + service_ms <= left_ms
         self.ends[request] = RequestEnds.IN_TIME if in_time else RequestEnds.LATE
-        self.accuracy[request] = requests.table.accuracy[variant]
+        self.rows[request], self.accuracy[request] = variant, requests.table.accuracy[variant]
         self.latency_ms[request] = self.simulation.limits.budget_ms - left_ms + switching_ms + service_ms
         self.free_s += service_ms * 1e-3
-        self.told.append((variant, service_ms, self.free_s, self._load(now_s)))
+        if variant not in self.elsewhere:
+            self.told.append((variant, service_ms, self.free_s, self._load(now_s)))
 
     def _load(self, now_s: float) -> float:
         return float(self.requests.load_T[bisect_right(self.times_s, now_s) - 1])
@@ -134,4 +158,5 @@ class _Run:
             latency_ms_R=self.latency_ms,
             duration_s=self.requests.trace.duration_s,
             switches=self.switches,
+            rows_R=self.rows,
         )

@@ -81,7 +81,7 @@ class EnvelopePlacements:
         self._clock = clock
         share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
         self._ways = _ways(plans)
-        self._planes = np.asarray([_plane(plan, plans.peers, self._ways, share) for plan in plans.plans])
+        self._planes = np.asarray([plane_of(plan, plans.peers, self._ways, share) for plan in plans.plans])
         self._candidates: dict[frozenset[str], _Candidates] = {}
         self._took, self._predicted = WeightedMean(), WeightedMean()
         self._now = 0
@@ -191,7 +191,7 @@ class EnvelopePlacements:
                 values += (0.0, 0.0, 0.0)  # no plan of the set has it
             else:
                 round_trip_ms = UNKNOWN_MS if link.round_trip_ms is None else link.round_trip_ms
-                values += (round_trip_ms, _ms_per_byte(link.up_mbps), _ms_per_byte(link.down_mbps))
+                values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
         return np.array(values)
@@ -206,19 +206,20 @@ class EnvelopePlacements:
         """What a message and a byte take more straight than through home [ms]; nothing where they go through home."""
         if way is None or giver is None or taker is None:
             return 0.0, 0.0
-        message_ms, byte_ms = way.round_trip_ms, None if way.up_mbps is None else _ms_per_byte(way.up_mbps)
+        message_ms, byte_ms = way.round_trip_ms, None if way.up_mbps is None else ms_per_byte(way.up_mbps)
         if planned is not None:
             message_ms = 2 * planned.latency_ms if message_ms is None else message_ms
-            byte_ms = _ms_per_byte(planned.bandwidth_mbps) if byte_ms is None else byte_ms
+            byte_ms = ms_per_byte(planned.bandwidth_mbps) if byte_ms is None else byte_ms
         known = (giver.round_trip_ms, taker.round_trip_ms, giver.down_mbps, taker.up_mbps)
         if message_ms is None or byte_ms is None or None in known:
             return 0.0, 0.0
         through_ms = (giver.round_trip_ms or 0.0) + (taker.round_trip_ms or 0.0)
-        through_byte_ms = _ms_per_byte(giver.down_mbps) + _ms_per_byte(taker.up_mbps)
+        through_byte_ms = ms_per_byte(giver.down_mbps) + ms_per_byte(taker.up_mbps)
         return (message_ms - through_ms) / 2, byte_ms - through_byte_ms
 
 
-def _ms_per_byte(mbps: float | None) -> float:
+def ms_per_byte(mbps: float | None) -> float:
+    """Of a bandwidth; None: it is not known."""
     return 8e-3 / mbps if mbps else UNKNOWN_MS
 
 
@@ -228,7 +229,7 @@ def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:
     return {name: pairs[name] for name in sorted({name for plan in plans.plans for name in plan.straight})}
 
 
-def _plane(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
+def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
     """(2 + 3 · devices + 2 · ways,) a plan as factors of 1, home's slow-down, each link's round trip and bytes up and down.
 
     And of what messages and bytes take more that go straight. share: of the plan's bytes that cross.

@@ -3,8 +3,22 @@
 [The choice at run time](docs/runtime_choice.md#traces) explains it with examples.
 """
 
-from adaptive_runtime.traces.generators import PATTERNS, Pattern, PressureResponse, trace_of
+from adaptive_runtime.traces.generators import PATTERNS, Pattern, PressureResponse, square_wave, trace_of
+from adaptive_runtime.traces.scenario import PhaseDrift, PhaseLink, Scenario, ScenarioMoment, ScenarioPhase
 from adaptive_runtime.traces.stress import Stress
 from adaptive_runtime.traces.trace import LoadTrace
 
-__all__ = ["PATTERNS", "LoadTrace", "Pattern", "PressureResponse", "Stress", "trace_of"]
+__all__ = [
+    "PATTERNS",
+    "LoadTrace",
+    "Pattern",
+    "PhaseDrift",
+    "PhaseLink",
+    "PressureResponse",
+    "Scenario",
+    "ScenarioMoment",
+    "ScenarioPhase",
+    "Stress",
+    "square_wave",
+    "trace_of",
+]

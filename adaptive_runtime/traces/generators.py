@@ -73,6 +73,13 @@ PATTERNS: Mapping[Pattern, Callable[[Values, np.random.Generator], Values]] = {
 }
 
 
+def slow_downs(
+    cpu_T: Values, bandwidth_T: Values, responses: Sequence[PressureResponse]
+) -> tuple[tuple[float, ...], ...]:
+    """Of each load class over time (C, T), by the pressure on CPU and memory bandwidth (T,) each."""
+    return tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
+
+
 def trace_of(
     pattern: Pattern,
     *,
@@ -87,7 +94,6 @@ def trace_of(
     rng = np.random.default_rng(seed)
     times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
     cpu_T, bandwidth_T = (PATTERNS[pattern](times_s, rng) for _ in range(2))
-    slow_down = tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
     count = int(duration_s * requests_per_s)
     arrivals_s = np.arange(count) / requests_per_s if regular else np.sort(rng.uniform(0, duration_s, count))
     return LoadTrace(
@@ -97,6 +103,36 @@ def trace_of(
         times_s=tuple(times_s.tolist()),
         cpu=tuple(cpu_T.tolist()),
         bandwidth=tuple(bandwidth_T.tolist()),
-        slow_down=slow_down,
+        slow_down=slow_downs(cpu_T, bandwidth_T, responses),
         arrivals_s=tuple(arrivals_s[arrivals_s < duration_s].tolist()),
+    )
+
+
+def square_wave(
+    *,
+    period_s: float,
+    busy: float,
+    slow_down: float,
+    duration_s: float,
+    requests_per_s: float,
+    phase: float = 0.0,
+    classes: int = 1,
+) -> LoadTrace:
+    """Load that comes and goes with a period, and is there for the share `busy` of it; then everything is `slow_down` slower.
+
+    phase: share of a period by which it begins later. Requests come at a pace, half a pause after the begin.
+    """
+    starts_s = np.arange(-1, duration_s / period_s + 1) * period_s + phase * period_s
+    edges = [(float(start_s), 1.0) for start_s in starts_s]
+    edges += [(float(start_s) + busy * period_s, 0.0) for start_s in starts_s]
+    edges = [(0.0, 0.0), *sorted((at_s, load) for at_s, load in edges if 0 < at_s < duration_s)]
+    load = tuple(load for _, load in edges)
+    return LoadTrace(
+        origin="square wave",
+        duration_s=duration_s,
+        times_s=tuple(at_s for at_s, _ in edges),
+        cpu=load,
+        bandwidth=load,
+        slow_down=(tuple(1 + (slow_down - 1) * each for each in load),) * classes,
+        arrivals_s=tuple((np.arange(0.5, duration_s * requests_per_s) / requests_per_s).tolist()),
     )

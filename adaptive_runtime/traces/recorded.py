@@ -1,18 +1,18 @@
 """Traces as files."""
 
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import ValidationError
 
 from adaptive_runtime.errors import AdaptiveError
 from profiling_agents.messages import Message, one_line
 
-AGAIN = "record or draw the trace again"
-
 
 class RecordedTrace(Message):
-    """What a trace of any kind does with its file."""
+    """What a trace of any kind does with its file. AGAIN: what to do where the file is none."""
+
+    AGAIN: ClassVar[str] = "record or draw the trace again"
 
     def write(self, file: Path) -> None:
         """Write the file, whole or not at all."""
@@ -26,6 +26,6 @@ class RecordedTrace(Message):
         try:
             return cls.model_validate_json(file.read_bytes())
         except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=cls.AGAIN) from error
         except ValidationError as error:
-            raise AdaptiveError(str(file), one_line(error), next_step=AGAIN) from error
+            raise AdaptiveError(str(file), one_line(error), next_step=cls.AGAIN) from error

@@ -24,7 +24,7 @@ from adaptive_runtime.choice import (
     parse_rules,
 )
 from adaptive_runtime.simulation import SimulatedRequests, Simulation
-from adaptive_runtime.traces import LoadTrace
+from adaptive_runtime.traces import square_wave
 
 TABLE = VariantTable(
     names=tuple(f"v{number}" for number in range(8)),
@@ -39,23 +39,6 @@ BUDGET_MS = 30.0
 MOST_PER_MINUTE = 20
 MOST_LOST = 0.08
 """Of attainment, beside the best variant that never changes: the first requests of each new load are late."""
-
-
-def square(period_s: float, slow_down: float, busy: float, phase: float) -> LoadTrace:
-    """Load that comes and goes with a period, and is there for a share of it."""
-    starts_s = np.arange(-1, DURATION_S / period_s + 1) * period_s + phase * period_s
-    edges = [(start_s, 1.0) for start_s in starts_s] + [(start_s + busy * period_s, 0.0) for start_s in starts_s]
-    edges = [(0.0, 0.0), *sorted((at_s, load) for at_s, load in edges if 0 < at_s < DURATION_S)]
-    load = tuple(load for _, load in edges)
-    return LoadTrace(
-        origin="square wave",
-        duration_s=DURATION_S,
-        times_s=tuple(at_s for at_s, _ in edges),
-        cpu=load,
-        bandwidth=load,
-        slow_down=(tuple(1 + (slow_down - 1) * each for each in load),),
-        arrivals_s=tuple((np.arange(0.5, DURATION_S * REQUESTS_PER_S) / REQUESTS_PER_S).tolist()),
-    )
 
 
 def switching(objective: Objective) -> Switching:
@@ -73,7 +56,15 @@ def switching(objective: Objective) -> Switching:
 def test_a_load_that_comes_and_goes_costs_few_switches_and_little_attainment(
     every_s: float, period_s: float, slow_down: float, busy: float, phase: float
 ) -> None:
-    requests = SimulatedRequests.drawn(TABLE, square(period_s, slow_down, busy, phase), seed=0)
+    wave = square_wave(
+        period_s=period_s,
+        busy=busy,
+        slow_down=slow_down,
+        phase=phase,
+        duration_s=DURATION_S,
+        requests_per_s=REQUESTS_PER_S,
+    )
+    requests = SimulatedRequests.drawn(TABLE, wave, seed=0)
     simulation = Simulation(requests=requests, limits=ChoiceLimits(budget_ms=BUDGET_MS), every_s=every_s)
     best = MostAccurate(LOOK_UP)
     ours = simulation.run(switching(best))
