@@ -100,7 +100,7 @@ def measured(options: argparse.Namespace) -> dict[str, Rows]:
 
 def bar_rows(rows: Sequence[dict[str, Any]]) -> Rows:
     """Each bar of each network, by the rows of streams that there are. Methods are compared with the source's same seeds."""
-    found = []
+    found: Rows = []
     for network in dict.fromkeys(row["network"] for row in rows):
         pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
         own = [row for row in rows if row["network"] == network]

@@ -47,7 +47,7 @@ def test_every_stream_is_measured_once_and_the_next_run_goes_on(network: Measure
 def scores(drifted_by: float) -> dict[str, Any]:
     """Of 800 images of which all statistics are normal, and of drifted ones, whose first statistic is larger."""
     rng = np.random.default_rng(0)
-    others = {name: rng.normal([drifted_by, 0, 0], size=(60, 3)) for name in CORRUPTIONS}
+    others: dict[str, Any] = {name: rng.normal([drifted_by, 0, 0], size=(60, 3)) for name in CORRUPTIONS}
     return {CALIBRATION: rng.normal(size=(100, 3)), CLEAN: rng.normal(size=(800, 3)), **others}
 
 
