@@ -1,6 +1,6 @@
 """Weights that adapt on the device: times, errors beside torch, and how soon what was adapted wrongly is undone.
 
-    python -m benchmarks.device_adaptation [--size 224] [--repeats 20] [--seeds 5] [--images 400] [--epochs 10] [--severity 5]
+    python -m benchmarks.device_adaptation [--size 224] [--repeats 20] [--seeds 5] [--images 350] [--epochs 40] [--severity 5]
         [--corruptions contrast fog …] [--markdown] [--json FILE]
 
 Everything of the device runs in a process of its own that never imports torch.
@@ -37,14 +37,18 @@ from adaptive_runtime import WeightOptions
 from benchmarks.tables import show
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
-from tasks.data import DataSettings, load_splits
+from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, stream
+from tasks.evaluation.subnets import EvaluationData, recalibrate_module
 from tests.ir.networks import perturb
 from tests.runtime.bundled import OBSERVED_IMAGES, SourceData, write_plain_bundle
 
 MOST_MS, MOST_IMAGES, MOST_DIFFERENCE = 50.0, 200, 1e-4
 SOURCE_IMAGES, CLASSES, STEPS = 128, 10, 10
 OPTIONS = WeightOptions()
+DATA = DataSettings(kind="noisy_digits", images=1797, validation_share=0.2, test_share=0.2, workers=1)
+"""Each digit once, so that images of the splits, and of a stream, are different digits."""
+BATCH = 64
 METHOD = MethodSettings(method="batchnorm", prior_images=OPTIONS.prior_images, newest_share=OPTIONS.newest_share)
 
 
@@ -65,24 +69,31 @@ def large_job(folder: Path, size: int, repeats: int) -> dict[str, Any]:
     return {"bundle": str(folder / "large"), "images": str(folder / "large.npz"), "repeats": repeats}
 
 
-def learnt(epochs: int) -> tuple[SuperNet, dict[Any, Any]]:
-    """A small convolutional network that has learnt digits, and their splits."""
+def learnt(epochs: int) -> tuple[SuperNet, dict[Split, Dataset]]:
+    """A small convolutional network that has learnt digits, with statistics of the trained weights, and their splits.
+
+    While weights change, running statistics lag behind them; so they are taken anew from training images in the end.
+    """
     torch.manual_seed(0)
-    splits = load_splits(DataSettings(kind="noisy_digits", images=3594, workers=1))
+    splits = load_splits(DATA)
 
     def block(inputs: int, outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
 
-    last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)]
-    network = nn.Sequential(block(3, 16), block(16, 32), block(32, 32), *last)
+    last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)]
+    network = nn.Sequential(block(3, 16), block(16, 32), block(32, 64), *last)
     optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    steps = epochs * splits["train"].steps(BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for epoch in range(epochs):
-        for x_BCHW, y_B in splits["train"].batches(64, seed=0, epoch=epoch):
+        for x_BCHW, y_B in splits["train"].batches(BATCH, seed=0, epoch=epoch):
             optimiser.zero_grad()
             functional.cross_entropy(network(x_BCHW), y_B).backward()
             optimiser.step()
-            size = x_BCHW.shape[1:]
-    return tailor_ir.compile(network.eval(), torch.zeros(1, *size)), splits
+            schedule.step()
+    size = (DATA.resolution, DATA.resolution)
+    recalibrate_module(network, EvaluationData(splits["validation"], splits["train"]).calibration(size))
+    return tailor_ir.compile(network, torch.zeros(1, DATA.channels, *size)), splits
 
 
 def small_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -90,8 +101,9 @@ def small_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     net, splits = learnt(options.epochs)
     held_out, test = LabelledImages.of(splits["validation"]), LabelledImages.of(splits["test"])
     colours = [tuple(float(value) for value in each.flatten()) for each in (held_out.mean, held_out.deviation)]
-    x_NCHW = held_out.normalised(held_out.x_MCHW).numpy()
-    data = SourceData(x_NCHW, held_out.label_M, *colours)
+    order = np.random.default_rng(0).permutation(len(held_out.label_M))
+    x_NCHW = held_out.normalised(held_out.x_MCHW[order]).numpy()
+    data = SourceData(x_NCHW, held_out.label_M[order], *colours)
     write_plain_bundle(net, [net.max_config], folder / "small", source=data)
     streams = []
     for seed in range(options.seeds):
@@ -224,8 +236,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="of MobileNetV2's images (224)")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=400, help="of a stream (400)")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--images", type=int, default=350, help="of a stream (350; the test split has 360)")
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--severity", type=int, choices=range(1, 6), default=5)
     parser.add_argument("--corruptions", nargs="+", choices=CORRUPTIONS, default=list(CORRUPTIONS))
     parser.add_argument("--markdown", action="store_true")

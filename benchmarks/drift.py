@@ -1,273 +1,200 @@
 """Weights that adapt: the error of each method on streams that drift beside the source's, and how soon drift is noticed.
 
-    python -m benchmarks.drift --work DIR [--networks resnet26 mobilenetv2 vit] [--streams continual mixed …] [--methods tent …]
-        [--seeds 5] [--images 1000] [--single-images 200] [--severity 5] [--clean-images 100000] [--markdown] [--json FILE]
-        [OVERRIDE …]
+    python -m benchmarks.drift --work DIR [--parts alarms streams] [--networks resnet26 mobilenetv2 vit]
+        [--streams clean continual …] [--methods tent …] [--seeds 5] [--images 100] [--single-images 15] [--severity 5]
+        [--minutes 40] [--markdown] [--json FILE] [OVERRIDE …]
 
-Networks learn ten characters of glyphs as `autotailor finetune` does it, once; OVERRIDEs go there. The largest SubNet adapts,
-with BatchNorm statistics of its own. Streams (`tasks.data.drift`) are made of the test split at --severity: --images of each
-corruption, in batches of 64; *single* is continual in batches of one image, --single-images of each corruption. Each seed is
-another order, with other noise and class shares. *Source*: the SubNet as it is. Learning rates fall with the size of batches.
-*Guarded*: `GuardedSubnet` as it comes; its profile and labelled images are of the validation split.
+Networks learn ten characters of glyphs as `autotailor compile` does it, once; OVERRIDEs go there. The largest SubNet adapts,
+with BatchNorm statistics of its own. DIR keeps networks and rows, and a second run goes on from there. After --minutes no row
+is begun any more: tables then have what there is, and tell of how many seeds.
+
+*Streams* (`tasks.data.drift`) are made of the test split at --severity: --images of each corruption, in batches of 64; *single*
+is continual in batches of one image, --single-images of each corruption. Each seed is another order, with other noise and
+class shares. *Source*: the SubNet as it is. Learning rates fall with the size of batches. *Guarded*: `GuardedSubnet` as it
+comes; its profile and labelled images are of the validation split.
 
 Bars, on means over seeds: the best method has at most 50 % of the source's error on continual, 70 % on mixed streams. In every
 run, the guarded SubNet has at most one point more than the source on correlated and single streams, and 0.3 on clean ones.
 
-*Delay*: images from the first drifted one to the alarm, after 200 clean ones; how often it is noticed within --images.
-*False alarms*: among --clean-images that nobody has seen, drawn like the others.
+*Alarms*, by features that are computed once, of images that nobody has seen. *Delay*: images from the first drifted one to
+the alarm, after 200 clean ones, over --drawings orders. *False alarms*: among --clean-samples in random orders, for the stated
+rate, by calibration that is drawn with them and by the network's own. A rate is kept unless it is refuted at 5 %.
 """
 
 import argparse
-import copy
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-import tailor_ir
-from benchmarks.int8 import COMMON
-from benchmarks.int8 import NETWORKS as CONVOLUTIONAL
+from benchmarks.drift_alarms import AlarmPlan, delay_rows, false_alarm_rows, fresh_images, scores_of
+from benchmarks.drift_streams import METHODS, STREAMS, MeasuredNetwork, StreamPieces, prepare, stream_rows
 from benchmarks.tables import show
-from benchmarks.trained import Trained, train
-from tailor_ir import SuperNet
-from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, GuardedSubnet
-from tasks.data import Dataset, Split, load_splits
-from tasks.data.drawn.glyphs import Glyphs
-from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, corrupt, stream
-from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.streams import KnownImages, StreamMethod, held_out_images, make_player
-from tasks.streams.players import STREAM_METHODS
+from benchmarks.trained import train
 
+COMMON = (
+    "data=glyphs",
+    "data.images=12000",
+    "data.classes=10",
+    "data.resolution=32",
+    "data.validation_share=0.2",
+    "data.test_share=0.2",
+    "data.workers=1",
+    "base.processes=1",
+)
 NETWORKS: dict[str, tuple[str, ...]] = {
-    **CONVOLUTIONAL,
-    "vit": (
-        "model.name=vit_tiny_patch16_224",
-        "model.options={patch_size:4,embed_dim:96,depth:6,num_heads:3}",
-        "base.epochs=30",
-        "base.learning_rate=0.001",
-        "finetune.epochs=5",
+    "resnet26": (
+        "model=timm",
+        "model.name=resnet26",
+        "model.options={channels:[32,64,128,256]}",
+        "base.epochs=6",
+        "base.learning_rate=0.002",
     ),
+    "mobilenetv2": (
+        "model=timm",
+        "model.name=mobilenetv2_050",
+        "model.options={output_stride:8}",
+        "base.optimiser=sgd",
+        "base.learning_rate=0.1",
+        "base.weight_decay=0",
+        "base.epochs=12",
+    ),
+    "vit": ("model=callable", "model.name=benchmarks.small_vit:network", "base.epochs=12", "base.learning_rate=0.002"),
 }
-STREAMS: dict[str, tuple[str, int]] = {
-    "clean": ("clean", 64),
-    "continual": ("continual", 64),
-    "mixed": ("mixed", 64),
-    "gradual": ("gradual", 64),
-    "correlated": ("correlated", 64),
-    "single": ("continual", 1),
-    "returning": ("returning", 64),
-    "shares": ("shares", 64),
-}
-"""Kind and batch size."""
-METHODS = STREAM_METHODS
-BEFORE = 200
+PARTS = ("alarms", "streams")
+BAR_STREAMS = ("clean", "continual", "mixed", "correlated", "single")
 MOST_POINTS = {"clean": 0.3, "correlated": 1.0, "single": 1.0}
 """By how much the guarded SubNet's error may be above the source's."""
 MOST_SHARE = {"continual": 0.5, "mixed": 0.7}
 """Of the source's error that the best method may have."""
+Rows = list[dict[str, Any]]
 
 
-class Prepared(NamedTuple):
-    """A SubNet, and the images that it is measured with."""
-
-    source: AdaptiveSubnet
-    images: LabelledImages
-    known: KnownImages
-
-
-def prepare(net: SuperNet, trained: Trained) -> Prepared:
-    """The largest SubNet with its statistics; images of the test and the validation split."""
-    splits = load_splits(trained.data)
-    validation = EvaluationData(
-        splits["validation"], splits["train"], recalibration_images=trained.predict.recalibration_images
-    )
-    source = AdaptiveSubnet.of(net, net.max_config, statistics_of(net, net.max_config, validation))
-    return prepared(source, splits)
-
-
-def prepared(source: AdaptiveSubnet, splits: dict[Split, Dataset]) -> Prepared:
-    """Images of the test split; those of the validation split are known."""
-    known = held_out_images(splits["validation"], (splits["validation"].settings.resolution,) * 2)
-    return Prepared(source, LabelledImages.of(splits["test"]), known)
-
-
-def guarded(ready: Prepared) -> GuardedSubnet:
-    """The SubNet under guards as they come."""
-    return GuardedSubnet(copy.deepcopy(ready.source), ready.known.anchor, ready.known.profile)
-
-
-def right_answers(name: StreamMethod, ready: Prepared, settings: DriftSettings) -> np.ndarray:
-    """For each image of a stream, whether its answer is right. All methods begin at the source."""
-    player = make_player(name, ready.source, ready.known, AdaptationSettings(), settings.batch_size)
-    batches = stream(settings, ready.images)
-    return np.concatenate([(player.answer(batch.x_BCHW).argmax(1) == batch.y_B).numpy() for batch in batches])
-
-
-def stream_rows(network: str, ready: Prepared, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each stream, seed and method: its error in points."""
-    for title in options.streams:
-        kind, size = STREAMS[title]
-        images = options.single_images if title == "single" else options.images
-        for seed in range(options.seeds):
-            settings = DriftSettings.model_validate(
-                {"stream": kind, "severity": options.severity, "images": images, "batch_size": size, "seed": seed}
-            )
-            for name in options.methods:
-                error = 100 * (1 - float(right_answers(name, ready, settings).mean()))
-                row = {"network": network, "stream": title, "seed": seed, "method": name, "error_points": error}
-                print(row, flush=True)
-                yield row
-
-
-def delay_rows(network: str, ready: Prepared, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each corruption and seed: images until the alarm; None: not noticed. `early`: an alarm on clean images."""
-    for number, name in enumerate(CORRUPTIONS):
-        for seed in range(options.seeds):
-            rng = np.random.default_rng((seed, number))
-            chosen = rng.choice(len(ready.images.label_M), BEFORE + options.images)
-            guard = guarded(ready)
-            x_BCHW = ready.images.x_MCHW[chosen]
-            places = range(len(x_BCHW) - BEFORE)
-            drifted = corrupt(x_BCHW[BEFORE:], name, options.severity, seed=seed, places=places)
-            first = _first_alarm(guard, ready.images, torch.cat([x_BCHW[:BEFORE], drifted]))
-            yield {
-                "network": network,
-                "corruption": name,
-                "seed": seed,
-                "early": first is not None and first < BEFORE,
-                "delay_images": None if first is None or first < BEFORE else first - BEFORE + 1,
-            }
-
-
-def _first_alarm(guard: GuardedSubnet, images: LabelledImages, x_NCHW: torch.Tensor) -> int | None:
-    """The place of the image at which the detector alarms first."""
-    place = 0
-    for x_BCHW in x_NCHW.split(32):
-        for score_D in guard.profile.look(images.normalised(x_BCHW))[1]:
-            if guard.detector.update(score_D):
-                return place
-            place += 1
-    return None
-
-
-def false_alarms(network: str, ready: Prepared, trained: Trained, count: int) -> dict[str, Any]:
-    """Alarms among fresh clean images: those that follow the data set's in the same drawing, in random order."""
-    settings = trained.data
-    glyphs = Glyphs(settings.model_copy(update={"images": settings.images + count}))
-    guard = guarded(ready)
-    order = np.random.default_rng(0).permutation(np.arange(settings.images, settings.images + count))
-    alarms = 0
-    for first in range(0, count, 256):
-        x_BCHW = ready.images.normalised(glyphs.images(order[first : first + 256], None))
-        alarms += sum(guard.detector.update(score_D) for score_D in guard.profile.look(x_BCHW)[1])
-    return {"network": network, "clean_images": count, "false_alarms": alarms, "per_100000": alarms * 1e5 / count}
-
-
-def bar_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each bar of each network, by the rows of streams that there are."""
-    found = []
-    for network in dict.fromkeys(row["network"] for row in rows):
-        errors = {
-            (row["stream"], row["seed"], row["method"]): row["error_points"]
-            for row in rows
-            if row["network"] == network
-        }
-        for title, most in MOST_SHARE.items():
-            means = {
-                name: float(np.mean(values))
-                for name in METHODS
-                if (values := [error for (s, _, method), error in errors.items() if (s, method) == (title, name)])
-            }
-            others = {name: mean for name, mean in means.items() if name != "source"}
-            if "source" in means and others:
-                best = min(others, key=lambda name: others[name])
-                share = others[best] / means["source"] if means["source"] else 1.0
-                bar = f"{title}: best method, of the source's error"
-                found.append(_bar(network, bar, f"{100 * most:.0f} %", f"{100 * share:.0f} % ({best})", share <= most))
-        for title, most in MOST_POINTS.items():
-            seeds = [seed for stream_name, seed, name in errors if (stream_name, name) == (title, "guarded")]
-            above = [
-                errors[title, s, "guarded"] - errors[title, s, "source"]
-                for s in seeds
-                if (title, s, "source") in errors
-            ]
-            if above:
-                bar = f"{title}: guarded above the source, points"
-                found.append(_bar(network, bar, f"{most}", f"{max(above):.2f}", max(above) <= most))
+def measured(options: argparse.Namespace) -> dict[str, Rows]:
+    """All rows, of this run and of earlier ones."""
+    end_s = time.monotonic() + 60 * options.minutes
+    networks = []
+    for name in options.networks:
+        trained = train([*COMMON, *NETWORKS[name], *options.overrides], options.work / name, "compile")
+        networks.append(MeasuredNetwork(name, trained.supernet.parent.name, prepare(trained)))
+    found: dict[str, Rows] = {"streams": [], "delays": [], "false_alarms": [], "bars": []}
+    if "alarms" in options.parts:
+        alarms = AlarmPlan(options.pool, options.drifted, options.drawings, options.clean_samples, options.severity)
+        fresh = fresh_images(trained.data, alarms.pool + alarms.drifted, networks[0].ready.images)
+        for network in networks:
+            scores = scores_of(network, fresh, alarms, options.work)
+            found["delays"] += delay_rows(network.name, scores, alarms)
+            found["false_alarms"] += false_alarm_rows(network.name, scores, alarms)
+    if "streams" in options.parts:
+        plan = StreamPieces(
+            options.streams, options.methods, options.seeds, options.images, options.single_images, options.severity
+        )
+        found["streams"] += stream_rows(networks, plan, options.work, lambda: time.monotonic() >= end_s)
+        found["bars"] = bar_rows(found["streams"])
     return found
 
 
-def _bar(network: str, bar: str, limit: str, measured: str, reached: bool) -> dict[str, Any]:
-    return {"network": network, "bar": bar, "limit": limit, "measured": measured, "reached": reached}
+def bar_rows(rows: Sequence[dict[str, Any]]) -> Rows:
+    """Each bar of each network, by the rows of streams that there are. Methods are compared with the source's same seeds."""
+    found: Rows = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        own = [row for row in rows if row["network"] == network]
+        sources = {(row["stream"], row["seed"]): row["error_points"] for row in own if row["method"] == "source"}
+        for row in own:
+            if row["method"] != "source" and (row["stream"], row["seed"]) in sources:
+                pair = row["error_points"], sources[row["stream"], row["seed"]]
+                pairs.setdefault((row["stream"], row["method"]), []).append(pair)
+        found += _shares(network, pairs)
+        for title, most in MOST_POINTS.items():
+            if guarded := pairs.get((title, "guarded")):
+                above = max(error - source for error, source in guarded)
+                bar = f"{title}: guarded above the source, points"
+                found.append(_bar(network, bar, f"{most}", f"{above:.2f}", above <= most, len(guarded)))
+    return found
 
 
-def _tables(
-    found: dict[str, list[dict[str, Any]]], methods: Sequence[str]
-) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Headers and rows: errors, delays, false alarms, bars."""
+def _shares(network: str, pairs: dict[tuple[str, str], list[tuple[float, float]]]) -> Iterator[dict[str, Any]]:
+    """The bars of the best method. pairs: of errors, its own and the source's, by stream and method."""
+    for title, most in MOST_SHARE.items():
+        shares = {}
+        for (stream_title, method), errors in pairs.items():
+            own, source = np.array(errors).mean(0)
+            if stream_title == title and source:
+                shares[method] = float(own / source)
+        if shares:
+            best = min(shares, key=lambda method: shares[method])
+            bar = f"{title}: best method, of the source's error"
+            got = f"{100 * shares[best]:.0f} % ({best})"
+            yield _bar(network, bar, f"{100 * most:.0f} %", got, shares[best] <= most, len(pairs[title, best]))
+
+
+def _bar(network: str, bar: str, limit: str, measured: str, reached: bool, seeds: int) -> dict[str, Any]:
+    row = {"network": network, "bar": bar, "limit": limit, "measured": measured, "reached": reached}
+    return {**row, "seeds": seeds}
+
+
+def error_lines(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[list[str]]:
+    """A line for each network and stream: mean, deviation and number of seeds of each method."""
     lines = []
-    for network, title in dict.fromkeys((row["network"], row["stream"]) for row in found["streams"]):
+    for network, title in dict.fromkeys((row["network"], row["stream"]) for row in rows):
         cells = []
         for name in methods:
             wanted = (network, title, name)
-            values = [
-                row["error_points"]
-                for row in found["streams"]
-                if (row["network"], row["stream"], row["method"]) == wanted
-            ]
-            cells.append(f"{np.mean(values):.1f} ± {np.std(values):.1f}")
+            errors = [row["error_points"] for row in rows if (row["network"], row["stream"], row["method"]) == wanted]
+            cells.append(f"{np.mean(errors):.1f} ± {np.std(errors):.1f} ({len(errors)})" if errors else "–")
         lines.append([network, title, *cells])
-    yield ["network", "stream", *methods], lines
-    lines = []
-    for network, name in dict.fromkeys((row["network"], row["corruption"]) for row in found["delays"]):
-        rows = [row for row in found["delays"] if (row["network"], row["corruption"]) == (network, name)]
-        delays = [row["delay_images"] for row in rows if row["delay_images"] is not None]
-        median = f"{np.median(delays):.0f}" if delays else "–"
-        lines.append([network, name, median, str(max(delays, default="–")), f"{len(delays)} of {len(rows)}"])
-    yield ["network", "corruption", "median delay, images", "longest", "noticed"], lines
-    yield (
-        ["network", "clean images", "false alarms", "per 100,000"],
-        [[str(value) for value in row.values()] for row in found["false_alarms"]],
-    )
-    yield (
-        ["network", "bar", "limit", "measured", "reached"],
-        [[str(value) for value in row.values()] for row in found["bars"]],
-    )
+    return lines
 
 
-def _show(found: dict[str, list[dict[str, Any]]], methods: Sequence[str], markdown: bool) -> None:
-    for header, lines in _tables(found, methods):
-        show(header, lines, markdown=markdown, width=200)
+def _show(found: dict[str, Rows], methods: Sequence[str], markdown: bool) -> None:
+    if found["streams"]:
+        lines = error_lines(found["streams"], methods)
+        show(["network", "stream: error, points (seeds)", *methods], lines, markdown=markdown, width=200)
         print()
+    for rows in (found["delays"], found["false_alarms"], found["bars"]):
+        if rows:
+            show(
+                list(rows[0]), [[_cell(value) for value in row.values()] for row in rows], markdown=markdown, width=160
+            )
+            print()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the training, such as base.epochs=8")
-    parser.add_argument("--work", type=Path, metavar="DIR", required=True, help="networks; a folder to go on from")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", required=True, help="networks, rows; a folder to go on from"
+    )
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="none: networks alone")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
+    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(BAR_STREAMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=1000, help="of each corruption (1000)")
-    parser.add_argument("--single-images", type=int, default=200, help="of each corruption, one by one (200)")
+    parser.add_argument("--images", type=int, default=100, help="of each corruption (100)")
+    parser.add_argument("--single-images", type=int, default=15, help="of each corruption, one by one (15)")
     parser.add_argument("--severity", type=int, choices=range(1, 6), default=5)
-    parser.add_argument("--clean-images", type=int, default=100_000, help="for false alarms (100000)")
+    parser.add_argument("--pool", type=int, default=4000, help="fresh clean images, for alarms (4000)")
+    parser.add_argument("--drifted", type=int, default=300, help="fresh images of each corruption, for alarms (300)")
+    parser.add_argument("--drawings", type=int, default=100, help="orders of each corruption (100)")
+    parser.add_argument("--clean-samples", type=int, default=300_000, help="for false alarms (300000)")
+    parser.add_argument("--minutes", type=float, default=40.0, help="after which nothing is begun any more (40)")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[dict[str, Any]]] = {"streams": [], "delays": [], "false_alarms": []}
-    for name in options.networks:
-        trained = train([*COMMON, *NETWORKS[name], *options.overrides], options.work / name)
-        ready = prepare(tailor_ir.load(trained.supernet), trained)
-        found["streams"] += stream_rows(name, ready, options)
-        found["delays"] += delay_rows(name, ready, options)
-        found["false_alarms"].append(false_alarms(name, ready, trained, options.clean_images))
-    found["bars"] = bar_rows(found["streams"])
+    options.work.mkdir(parents=True, exist_ok=True)
+    found = measured(options)
     _show(found, options.methods, options.markdown)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

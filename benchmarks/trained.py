@@ -1,4 +1,4 @@
-"""SuperNets trained by the command line, for measurements that need real accuracies."""
+"""SuperNets made by the command line, for measurements that need real accuracies."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from flows.compose import compose_config
 from flows.config import RunConfig
@@ -17,7 +18,7 @@ from tasks.predict.settings import Settings as PredictSettings
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The folder of a trained SuperNet, what it is predicted with, and accuracies as its stage tells them."""
+    """The folder of a SuperNet, what it is predicted with, and what its stage tells of it."""
 
     supernet: Path
     data: DataSettings
@@ -25,12 +26,15 @@ class Trained:
     result: dict[str, float]
 
 
-def train(overrides: Sequence[str], output: Path) -> Trained:
-    """`autotailor finetune`: base network, compiling, fine-tuning. Goes on from what is in `output`."""
+def train(overrides: Sequence[str], output: Path, command: Literal["compile", "finetune"] = "finetune") -> Trained:
+    """`autotailor COMMAND`: base network, compiling, and for finetune the training of the SuperNet.
+
+    Goes on from what is in `output`.
+    """
     config = validate(RunConfig, compose_config("config", list(overrides)))
-    command = [sys.executable, "-m", "flows.cli", "finetune", f"output_dir={output.resolve()}", *overrides]
+    words = [sys.executable, "-m", "flows.cli", command, f"output_dir={output.resolve()}", *overrides]
     with TemporaryDirectory() as folder:
         told = Path(folder) / "result.json"
-        subprocess.run([*command, "--json", str(told)], check=True)
+        subprocess.run([*words, "--json", str(told)], check=True)
         (stage,) = json.loads(told.read_text())["stages"]
     return Trained(Path(stage["folder"]) / "supernet", config.data, config.predict, stage["result"])

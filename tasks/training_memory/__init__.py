@@ -12,6 +12,7 @@ bits (ActNN, ICML 2021; Gist, ISCA 2018), swapping (vDNN, MICRO 2016), updates i
 from tasks.training_memory.counting import StorageCount, tensors_of
 from tasks.training_memory.planner import ALL_MEANS, MemoryPlan, StepPlanner, plan
 from tasks.training_memory.recipes import Mean
+from tasks.training_memory.states import OptimiserOnDisk
 from tasks.training_memory.steps import step
 from tasks.training_memory.updating import measure_optimiser, update_early
 
@@ -19,6 +20,7 @@ __all__ = [
     "ALL_MEANS",
     "Mean",
     "MemoryPlan",
+    "OptimiserOnDisk",
     "StepPlanner",
     "StorageCount",
     "measure_optimiser",

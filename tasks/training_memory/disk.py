@@ -27,10 +27,13 @@ class SwapFile:
         self._file.close()
 
     def write(self, key: int, value: Tensor) -> None:
-        """Begin to write a tensor, which must not change until `wait`."""
-        self._places[key] = (self._end, value.shape, value.dtype)
-        self._work[key] = self._thread.submit(self._all, os.pwrite, [value.contiguous()], self._end)
-        self._end += value.nbytes
+        """Begin to write a tensor, which must not change until `wait`. One like it with the same key is overwritten."""
+        place = self._places.get(key)
+        if place is None or place[1:] != (value.shape, value.dtype):
+            place = (self._end, value.shape, value.dtype)
+            self._end += value.nbytes
+        self._places[key] = place
+        self._work[key] = self._thread.submit(self._all, os.pwrite, [value.contiguous()], place[0])
 
     def fetch(self, key: int) -> Tensor:
         """The tensor of a key; its values are there after `wait`."""

@@ -13,6 +13,7 @@ from tasks.training_memory.costs import StepCosts, measure
 from tasks.training_memory.network import Network, trace
 from tasks.training_memory.program import StepFacts, total, write
 from tasks.training_memory.recipes import LOSSY, Coding, Mean, Recipe, Span, recipes_of, spans_of
+from tasks.training_memory.states import OptimiserOnDisk, plain_optimiser
 from tasks.training_memory.updating import measure_optimiser
 
 ALL_MEANS = frozenset(Mean)
@@ -20,6 +21,8 @@ ALLOWED_BITS = (32, 8, 4)
 MOST_JOINED = 12
 """Units that are computed again as one span."""
 MOST_MICRO_BATCHES = 16
+SMALLEST_STATE = 0.01
+"""Of the bytes that are always there, which the optimiser's state has at least where it waits on disk."""
 LOSS_TENSORS = 4
 """Tensors of the output's size that a loss is taken to need."""
 
@@ -30,7 +33,7 @@ class MemoryPlan:
 
     peak_mib: predicted; it has weights, buffers, the input, the optimiser's state, and all that the step needs.
     seconds: predicted. micro_batches: how many parts of the batch, one after the other. lossy: whether activations
-    are rounded, so that gradients are not exactly those of plain training.
+    are rounded, so that gradients are not exactly those of plain training. state_on_disk: of the optimiser, between updates.
     """
 
     budget_mib: float
@@ -38,6 +41,7 @@ class MemoryPlan:
     seconds: float
     micro_batches: int
     early: bool
+    state_on_disk: bool
     options: tuple[Option, ...]
     facts: StepFacts
     constants: dict[str, Tensor]
@@ -54,7 +58,7 @@ class MemoryPlan:
             Mean.FUSE: any(r.style.fuse for r in recipes),
             Mean.RECOMPUTE: any(r.again for r in recipes),
             Mean.ENCODE: any(r.style.gates for r in recipes) or bool(codings & set(LOSSY)),
-            Mean.SWAP: Coding.DISK in codings,
+            Mean.SWAP: Coding.DISK in codings or self.state_on_disk,
             Mean.DIVIDE: self.micro_batches > 1,
         }
         return frozenset(mean for mean, there in used.items() if there)
@@ -84,6 +88,9 @@ class _Choices:
     facts: StepFacts
     options: list[Option]
     always: int
+    state_on_disk: bool = False
+    update_s: float = 0.0
+    """Of all weights together."""
 
     def fastest(self, budget: int) -> list[Option] | None:
         return fastest(self.options, len(self.division.units), budget - self.always)
@@ -97,15 +104,22 @@ class StepPlanner:
     """Measures a network once, and plans its training step for any budget.
 
     module: float32 on the CPU, in the mode in which it is trained; weights that are frozen do not require gradients.
-    x: a batch (B, …). optimiser: whose state counts. folder: for what is swapped to disk.
+    x: a batch (B, …). optimiser: whose state counts; of an `OptimiserOnDisk` it may wait there. folder: for what is
+    swapped to disk.
     """
 
     def __init__(
-        self, module: nn.Module, x: Tensor, *, optimiser: torch.optim.Optimizer | None = None, folder: str | None = None
+        self,
+        module: nn.Module,
+        x: Tensor,
+        *,
+        optimiser: torch.optim.Optimizer | OptimiserOnDisk | None = None,
+        folder: str | None = None,
     ) -> None:
         _check(module, x, folder)
         self._module, self._x, self._folder = module, x, folder
-        self._optimiser = measure_optimiser(optimiser)
+        self._optimiser = measure_optimiser(plain_optimiser(optimiser))
+        self._state_may_wait = isinstance(optimiser, OptimiserOnDisk)
         self._divisions: dict[int, _Division] = {}
         self._choices: dict[tuple[frozenset[Mean], int], list[_Choices]] = {}
         self._trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
@@ -141,9 +155,10 @@ class StepPlanner:
         return MemoryPlan(
             budget_mib=budget_mib,
             peak_mib=(choices.always + peak) / MIB,
-            seconds=seconds * division.micro_batches + self._trained * self._optimiser.seconds,
+            seconds=seconds * division.micro_batches + choices.update_s,
             micro_batches=division.micro_batches,
             early=early,
+            state_on_disk=choices.state_on_disk,
             options=tuple(path),
             facts=choices.facts,
             constants=division.constants,
@@ -156,8 +171,18 @@ class StepPlanner:
             raise UserError("training memory", f"bits={bits}", allowed="32 (exact), 8 or 4")
         if (means, bits) not in self._choices:
             parts = self._allowed_divisions() if Mean.DIVIDE in means else [1]
-            self._choices[means, bits] = [self._choose_from(self._division(part), means, bits) for part in parts]
+            self._choices[means, bits] = [
+                self._choose_from(self._division(part), means, bits, state_on_disk)
+                for part in parts
+                for state_on_disk in ((False, True) if self._is_worth_the_disk(part, means) else (False,))
+            ]
         return self._choices[means, bits]
+
+    def _is_worth_the_disk(self, parts: int, means: frozenset[Mean]) -> bool:
+        """Whether plans may leave the optimiser's state on disk, and it is not too small for that."""
+        state = self._trained * self._optimiser.state
+        large = state >= SMALLEST_STATE * self._division(parts).always
+        return self._state_may_wait and large and {Mean.UPDATE, Mean.SWAP} <= means
 
     def _allowed_divisions(self) -> list[int]:
         """Powers of two that divide the batch; 1 alone where an operator takes statistics over the batch."""
@@ -180,15 +205,18 @@ class StepPlanner:
             self._divisions[parts] = _Division(parts, network, costs, constants, tuple(spans_of(network)), always)
         return self._divisions[parts]
 
-    def _choose_from(self, division: _Division, means: frozenset[Mean], bits: int) -> _Choices:
-        early = Mean.UPDATE in means
-        facts = StepFacts(
-            division.network,
-            division.costs,
-            early or division.micro_batches > 1,
-            self._optimiser.spike if early else 0.0,
-        )
-        return _Choices(division, facts, _options(facts, division.units, recipes_of(means, bits)), division.always)
+    def _choose_from(
+        self, division: _Division, means: frozenset[Mean], bits: int, state_on_disk: bool = False
+    ) -> _Choices:
+        early, own = Mean.UPDATE in means, self._optimiser
+        spike, always, update_s = own.spike if early else 0.0, division.always, self._trained * own.seconds
+        if state_on_disk:
+            rates, state = division.costs.rates, int(self._trained * own.state)
+            spike, always = spike + own.state, always - state
+            update_s += state * (rates.encode[Coding.DISK] + rates.decode[Coding.DISK])
+        facts = StepFacts(division.network, division.costs, early or division.micro_batches > 1, spike)
+        options = _options(facts, division.units, recipes_of(means, bits))
+        return _Choices(division, facts, options, always, state_on_disk, update_s)
 
 
 def _options(facts: StepFacts, units: tuple[Span, ...], recipes: list[Recipe]) -> list[Option]:
@@ -213,7 +241,7 @@ def plan(
     x: Tensor,
     budget_mib: float,
     *,
-    optimiser: torch.optim.Optimizer | None = None,
+    optimiser: torch.optim.Optimizer | OptimiserOnDisk | None = None,
     means: frozenset[Mean] = ALL_MEANS,
     bits: int = 32,
     folder: str | None = None,

@@ -27,7 +27,7 @@ class Mean(Enum):
     ENCODE = "encode"
     """Gates are kept as 1 bit, and other activations in groups of 8 or 4 bits."""
     SWAP = "swap"
-    """Activations wait on disk, written and read while operators run."""
+    """Activations wait on disk, written and read while operators run; so does the state of an `OptimiserOnDisk`."""
     DIVIDE = "divide"
     """The batch is divided into micro-batches whose gradients are accumulated."""
 

@@ -31,13 +31,24 @@ def update_early(module: nn.Module, optimiser: torch.optim.Optimizer) -> Iterato
 
 
 def updater(optimiser: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
-    """One step of an optimiser for the weight alone that has a gradient."""
+    """One step of an optimiser for one weight, whose gradient is freed then."""
 
     def update(weight: torch.Tensor) -> None:
-        optimiser.step()
+        step_alone(optimiser, weight)
         weight.grad = None
 
     return update
+
+
+def step_alone(optimiser: torch.optim.Optimizer, weight: torch.Tensor) -> None:
+    """One step for a weight. Gradients of others, which micro-batches have not completed yet, stay as they are."""
+    others = [p for group in optimiser.param_groups for p in group["params"] if p is not weight and p.grad is not None]
+    incomplete = [other.grad for other in others]
+    for other in others:
+        other.grad = None
+    optimiser.step()
+    for other, gradient in zip(others, incomplete, strict=True):
+        other.grad = gradient
 
 
 @dataclass(frozen=True, slots=True)

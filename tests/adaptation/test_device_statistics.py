@@ -12,7 +12,10 @@ from adaptive_runtime.adapting_weights.weights import LabelledSource
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.adaptation.norms import AdaptiveBatchNorm
-from tasks.export.bundles.adaptable import adaptable_net, observed
+from tasks.data import Dataset, DataSettings
+from tasks.data.drawn.digits import open_digits
+from tasks.evaluation.subnets import EvaluationData
+from tasks.export.bundles.adaptable import adaptable_net, labelled_images, observed
 from tests.ir.networks import perturb, small_net
 from tests.runtime.bundled import OBSERVED_IMAGES, SETTINGS
 
@@ -65,3 +68,21 @@ def test_steps_on_the_device_are_those_of_torch(net: SuperNet, which: str, tmp_p
     assert np.abs(weights.look(x).logits_BK - logits).max() <= TOLERANCE * np.abs(logits).max()
     weights.reset()
     assert np.abs(weights.look(x).logits_BK - logits).max() > 100 * TOLERANCE
+
+
+def test_images_that_tell_what_is_usual_are_of_all_classes_of_a_sorted_split() -> None:
+    settings = DataSettings(kind="digits", workers=1)
+    source, places = open_digits(settings)
+    held_out = places["validation"]
+    by_class = Dataset(settings, source, held_out[np.argsort(source.labels[held_out], kind="stable")])
+    data = EvaluationData(by_class, Dataset(settings, source, places["train"]), batch_size=32)
+    size = (settings.resolution,) * 2
+    x, y = labelled_images(data, size, 60)
+    assert len(x) == 60
+    assert min(len(set(y[:30])), len(set(y[30:]))) >= 7
+    more, labels = labelled_images(data, size, 80)
+    assert np.array_equal(more[:60], x)
+    assert np.array_equal(labels[:60], y)
+    everything, _ = labelled_images(data, size, len(by_class))
+    whole = torch.cat([part for part, _ in by_class.batches(32)])
+    assert np.array_equal(np.sort(everything.sum((1, 2, 3))), np.sort(whole.numpy().sum((1, 2, 3))))

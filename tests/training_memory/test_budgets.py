@@ -12,7 +12,17 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.errors import UserError
-from tasks.training_memory import ALL_MEANS, Mean, StepPlanner, StorageCount, plan, step, tensors_of, update_early
+from tasks.training_memory import (
+    ALL_MEANS,
+    Mean,
+    OptimiserOnDisk,
+    StepPlanner,
+    StorageCount,
+    plan,
+    step,
+    tensors_of,
+    update_early,
+)
 from tasks.training_memory.choosing import GRAINS, Option, fastest
 from tasks.training_memory.program import SpanProgram, write
 from tasks.training_memory.recipes import Coding, Recipe, Span, Style, spans_of
@@ -67,6 +77,52 @@ def test_weights_updated_at_once_are_those_of_a_plain_step() -> None:
             assert count.peak_mib == pytest.approx(made.peak_mib, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_state_that_waits_on_disk_gives_the_weights_of_plain_steps_and_comes_back(kind: str) -> None:
+    def made(module: nn.Module) -> torch.optim.Optimizer:
+        return sgd(module) if kind == "sgd" else torch.optim.AdamW(module.parameters(), 0.01, eps=1e-3)
+
+    module, (x, y) = make("vit", 5), batch()
+    plain, lean = copy.deepcopy(module), copy.deepcopy(module)
+    plain_optimiser, inner = made(plain), made(lean)
+    in_memory_mib = StepPlanner(lean, x, optimiser=inner).least_mib()
+    state = {"sgd": 1, "adamw": 2}[kind]
+    with OptimiserOnDisk(inner) as optimiser:
+        planner = StepPlanner(lean, x, optimiser=optimiser)
+        saved_mib = in_memory_mib - planner.least_mib()
+        weights_mib = sum(p.nbytes for p in lean.parameters()) / 2**20
+        assert 0.5 * state * weights_mib < saved_mib <= 1.01 * state * weights_mib
+        plan = planner.plan(planner.least_mib())
+        assert plan.state_on_disk
+        assert Mean.SWAP in plan.means
+        for _ in range(3):
+            functional.cross_entropy(plain(x), y).backward()
+            plain_optimiser.step()
+            plain_optimiser.zero_grad()
+            with StorageCount([*tensors_of(lean, inner), x]) as count:
+                step(plan, lean, x, functional.cross_entropy, optimiser, y)
+            assert not any(value.dim() for kept in inner.state.values() for value in kept.values())
+        assert count.peak_mib == pytest.approx(plan.peak_mib, rel=0.05)
+    for own, wanted in zip(lean.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-6, rtol=1e-5)
+    found, expected = inner.state_dict()["state"], plain_optimiser.state_dict()["state"]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_state_is_in_memory_where_there_is_room_and_never_on_disk_without_being_asked_for() -> None:
+    module, (x, y) = make("resnet", 6), batch()
+    inner = sgd(module)
+    with OptimiserOnDisk(inner) as optimiser:
+        planner = StepPlanner(module, x, optimiser=optimiser)
+        lean, fast = planner.plan(planner.least_mib()), planner.plan(1e4)
+        assert (lean.state_on_disk, fast.state_on_disk) == (True, False)
+        with pytest.raises(UserError, match="state on disk, and an optimiser that keeps it in memory"):
+            step(lean, module, x, functional.cross_entropy, inner, y)
+        for plan, there in ((lean, False), (fast, True), (lean, False)):
+            step(plan, module, x, functional.cross_entropy, optimiser, y)
+            assert all("momentum_buffer" in kept for kept in inner.state.values()) is there
+
+
 def test_update_hooks_alone_give_the_weights_of_a_plain_step_and_free_gradients() -> None:
     module = make("resnet", 3)
     x, y = batch()
@@ -95,6 +151,16 @@ def test_batches_are_divided_only_where_no_statistics_are_taken_over_them() -> N
     lean, counted_mib = lean_step(made, module)
     torch.testing.assert_close(gradients(lean), gradients(plain), atol=1e-6, rtol=1e-5)
     assert counted_mib == pytest.approx(made.peak_mib, rel=0.05)
+    optimiser = sgd(plain)
+    optimiser.step()
+    early = copy.deepcopy(module)
+    both = divide | {Mean.UPDATE}
+    made = fixed.plan(fixed.least_mib(means=both), means=both)
+    assert made.micro_batches == 4
+    x, y = batch()
+    step(made, early, x, functional.cross_entropy, sgd(early), y)
+    for own, wanted in zip(early.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "adapting"), [("resnet", True), ("mobilenet", False), ("vit", False)])

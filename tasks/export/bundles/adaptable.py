@@ -31,6 +31,8 @@ SOURCE_IMAGES_FILE = "source_images.npz"
 LABELLED, USUAL = 64, 256
 """Images with labels that the bundle has, and others that tell what is usual, at most."""
 FEWEST_USUAL = 64
+DRAWING = 0
+"""Seed of the drawing of images."""
 NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
@@ -42,15 +44,20 @@ def require_adaptable(settings: Settings, net: SuperNet) -> None:
 
 
 def labelled_images(images: EvaluationData, size: tuple[int, int], count: int) -> tuple[Images, NDArray[np.int64]]:
-    """The first images (N, C, H, W) in a size, and their labels."""
-    x_parts: list[torch.Tensor] = []
-    y_parts: list[torch.Tensor] = []
+    """Images (N, C, H, W) in a size, drawn at random, always the same ones in the same order, and their labels.
+
+    Data sets are often sorted by class: their first images would tell what is usual for one class.
+    """
+    chosen = np.random.default_rng(DRAWING).permutation(images.counts["images"])[:count]
+    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    first = 0
     for x_BCHW, y_B in images.batches(size):
-        x_parts.append(x_BCHW)
-        y_parts.append(y_B)
-        if sum(map(len, x_parts)) >= count:
-            break
-    return torch.cat(x_parts)[:count].cpu().numpy(), torch.cat(y_parts)[:count].cpu().numpy()
+        for place in np.flatnonzero((chosen >= first) & (chosen < first + len(y_B))).tolist():
+            row = int(chosen[place]) - first
+            found[place] = x_BCHW[row], y_B[row]
+        first += len(y_B)
+    x_parts, y_parts = zip(*(found[place] for place in range(len(chosen))), strict=True)
+    return torch.stack(x_parts).cpu().numpy(), torch.stack(y_parts).cpu().numpy()
 
 
 def write_source_images(images: EvaluationData, prepared: ImagePreparation, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Values of a span: computed, put aside, brought back and freed."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tasks.training_memory.codings import CHUNK, gate_bytes, group_bytes
@@ -108,6 +109,7 @@ class ValueWriter(SpanNeeds):
         entry = self.span.entry
         if entry is not None and entry in kept:
             self._begin_waiting(entry, self.coding_of(entry, coding))
+        ended = by_value(last)
         for node in nodes:
             first = node.inputs[0] if node.inputs else -1
             dead = last.get(first) == node.index and first not in kept | staying
@@ -116,7 +118,9 @@ class ValueWriter(SpanNeeds):
                 self._begin_waiting(node.index, self.coding_of(node.index, coding))
             if node.index in self.gates and do is self.gate_pass(node.index):
                 self._gate(node.index)
-            for base in [base for base, reader in last.items() if reader == node.index and base not in staying]:
+            for base in ended.get(node.index, ()):
+                if base in staying:
+                    continue
                 if base in kept:
                     self._put_aside(base, self.coding_of(base, coding))
                 elif self.ledger.lives(("value", base)):
@@ -133,6 +137,14 @@ class ValueWriter(SpanNeeds):
     def gate_pass(self, index: int) -> Do:
         """In which pass a value's gates are packed."""
         return Do.AGAIN if self.recipe.again and index != self.span.leaving else Do.RUN
+
+
+def by_value(places: Mapping[int, int]) -> dict[int, list[int]]:
+    """Keys by their value, in their order."""
+    found: dict[int, list[int]] = {}
+    for key, value in places.items():
+        found.setdefault(value, []).append(key)
+    return found
 
 
 def coding_spike(size: int) -> int:

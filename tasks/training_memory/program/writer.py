@@ -6,6 +6,7 @@ from tasks.training_memory.network import StepNode
 from tasks.training_memory.operators import rule_of
 from tasks.training_memory.program.gradients import GradientWriter
 from tasks.training_memory.program.instructions import Do, SpanProgram, StepFacts
+from tasks.training_memory.program.values import by_value
 from tasks.training_memory.recipes import Coding, Recipe, Span
 
 INSTRUCTION_S = 4e-5
@@ -36,11 +37,12 @@ class SpanWriter(GradientWriter):
             self._compute_again()
         coding = self.style.coding
         first, last = self._uses()
+        begun, ended = by_value(first), by_value(last)
         on_disk = [
             base
             for node in self.backward_nodes
-            for base in sorted(first)
-            if first[base] == node.index and base in self.kept and self.coding_of(base, coding) is Coding.DISK
+            for base in sorted(begun.get(node.index, ()))
+            if base in self.kept and self.coding_of(base, coding) is Coding.DISK
         ]
         ahead = not self.style.late
         if on_disk and ahead:
@@ -48,7 +50,7 @@ class SpanWriter(GradientWriter):
         for place, node in enumerate(self.backward_nodes):
             for index in sorted(self.parked & self._touched(node)):
                 self._unpark(index)
-            for base in sorted(base for base, index in first.items() if index == node.index):
+            for base in sorted(begun.get(node.index, ())):
                 if base in self.again:
                     self._chain(base)
                     continue
@@ -58,7 +60,7 @@ class SpanWriter(GradientWriter):
                 if base in on_disk[:-1] and ahead:
                     self._fetch(on_disk[on_disk.index(base) + 1])
             self._backward(node, last)
-            for base in sorted(base for base, index in last.items() if index == node.index):
+            for base in sorted(ended.get(node.index, ())):
                 self._free(base)
             if self.style.late:
                 self._park_all(place)
