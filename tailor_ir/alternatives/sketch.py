@@ -207,7 +207,7 @@ class _Copy:
         self.sketch, self.values, self.kept, self.rewrites = sketch, values, kept, rewrites
         self.axis_map: AxisMap = sketch.network.axis_map
         graph = sketch.network.graph
-        shape = graph.shapes[graph.inputs[0]]
+        shape = graph.shapes[graph.image or graph.inputs[0]]
         sizes = {group: len(channels) for group, channels in kept.items()}
         self.sizes = Sizes(groups=sizes, spatial=shape[2:], batch=shape[0])
 

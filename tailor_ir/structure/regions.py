@@ -82,6 +82,7 @@ def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
         for block in regions.blocks
         if not block.nested
         and any(node.op in ("Conv", "Linear") for node in block.nodes)
+        and _reads_entry_alone(block.nodes, block.entry, graph)
         and graph.shapes[block.entry] == graph.shapes[block.exit]
     )
 
@@ -173,16 +174,23 @@ def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
                     alive.discard(name)
         alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
         if len(alive) == 1 and next(iter(alive)) in node.outputs:
-            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), axis_map))
+            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), graph, axis_map))
             entry, nodes = segments[-1].exit, []
     if nodes:
-        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], axis_map))
+        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], graph, axis_map))
     return segments
 
 
-def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, axis_map: AxisMap) -> Block:
+def _reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
+    """Whether nodes read no other input of the network than their entry."""
+    others = set(graph.inputs) - {entry}
+    return not any(name in others for node in nodes for name in node.inputs)
+
+
+def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, graph: Graph, axis_map: AxisMap) -> Block:
     readers = sum(entry in node.inputs for node in nodes)
     residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
+    residual = residual and _reads_entry_alone(nodes, entry, graph)
     same = axis_map.axes[entry] == axis_map.axes[exit_value]
     return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
 
