@@ -84,6 +84,20 @@ class Graph:
         """The input that sets the resolution: the first with height and width; None where no input has them."""
         return next((name for name in self.inputs if len(self.shapes[name]) == 4), None)
 
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The inputs that are token sequences of one length; () for a network that an image sets the resolution of."""
+        found = [name for name in self.inputs if len(self.shapes[name]) == 2 and "int" in self.input_type(name)]
+        same = tuple(name for name in found if self.shapes[name] == self.shapes[found[0]])
+        return () if self.image else same
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Height and width of the first image, or the length of token sequences; else what follows the input's features."""
+        if self.sequences:
+            return self.shapes[self.sequences[0]][1:]
+        return self.shapes[self.image or self.inputs[0]][2:]
+
     def input_type(self, name: str) -> str:
         """Element type of an input; float32 in graphs that were saved without types."""
         return dict(zip(self.inputs, self.input_types, strict=False)).get(name, "float32")

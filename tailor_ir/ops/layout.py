@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.dims import Dim, factors_of
+from tailor_ir.dims import POSITIONS, Dim, factors_of
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -226,7 +226,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
             return p.pool.concat(tuple(parts))
         if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
-    if form is not None and form.kind in ("spatial", "window", "scaled") and 2 * (stop - start) > dim.size:
+    if form is not None and form.kind in (*POSITIONS, "window", "scaled") and 2 * (stop - start) > dim.size:
         return p.pool.window(dim, 1, stop - start - dim.size)
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
@@ -363,6 +363,8 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     first, last = int(positions.min()), int(positions.max())
     if positions.ndim and p.pool.depends_on_input(x[axis]):
         p.freeze((x[axis],), node, "is looked up by position")
+    elif first in (0, -1) and p.pool.depends_on_input(x[axis]):
+        pass  # an end of the axis is there at every resolution
     elif first < 0 or not p.is_fixed(x[axis]):
         _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
     kept = tuple(p.pool.fixed(size) for size in positions.shape)
