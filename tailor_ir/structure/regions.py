@@ -239,12 +239,19 @@ def _pointwise(node: Node, axis_map: AxisMap) -> bool:
 
 def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[int]:
     """Groups between a pointwise expansion and its projection, with a depthwise convolution inside."""
-    streams = {g for s in segments if s.residual for g in groups_of(axis_map.axes[s.exit])}
+    streams = {g for s in segments if s.residual or _is_unit(s, axis_map) for g in groups_of(axis_map.axes[s.exit])}
     nodes = [node for segment in segments for node in segment.nodes if node.op == "Conv"]
     inside = {g for n in nodes if depthwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]])}
     producers = [n for n in nodes if not depthwise(n, axis_map)]
     widened = {g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])}
     return frozenset(inside - streams - widened)
+
+
+def _is_unit(segment: Block, axis_map: AxisMap) -> bool:
+    """Whether a segment holds depthwise convolutions and, behind them, one that mixes channels: branches side by side."""
+    convolutions = [node for node in segment.nodes if node.op == "Conv"]
+    found = [depthwise(node, axis_map) for node in convolutions]
+    return any(found) and not found[-1]
 
 
 def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
@@ -263,7 +270,7 @@ def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
             result[-1] = Block(nodes=last.nodes + segment.nodes, entry=last.entry, exit=segment.exit)
         else:
             result.append(segment)
-        if segment.residual:
+        if segment.residual or _is_unit(segment, axis_map):
             open_depthwise = False
         elif any(depthwise(node, axis_map) for node in segment.nodes):
             open_depthwise = True
