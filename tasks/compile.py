@@ -15,6 +15,7 @@ from tasks.data.description import remember
 from tasks.evaluation.subnets import EvaluationData
 from tasks.models import ModelSettings, create, load_weights, remember_origin
 from tasks.models.answers import check_shapes
+from tasks.problems import require
 from tasks.progress import Progress
 
 BATCH = 32
@@ -153,6 +154,7 @@ def supernet_of(
         train.classes,
         train.channels,
         data.resolution,
+        problem=train.problem,
     )
     if isinstance(network, torch.nn.Module):
         if weights is not None:
@@ -160,8 +162,11 @@ def supernet_of(
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
+    if any(variable.kind == "exit" for variable in net.space.variables):
+        require(train.problem, "exits", "space.exits", "leave exits out of the space")
     graph = net.structure.graph
-    check_shapes(f"model '{model.name}'", [graph.shapes[name] for name in graph.outputs], train.classes)
+    outputs = [graph.shapes[name] for name in graph.outputs]
+    check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem)
     return net
 
 
