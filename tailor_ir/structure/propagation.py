@@ -10,8 +10,7 @@ from tailor_ir.dims import AxisTable, Dim, DimPool, Windows
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
 
-MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # weights of these sum over positions
-
+MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # weights of these sum over positions
 NO_POSITIONS = "the network reads neither an image nor a sequence of tokens"
 
 

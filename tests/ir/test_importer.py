@@ -290,6 +290,25 @@ def test_network_without_blocks_still_compiles() -> None:
     assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
 
 
+class RecurrentRows(nn.Module):
+    """Reads each channel of a small image as one step, whose features are the positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 8, 3), getattr(nn, kind)(36, 16, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps, _ = self.layer(self.stem(x).flatten(2))
+        return self.head(steps[:, -1])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_over_positions_keep_the_resolution(kind: str) -> None:
+    net = tailor_ir.compile(RecurrentRows(kind).eval(), torch.randn(1, 3, 8, 8))
+    assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
+
+
 def test_weights_above_the_limit_of_the_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)).eval()
     sample = torch.randn(1, 3, 16, 16)
