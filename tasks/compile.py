@@ -15,7 +15,6 @@ from tasks.data.description import remember
 from tasks.evaluation.subnets import EvaluationData
 from tasks.models import ModelSettings, create, load_weights, remember_origin
 from tasks.models.answers import check_shapes
-from tasks.problems import require
 from tasks.progress import Progress
 
 BATCH = 32
@@ -162,8 +161,6 @@ def supernet_of(
         network.eval()
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
-    if any(variable.kind == "exit" for variable in net.space.variables):
-        require(train.problem, "exits", "space.exits", "leave exits out of the space")
     graph = net.structure.graph
     outputs = [graph.shapes[name] for name in graph.outputs]
     check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem)
