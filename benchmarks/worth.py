@@ -117,7 +117,7 @@ def across_front(net: Any, configs: list[Any], found: list[Accuracy], count: int
     left = [int(position) for position in np.argsort(macs, kind="stable")]
     front: list[int] = []
     while len(front) < min(count, len(configs)):
-        best, taken = -1, []
+        best, taken = -1.0, []
         for position in left:
             if found[position].correct > best:
                 best = found[position].correct

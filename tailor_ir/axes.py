@@ -41,6 +41,11 @@ class Axis:
         return any(isinstance(leaf, Spatial) for leaf in self.leaves)
 
     @cached_property
+    def sequential(self) -> bool:
+        """Whether this axis depends on the length of token sequences."""
+        return any(isinstance(leaf, TokenLength) for leaf in self.leaves)
+
+    @cached_property
     def batched(self) -> bool:
         """Whether this axis depends on the number of samples."""
         return any(isinstance(leaf, BatchAxis) for leaf in self.leaves)
@@ -80,6 +85,11 @@ class Spatial(Axis):
     @cached_property
     def leaves(self) -> frozenset[Axis]:
         return frozenset((self,))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLength(Spatial):
+    """Length of the network's token sequences. Tensors that are stored for its steps are cut to the first ones."""
 
 
 @dataclass(frozen=True, eq=False)

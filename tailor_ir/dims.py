@@ -33,7 +33,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a dimension follows from others. kind: fixed, batch, spatial, window, scaled, kernel, concat or product."""
+    """How a dimension follows from others. kind: fixed, batch, spatial, length, window, scaled, kernel, concat or product."""
 
     kind: str
     parts: tuple[Dim, ...] = ()
@@ -54,6 +54,7 @@ def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 Windows = Literal["number", "size"]
 """The quantity that grows with the resolution where positions are split into windows: their number, or the size of each."""
+POSITIONS = ("spatial", "length")  # forms that the resolution, or the length of token sequences, sets
 LARGEST_PATCH = 3  # positions side by side that are no window but merged into one, at every resolution
 
 
@@ -80,6 +81,10 @@ class DimPool:
 
     def spatial(self, index: int, size: int) -> Dim:
         return Dim(size, Form("spatial", attributes=(index,)))
+
+    def length(self, size: int) -> Dim:
+        """The length of token sequences."""
+        return Dim(size, Form("length"))
 
     def window(self, source: Dim, stride: int, offset: int, ceil: bool = False) -> Dim:
         """The positions of windows over `source`; the source itself where every position is kept, as in residual branches."""
@@ -214,12 +219,12 @@ class DimPool:
         form = dim.root.form
         if form is None:
             return False
-        return form.kind in ("spatial", "batch") or any(self.depends_on_input(p) for p in form.parts)
+        return form.kind in (*POSITIONS, "batch") or any(self.depends_on_input(p) for p in form.parts)
 
     def freeze_positions(self, dim: Dim, reason: str) -> None:
         """Keep dimensions that depend on the resolution at full size; channels beside them may change."""
         form = dim.root.form
-        if form is not None and form.kind == "spatial":
+        if form is not None and form.kind in POSITIONS:
             self.freeze(dim, reason)
         for part in form.parts if form is not None else ():
             self.freeze_positions(part, reason)
@@ -230,7 +235,7 @@ class DimPool:
         if dim.form is None or dim.form.kind == "kernel":
             dim.form = Form("fixed")
             dim.reason = reason
-        elif dim.form.kind == "spatial":
+        elif dim.form.kind in POSITIONS:
             self.resolution_frozen = self.resolution_frozen or reason
         for part in dim.form.parts:
             self.freeze(part, reason)
@@ -278,6 +283,8 @@ def _expression(form: Form, size: int, parts: tuple[ax.Axis, ...]) -> ax.Axis:
             return ax.BatchAxis(size)
         case "spatial":
             return ax.Spatial(size, form.attributes[0])
+        case "length":
+            return ax.TokenLength(size, 0)
         case "window":
             stride, offset, ceil = form.attributes
             return ax.Window(size, parts[0], stride, offset, bool(ceil))

@@ -9,6 +9,10 @@ class ImportFailed(TailorError):
     """A network could not be read, exported to ONNX, or uses something that the IR does not know."""
 
 
+class InputError(TailorError):
+    """A network is called with other inputs than it has, or has several where one is needed."""
+
+
 class SpaceError(TailorError):
     """A space asks for a variable or a choice that this network does not have or cannot take."""
 

@@ -1,12 +1,16 @@
 """The IR's graph: frozen nodes over named values. Tensors live beside the graph, in a mapping from name to tensor."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from tailor_ir.errors import InputError
+
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 Tensors = dict[str, torch.Tensor]
+GivenInputs = torch.Tensor | Sequence[torch.Tensor]
+"""A batch of a network's only input, or of each of its inputs in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class Graph:
     `shapes` holds the shape of every value and initializer at the traced resolution and batch size.
     `parameters` are the trainable initializers, `statistics` the running means and variances of BatchNorm,
     `constants` all other initializers. `alternatives`: nodes that only these need stand before the readers of the value.
+    `input_types`: element type of each input (int64 for tokens). The first axis of every input is the batch.
     """
 
     nodes: tuple[Node, ...]
@@ -72,6 +77,40 @@ class Graph:
     statistics: tuple[str, ...]
     constants: tuple[str, ...]
     alternatives: tuple[Alternative, ...] = ()
+    input_types: tuple[str, ...] = ()
+
+    @property
+    def image(self) -> str | None:
+        """The input that sets the resolution: the first with height and width; None where no input has them."""
+        return next((name for name in self.inputs if len(self.shapes[name]) == 4), None)
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The inputs that are token sequences of one length; () for a network that an image sets the resolution of."""
+        found = [name for name in self.inputs if len(self.shapes[name]) == 2 and "int" in self.input_type(name)]
+        same = tuple(name for name in found if self.shapes[name] == self.shapes[found[0]])
+        return () if self.image else same
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Height and width of the first image, or the length of token sequences; else what follows the input's features."""
+        if self.sequences:
+            return self.shapes[self.sequences[0]][1:]
+        return self.shapes[self.image or self.inputs[0]][2:]
+
+    def input_type(self, name: str) -> str:
+        """Element type of an input; float32 in graphs that were saved without types."""
+        return dict(zip(self.inputs, self.input_types, strict=False)).get(name, "float32")
+
+    def named_inputs(self, given: GivenInputs) -> Tensors:
+        """Input name -> its batch. InputError: other inputs than the network has."""
+        batches = (given,) if isinstance(given, torch.Tensor) else tuple(given)
+        if len(batches) != len(self.inputs):
+            raise InputError(
+                f"network: called with {len(batches)} inputs; allowed: {len(self.inputs)} ({', '.join(self.inputs)}), "
+                "in this order"
+            )
+        return dict(zip(self.inputs, batches, strict=True))
 
     @property
     def initializers(self) -> frozenset[str]:

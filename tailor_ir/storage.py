@@ -26,6 +26,7 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
         "graph": {
             "nodes": [asdict(node) for node in graph.nodes],
             "inputs": graph.inputs,
+            "input_types": graph.input_types,
             "outputs": graph.outputs,
             "shapes": dict(graph.shapes),
             "parameters": graph.parameters,
@@ -78,6 +79,7 @@ def _graph(data: dict[str, Any]) -> Graph:
         statistics=tuple(data["statistics"]),
         constants=tuple(data["constants"]),
         alternatives=tuple(Alternative(**each) for each in data.get("alternatives", ())),
+        input_types=tuple(data.get("input_types", ())),
     )
 
 

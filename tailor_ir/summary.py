@@ -138,7 +138,9 @@ def elements_of(axis: ax.Axis) -> Iterator[ax.Axis]:
 
 
 def axis_label(axis: ax.Axis) -> str:
-    """Short name of an element: C3 for channel group 3, H and W for the input's height and width."""
+    """Short name of an element: C3 for channel group 3, H and W for the input's height and width, T for its length."""
+    if isinstance(axis, ax.TokenLength):
+        return "T"
     if isinstance(axis, ax.Spatial):
         return ("H", "W")[axis.index]
     return f"{type(axis).__name__[0]}{min(axis.groups)}"

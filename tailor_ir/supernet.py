@@ -14,9 +14,9 @@ from torch import nn
 from tailor_ir import storage
 from tailor_ir.alternatives import FirstWeights, Refused, add_alternatives, fit_alternatives
 from tailor_ir.dims import Windows
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import InputError
 from tailor_ir.exits import FirstExit, add_exits, fit_exits
-from tailor_ir.graph import Graph, Tensors
+from tailor_ir.graph import GivenInputs, Graph, Tensors
 from tailor_ir.memory.activations import ActivationMemory
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
 from tailor_ir.operators.features import OperatorFeature
@@ -26,7 +26,7 @@ from tailor_ir.partition import PrePartition, split_parts
 from tailor_ir.reading.comparison import compare
 from tailor_ir.reading.folded_norms import folded_norms
 from tailor_ir.reading.importer import import_onnx
-from tailor_ir.reading.inputs import check_example, check_signature
+from tailor_ir.reading.inputs import GivenExample, examples_of_file, examples_of_module
 from tailor_ir.reading.trace import load_onnx, trace_module
 from tailor_ir.rewriting.kernel_transforms import matrices_of, transform_kernels
 from tailor_ir.rewriting.passes import simplify
@@ -148,17 +148,30 @@ class SuperNet:
         return fit_exits(self.elastic, images, held_out, advance)
 
     def input_shape(self, config: Mapping[str, Choice], batch: int | None = None) -> tuple[int, ...]:
-        """(B, C, H, W) of a SubNet's input."""
-        graph = self.structure.graph
-        channels = graph.shapes[graph.inputs[0]][1:2]
-        return (self.batch if batch is None else batch, *channels, *self.space.spatial(self.space.row(config)))
+        """(B, C, H, W) of a SubNet's only input. InputError: the network has several, whose `input_shapes` tells them."""
+        shapes = self.input_shapes(config, batch)
+        if len(shapes) != 1:
+            raise InputError(
+                f"network: {len(shapes)} inputs ({', '.join(shapes)}); allowed: one, where a single shape is asked for; "
+                "ask for input_shapes"
+            )
+        return next(iter(shapes.values()))
 
-    def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[torch.Tensor]) -> Statistics:
-        """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay as they are."""
+    def input_shapes(self, config: Mapping[str, Choice], batch: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Input name -> its shape in a SubNet, in the order in which networks are called. The first axis is the batch."""
+        sizes = self.space.sizes(self.space.row(config), self.batch if batch is None else batch)
+        axes = self.structure.axis_map.axes
+        return {name: sizes.shape(axes[name]) for name in self.structure.graph.inputs}
+
+    def recalibrate(self, config: Mapping[str, Choice], batches: Iterable[GivenInputs]) -> Statistics:
+        """BatchNorm statistics of one SubNet from batches at its resolution; the shared ones stay as they are.
+
+        batches: of the only input, or of all inputs in order.
+        """
         self.elastic.activate(config)
         return self.elastic.observe(batches)
 
-    def recalibrate_alternatives(self, batches: Iterable[torch.Tensor]) -> Statistics:
+    def recalibrate_alternatives(self, batches: Iterable[GivenInputs]) -> Statistics:
         """BatchNorm statistics of all alternatives, from batches at the largest SubNet's resolution; nothing shared is written.
 
         Each alternative at full size by itself, on what the largest SubNet gives to the blocks in whose place it stands. Heads
@@ -473,10 +486,10 @@ def _read(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
     same = tuple((each.value, each.producer) for each in graph.alternatives)
     original = graph.original()
     axis_map = propagate(graph, tensors, joins=same)
-    shape = graph.shapes[graph.inputs[0]]
-    if len(shape) == 4 and len(set(shape[2:])) == 1 and _choices(axis_map, shape[2]) == 1:
+    sides = () if graph.image is None else graph.shapes[graph.image][2:]
+    if len(set(sides)) == 1 and _choices(axis_map, sides[0]) == 1:
         other = propagate(graph, tensors, "size", same)
-        if _choices(other, shape[2]) > 1:
+        if _choices(other, sides[0]) > 1:
             axis_map, windows = other, "size"
     regions = find_regions(original, axis_map)
     joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
@@ -492,30 +505,26 @@ def _choices(axis_map: AxisMap, base: int) -> int:
 
 def compile(
     model: nn.Module | str | Path,
-    example_input: torch.Tensor | None = None,
+    example_input: GivenExample | None = None,
     space: SpaceSpec | None = None,
     kernel_transform: bool = False,
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
     model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file (an example
-    is needed only where the file leaves the input's height or width open).
+    is needed only where the file leaves the input's height or width open). A network with several inputs takes one sample
+    of each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones.
     space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
     kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
     ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
     """
-    if example_input is not None:
-        check_example(example_input)
     if isinstance(model, nn.Module):
-        if example_input is None:
-            raise ImportFailed("network: no example input; give one sample, a tensor (1, C, H, W)")
-        check_signature(model)
-        proto, state = trace_module(model, example_input)
+        examples = examples_of_module(model, example_input)
+        proto, state = trace_module(model, examples)
         graph, tensors = import_onnx(proto, state)
     else:
-        shape = None if example_input is None else tuple(example_input.shape)
         proto = load_onnx(Path(model))
-        graph, tensors = import_onnx(proto, example_shape=shape)
+        graph, tensors = import_onnx(proto, example_shapes=examples_of_file(proto, example_input))
     graph, tensors = repeat_for_samples(*simplify(graph, tensors))
 
     def read(graph: Graph, tensors: Tensors) -> Structure:
@@ -527,8 +536,8 @@ def compile(
         graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
     net = SuperNet(graph, tensors, space)
     net.refused = (*refused, *no_exits)
-    if isinstance(model, nn.Module) and example_input is not None:
-        net.remarks = compare(model, net.elastic, example_input)
+    if isinstance(model, nn.Module):
+        net.remarks = compare(model, net.elastic, examples)
     else:
         net.remarks = folded_norms(proto)
     for remark in net.remarks:

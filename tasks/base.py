@@ -43,7 +43,7 @@ def run(
     """
     splits = load_splits(data)
     train = splits["train"]
-    module = create(model, train.classes, train.channels, data.resolution, seed=settings.seed)
+    module = create(model, train.classes, train.channels, data.resolution, seed=settings.seed, problem=train.problem)
     assert isinstance(module, nn.Module), "an .onnx file has no base stage"
     device = pick_device(settings.device)
     trained = needs_training(model, train.classes)
@@ -56,7 +56,7 @@ def run(
     size = (data.resolution, data.resolution)
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
-    accuracy = {split: count_correct(module, one.batches(size)).share for split, one in images.items()}
+    accuracy = {split: count_correct(module, one.batches(size), one.problem).share for split, one in images.items()}
     save_model(module.to("cpu"), str(folder / WEIGHTS_FILE))
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
     return BaseResult(

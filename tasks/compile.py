@@ -153,6 +153,7 @@ def supernet_of(
         train.classes,
         train.channels,
         data.resolution,
+        problem=train.problem,
     )
     if isinstance(network, torch.nn.Module):
         if weights is not None:
@@ -161,7 +162,8 @@ def supernet_of(
     example_BCHW = torch.zeros(1, train.channels, data.resolution, data.resolution)
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
     graph = net.structure.graph
-    check_shapes(f"model '{model.name}'", [graph.shapes[name] for name in graph.outputs], train.classes)
+    outputs = [graph.shapes[name] for name in graph.outputs]
+    check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem)
     return net
 
 

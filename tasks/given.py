@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import tailor_ir
-from tasks.data import DataSettings, load_splits
+from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.description import check_same
 from tasks.errors import UserError
 from tasks.evaluation.ends import accuracies_of_ends
@@ -20,13 +20,13 @@ def evaluate_file(model: ModelSettings, data: DataSettings) -> StageResult:
     """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data."""
     splits = load_splits(data)
     train = splits["train"]
-    path = create(model, train.classes, train.channels, data.resolution)
+    path = create(model, train.classes, train.channels, data.resolution, problem=train.problem)
     assert isinstance(path, Path), "of a network that is made in Python, stage base tells the accuracy"
     network = OnnxNetwork(path)
     size = (data.resolution, data.resolution)
     images = EvaluationData(splits["validation"], train)
     found = {
-        f"{split}_accuracy": count_correct(network, images.of(splits[split]).batches(size)).share
+        f"{split}_accuracy": count_correct(network, images.of(splits[split]).batches(size), images.problem).share
         for split in ("validation", "test")
     }
     return GivenFile(**found).to_json()
@@ -38,16 +38,16 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
     train = splits["train"]
     check_same(train, supernet)
     net = tailor_ir.load(supernet)
-    _check_images(net, supernet, train.channels, data.resolution, train.classes)
+    _check_images(net, supernet, train)
     device = pick_device("auto")
     net.elastic.to(device)
     images = EvaluationData(splits["validation"], train, device=device, recalibration_images=recalibration_images)
     return GivenSuperNet(**accuracies_of_ends(net, images, splits["test"])).to_json()
 
 
-def _check_images(net: tailor_ir.SuperNet, supernet: Path, channels: int, resolution: int, classes: int) -> None:
+def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> None:
     """Refuse a SuperNet whose shapes do not fit the data; a SuperNet that no run made has no description of its data."""
-    where, wanted = f"supernet '{supernet}'", (channels, resolution, resolution)
+    where, wanted = f"supernet '{supernet}'", (train.channels, *[train.settings.resolution] * 2)
     shape = net.input_shape(net.max_config)[1:]
     if shape != wanted:
         raise UserError(
@@ -57,4 +57,4 @@ def _check_images(net: tailor_ir.SuperNet, supernet: Path, channels: int, resolu
             next_step="give the data options of the run that made it",
         )
     graph = net.structure.graph
-    check_shapes(where, [graph.shapes[name] for name in graph.outputs], classes)
+    check_shapes(where, [graph.shapes[name] for name in graph.outputs], train.classes, train.problem)

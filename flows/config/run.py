@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flows.config.abilities import check_abilities
 from flows.config.device import DeviceName, DeviceProfile
 from flows.config.space import SpaceSelectors
 from flows.config.together import check_together, sharing
@@ -179,6 +180,11 @@ class CommonConfig(BaseModel):
                 f"export.planned_memory=true with device {got}: only onnxruntime on a CPU in fp32 runs files in their "
                 "order; allowed: false, or such a device besides"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_problem_of_the_data_can_do_it(self) -> Self:
+        check_abilities(self, self.data.problem, self.data.kind)
         return self
 
     def resources_of(self, device: str) -> ResourceSettings:

@@ -207,9 +207,8 @@ class _Copy:
         self.sketch, self.values, self.kept, self.rewrites = sketch, values, kept, rewrites
         self.axis_map: AxisMap = sketch.network.axis_map
         graph = sketch.network.graph
-        shape = graph.shapes[graph.inputs[0]]
         sizes = {group: len(channels) for group, channels in kept.items()}
-        self.sizes = Sizes(groups=sizes, spatial=shape[2:], batch=shape[0])
+        self.sizes = Sizes(groups=sizes, spatial=graph.positions, batch=graph.shapes[graph.inputs[0]][0])
 
     def of(self, nodes: Sequence[Node]) -> dict[str, str]:
         for node in nodes:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from tailor_ir.graph import GivenInputs
 from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.variables import Choice
 from tailor_ir.subnets.batch_norms import Statistics
@@ -54,7 +55,6 @@ class ExitParts:
     def __init__(self, elastic: Elastic, config: Mapping[str, Choice]) -> None:
         self._elastic = elastic
         graph, space = elastic.structure.graph, elastic.structure.space
-        (self._source,) = graph.inputs
         variable = next(one for one in space.variables if one.kind == EXIT.name)
         programs = [elastic.program({**config, variable.name: choice}) for choice in variable.choices]
         trained, counted = set(graph.parameters), set(graph.statistics)
@@ -89,10 +89,10 @@ class ExitParts:
         self._linear = {_last_layer(part).outputs[0] for part in parts if part.head}
         self._schedule = cache(self._make_schedule)
 
-    def begin(self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0) -> Values:
+    def begin(self, x_BCHW: GivenInputs, exits: Sequence[int], constant: int = 0) -> Values:
         """What the bodies of the first `constant` parts give to the rest of a pass to some exits, by position."""
         schedule = self._schedule(tuple(exits), constant)
-        values = {self._source: x_BCHW}
+        values = self._elastic.structure.graph.named_inputs(x_BCHW)
         with torch.no_grad(), self._elastic.evaluated():
             self._run(schedule.steps[: schedule.constant], values)
         return values
@@ -109,14 +109,14 @@ class ExitParts:
         return [values[self.parts[position].answer] for position in exits]
 
     def answers(
-        self, x_BCHW: torch.Tensor, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
+        self, x_BCHW: GivenInputs, exits: Sequence[int], constant: int = 0, dropout: float = 0.0
     ) -> list[torch.Tensor]:
         """The answers (B, K) of some exits, by position, in one pass; dropout: as of `finish`."""
-        values = self.begin(x_BCHW, exits, constant) if constant else {self._source: x_BCHW}
+        values = self.begin(x_BCHW, exits, constant) if constant else self._elastic.structure.graph.named_inputs(x_BCHW)
         return self.finish(values, exits, constant, dropout)
 
     @torch.no_grad()
-    def observe(self, batches: Iterable[torch.Tensor], exits: Sequence[int], constant: int = 0) -> Statistics:
+    def observe(self, batches: Iterable[GivenInputs], exits: Sequence[int], constant: int = 0) -> Statistics:
         """BatchNorm statistics of what is no constant: means over the batches. Nothing is written."""
         runs = (partial(self.finish, self.begin(x, exits, constant), exits, constant) for x in batches)
         return self._elastic.observed(runs)

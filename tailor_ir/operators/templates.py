@@ -47,7 +47,8 @@ class TemplateInputs:
 def element_types(graph: Graph, tensors: Tensors) -> dict[str, str]:
     """Value name -> its element type, for those that are not float32."""
     values = {"": gs.Variable.empty()}
-    for name in (*graph.inputs, *graph.parameters, *graph.statistics, *graph.constants):
+    values.update((name, gs.Variable(name, np.dtype(graph.input_type(name)))) for name in graph.inputs)
+    for name in (*graph.parameters, *graph.statistics, *graph.constants):
         kind = np.dtype(FLOAT) if name not in tensors else torch.empty(0, dtype=tensors[name].dtype).numpy().dtype
         values[name] = gs.Variable(name, kind)
     for node in graph.nodes:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.dims import Dim, factors_of
+from tailor_ir.dims import POSITIONS, Dim, factors_of
 from tailor_ir.graph import Attribute, Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -62,6 +62,47 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim] 
         return p.pool.fixed(outer), pieces[0]
     p.freeze((dim,), node, f"splits an axis of {dim.size} into {outer} and {dim.size // outer}")
     return p.pool.fixed(outer), p.pool.fixed(dim.size // outer)
+
+
+def divide(node: Node, p: Propagation, dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
+    """A dimension as pieces of these sizes, side by side; None where nothing but a cut at full size gives them.
+
+    A channel group becomes the concatenation of its pieces. A flattening of factors is divided by its first factor, as
+    (a | b) × c = (a × c | b × c), and a concatenation between its parts, or inside of them.
+    """
+    form = dim.root.form
+    if len(sizes) == 1:
+        return [dim]
+    if form is None:
+        pieces = [p.pool.free(size) for size in sizes]
+        p.unify(dim, p.pool.concat(tuple(pieces)), node)
+        return pieces
+    if form.kind == "fixed":
+        return [p.pool.fixed(size) for size in sizes]
+    if form.kind == "product":
+        first, *rest = factors_of((dim,))
+        inner = dim.size // first.size
+        outer = None if any(size % inner for size in sizes) else divide(node, p, first, [s // inner for s in sizes])
+        return None if outer is None else [p.pool.product((piece, *rest)) for piece in outer]
+    return _divide_concat(node, p, form.parts, sizes) if form.kind == "concat" else None
+
+
+def _divide_concat(node: Node, p: Propagation, parts: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | None:
+    left, found = list(parts), []
+    for size in sizes:
+        taken: list[Dim] = []
+        while size:
+            part = left.pop(0)
+            if part.size > size:
+                halves = divide(node, p, part, [size, part.size - size])
+                if halves is None:
+                    return None
+                part = halves[0]
+                left.insert(0, halves[1])
+            taken.append(part)
+            size -= part.size
+        found.append(p.pool.concat(tuple(taken)))
+    return found
 
 
 Ranges = tuple[tuple[int, int, int, int], ...]  # axis, start, stop, step
@@ -226,7 +267,7 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
             return p.pool.concat(tuple(parts))
         if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
-    if form is not None and form.kind in ("spatial", "window", "scaled") and 2 * (stop - start) > dim.size:
+    if form is not None and form.kind in (*POSITIONS, "window", "scaled") and 2 * (stop - start) > dim.size:
         return p.pool.window(dim, 1, stop - start - dim.size)
     p.freeze((dim,), node, f"takes elements {start} to {stop} of {dim.size}")
     return p.pool.fixed(stop - start)
@@ -323,11 +364,8 @@ def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     axis = node.int("axis", 0) % len(x)
     sizes = [p.output_sizes(node, i)[axis] for i in range(len(node.outputs))]
-    form = x[axis].root.form
-    if form is None:
-        parts: Sequence[Dim] = [p.pool.free(size) for size in sizes]
-        p.unify(x[axis], p.pool.concat(tuple(parts)), node)
-    else:
+    parts = divide(node, p, x[axis], sizes)
+    if parts is None:
         stops = np.cumsum(sizes).tolist()
         parts = [_cut(node, p, x[axis], stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
     return tuple((*x[:axis], part, *x[axis + 1 :]) for part in parts)
@@ -363,6 +401,8 @@ def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     first, last = int(positions.min()), int(positions.max())
     if positions.ndim and p.pool.depends_on_input(x[axis]):
         p.freeze((x[axis],), node, "is looked up by position")
+    elif first in (0, -1) and p.pool.depends_on_input(x[axis]):
+        pass  # an end of the axis is there at every resolution
     elif first < 0 or not p.is_fixed(x[axis]):
         _cut(node, p, x[axis], first % x[axis].size, last % x[axis].size + 1)
     kept = tuple(p.pool.fixed(size) for size in positions.shape)

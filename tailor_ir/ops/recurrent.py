@@ -84,6 +84,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         raise ImportFailed(f"operator '{node.op}' at '{node.name}': not in the form of torch.nn; allowed: that form")
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
     p.unify(x[2], weight[2], node)
+    p.pool.freeze_positions(x[2], f"operator '{node.op}' at '{node.name}': a weight has one entry for each position")
     p.freeze((weight[0], recurrent[0]), node, "directions")
     hidden, gates = recurrent[2], p.pool.fixed(len(GATES[node.op]))
     for rows in (weight[1], recurrent[1]):

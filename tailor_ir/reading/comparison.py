@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tailor_ir.errors import ImportFailed
+from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import plain_attention
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
@@ -22,22 +23,24 @@ NUDGES = 10  # differences up to so many times the effect of a nudge may be roun
 MOST_LINES = 3
 
 Answer = list[torch.Tensor]
+Batches = tuple[torch.Tensor, ...]
+"""A batch of each input, in order."""
 
 
-def compare(module: nn.Module, compiled: nn.Module, example: torch.Tensor) -> tuple[str, ...]:
+def compare(module: nn.Module, compiled: nn.Module, examples: ExampleInputs) -> tuple[str, ...]:
     """A line for each place where Python decides by values of the input, although the answers were equal.
 
-    example: (1, C, H, W). One batch is tried; where Python reads values, more batches with other signs and sizes. Inputs that
-    the module itself refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
+    One batch is tried; where Python reads values, more batches with other signs and sizes. Inputs that the module itself
+    refuses are skipped. ImportFailed: an answer differs by more than TOLERANCE of its largest number, and by
     more than rounding explains.
     """
     places: dict[str, None] = {}
     with _evaluated(module), _evaluated(compiled), torch.no_grad(), plain_attention():
-        for x_BCHW in _inputs(example):
-            expected = _answer(module, x_BCHW, places)
+        for batches in _inputs(examples):
+            expected = _answer(module, examples, batches, places)
             if expected is None:
                 continue
-            difference = _excess(module, x_BCHW, expected, _tensors(compiled(x_BCHW)))
+            difference = _excess(module, examples, batches, expected, _tensors(compiled(*batches)))
             if difference > TOLERANCE:
                 raise ImportFailed(_refusal(module, difference, places))
             if not places:
@@ -58,23 +61,26 @@ def _refusal(module: nn.Module, difference: float, places: dict[str, None]) -> s
     )
 
 
-def _inputs(example: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Inputs whose sums, means and extremes are above zero, below zero, and as the example's."""
-    shape = (BATCH, *example.shape[1:])
-    if example.is_floating_point():
-        shifted = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(example) + 0.5
+def _inputs(examples: ExampleInputs) -> Iterator[Batches]:
+    """Inputs whose sums, means and extremes are above zero, below zero, and as the examples'; integers as the examples'."""
+    own = examples.batches(BATCH)
+    if any(one.is_floating_point() for one in own):
+        generator = torch.Generator().manual_seed(0)
+        shifted = tuple(
+            torch.randn(one.shape, generator=generator).to(one) + 0.5 if one.is_floating_point() else one for one in own
+        )
         yield shifted
-        yield -4 * shifted
-    yield example[:1].expand(shape).clone()
+        yield tuple(-4 * one if one.is_floating_point() else one for one in shifted)
+    yield own
 
 
-def _answer(module: nn.Module, x_BCHW: torch.Tensor, places: dict[str, None]) -> Answer | None:
-    """The module's answer; None for an input that the module refuses. Enters in `places` where it reads values."""
-    given = x_BCHW.clone()
-    reads = ValueReads({"input": given})
+def _answer(module: nn.Module, examples: ExampleInputs, batches: Batches, places: dict[str, None]) -> Answer | None:
+    """The module's answer; None for inputs that the module refuses. Enters in `places` where it reads values."""
+    given = tuple(one.clone() for one in batches)
+    reads = ValueReads(dict(zip(examples.names, given, strict=True)))
     try:
         with reads:
-            return _tensors(module(given))
+            return _tensors(examples.call(module, given))
     except (ArithmeticError, AssertionError, RuntimeError, ValueError):
         return None
     finally:
@@ -85,15 +91,18 @@ def _tensors(answer: object) -> Answer:
     return [tensor.detach().cpu() for tensor in tensors_in(answer)]
 
 
-def _excess(module: nn.Module, x_BCHW: torch.Tensor, expected: Answer, found: Answer) -> float:
-    """The difference relative to the answer; 0 where rounding of the input alone changes the module's answer as much."""
+def _excess(module: nn.Module, examples: ExampleInputs, batches: Batches, expected: Answer, found: Answer) -> float:
+    """The difference relative to the answer; 0 where rounding of the inputs alone changes the module's answer as much."""
     difference = _difference(expected, found)
     if difference <= TOLERANCE:
         return difference
-    scale = float(x_BCHW.abs().max()) or 1.0
-    nudged = _answer(module, x_BCHW + NUDGE * scale if x_BCHW.is_floating_point() else x_BCHW, {})
+    nudged = _answer(module, examples, tuple(map(_nudged, batches)), {})
     uncertain = 0.0 if nudged is None else _difference(expected, nudged)
     return 0.0 if difference <= NUDGES * uncertain else difference
+
+
+def _nudged(batch: torch.Tensor) -> torch.Tensor:
+    return batch + NUDGE * (float(batch.abs().max()) or 1.0) if batch.is_floating_point() else batch
 
 
 def _difference(expected: Answer, found: Answer) -> float:

@@ -32,18 +32,18 @@ DATA_DEPENDENT = {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Un
 def import_onnx(
     model: onnx.ModelProto,
     state: Mapping[str, torch.Tensor] | None = None,
-    example_shape: Sequence[int] | None = None,
+    example_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Graph, Tensors]:
     """The IR graph and its tensors.
 
-    `state` holds the network's own values where the model's are not to be trusted; `example_shape` (B, C, H, W) fills in
-    input dimensions that the model leaves open.
+    `state` holds the network's own values where the model's are not to be trusted; `example_shapes`, by input name,
+    fills in input dimensions that the model leaves open.
     """
     _refuse_unsupported(model)
     model = _at_least(model, OPSET)
     weights = _weight_names(model, state)
     surgeon = gs.import_onnx(model)
-    _fix_input_shape(surgeon, example_shape)
+    _fix_input_shapes(surgeon, example_shapes or {})
     resolve_identities(surgeon)
     surgeon.cleanup(remove_unused_graph_inputs=False).toposort()
     if state is None:
@@ -91,27 +91,42 @@ def _at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ) from error
 
 
-def _fix_input_shape(graph: gs.Graph, example_shape: Sequence[int] | None) -> None:
-    """An open batch becomes the trace's; other open dimensions follow the example."""
+def _fix_input_shapes(graph: gs.Graph, example_shapes: Mapping[str, Sequence[int]]) -> None:
+    """An open batch becomes the other inputs', or else the trace's; other open dimensions follow the examples."""
+    closed = [tensor.shape[0] for tensor in graph.inputs if tensor.shape and _is_size(tensor.shape[0])]
+    changed = False
     for tensor in graph.inputs:
         shape = list(tensor.shape or ())
+        example = example_shapes.get(tensor.name, ())
         for position, size in enumerate(shape):
-            if isinstance(size, int) and size > 0:
+            if _is_size(size):
                 continue
             if position == 0:
-                shape[0] = TRACE_BATCH
-            elif example_shape is not None and len(example_shape) == len(shape):
-                shape[position] = example_shape[position]
+                shape[0] = closed[0] if closed else TRACE_BATCH
+            elif len(example) == len(shape):
+                shape[position] = example[position]
             else:
                 raise ImportFailed(
                     f"network: input '{tensor.name}' leaves its shape open ({tensor.shape}); "
                     "give an example input of full resolution, or export it with a fixed shape"
                 )
         if shape != list(tensor.shape or ()):
-            tensor.shape = shape
-            for node in graph.nodes:  # shapes that were inferred for an open input no longer hold
-                for output in node.outputs:
-                    output.shape = None
+            tensor.shape, changed = shape, True
+    _refuse_other_batches(graph)
+    for output in (output for node in graph.nodes for output in node.outputs if changed):
+        output.shape = None  # inferred for an open input
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def _refuse_other_batches(graph: gs.Graph) -> None:
+    shapes = {tensor.name: tuple(tensor.shape or ()) for tensor in graph.inputs}
+    first = {shape[:1] for shape in shapes.values()}
+    if not shapes or (len(shapes) > 1 and (len(first) > 1 or () in first)):
+        told = ", ".join(f"'{name}' {shape}" for name, shape in shapes.items()) or "none"
+        raise ImportFailed(f"network: inputs {told}; allowed: inputs whose first axis is the same batch; export it so")
 
 
 def _unshare_vectors(graph: gs.Graph, weights: frozenset[str]) -> frozenset[str]:
@@ -163,9 +178,6 @@ def _attribute(value: object) -> Attribute:
 def _to_graph(
     surgeon: gs.Graph, weights: frozenset[str], state: Mapping[str, torch.Tensor] | None
 ) -> tuple[Graph, Tensors]:
-    if len(surgeon.inputs) != 1:
-        names = ", ".join(i.name for i in surgeon.inputs)
-        raise ImportFailed(f"network: {len(surgeon.inputs)} inputs ({names}); allowed: one")
     shapes: dict[str, tuple[int, ...]] = {}
     tensors: Tensors = {}
     nodes: list[Node] = []
@@ -189,8 +201,9 @@ def _to_graph(
                 attributes=attributes,
             )
         )
-    if surgeon.inputs[0].name not in shapes:
-        raise ImportFailed(f"network: no operator reads its input '{surgeon.inputs[0].name}'; export it again")
+    for given in surgeon.inputs:
+        if given.name not in shapes:
+            raise ImportFailed(f"network: no operator reads its input '{given.name}'; export it without this input")
     statistics = _statistics(nodes, tensors)
     trainable = tuple(n for n in tensors if n in weights and n not in statistics and tensors[n].is_floating_point())
     return (
@@ -202,9 +215,16 @@ def _to_graph(
             parameters=trainable,
             statistics=statistics,
             constants=tuple(n for n in tensors if n not in statistics and n not in set(trainable)),
+            input_types=tuple(map(_type_of, surgeon.inputs)),
         ),
         tensors,
     )
+
+
+def _type_of(given: gs.Variable) -> str:
+    if isinstance(given.dtype, int):  # ONNX's number of a type that NumPy lacks
+        raise ImportFailed(f"network: input '{given.name}' of element type {given.dtype}; allowed: those of NumPy")
+    return np.dtype(given.dtype).name
 
 
 def _note_tensor(

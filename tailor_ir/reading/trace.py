@@ -22,34 +22,33 @@ from torch import nn
 
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Tensors
+from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.symbolics import more_operators
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
 OPSET = 17  # the newest that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format
-INPUT = "input"
 TRACE_BATCH = 3  # unlikely to equal another dimension, so that the batch axis can be told from others
 
 
-def trace_module(model: nn.Module, example_input: torch.Tensor) -> tuple[onnx.ModelProto, Tensors]:
+def trace_module(model: nn.Module, examples: ExampleInputs) -> tuple[onnx.ModelProto, Tensors]:
     """ONNX of `model` in eval mode, BatchNorm kept, and the tensors of its state by ONNX initializer name."""
     _refuse_too_large(f"network '{type(model).__name__}'", sum(t.nbytes for t in model.state_dict().values()))
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    exported, read = _exported(model, example_input, frozenset())
+    exported, read = _exported(model, examples, frozenset())
     if read:  # what Python reads of them is part of the trace, so these have to be the real values
-        exported, _ = _exported(model, example_input, read)
+        exported, _ = _exported(model, examples, read)
     return exported, state
 
 
 def _exported(
-    model: nn.Module, example_input: torch.Tensor, kept: frozenset[str]
+    model: nn.Module, examples: ExampleInputs, kept: frozenset[str]
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """ONNX of a copy whose values are all different but for the `kept` ones, and the names of tensors that Python read."""
     probe = _copy(model).eval()
     _make_values_unique(probe, kept)
     reads = ValueReads({**dict(probe.named_parameters()), **dict(probe.named_buffers())})
-    _take_one_input(probe, reads)
-    batch = example_input[:1].expand(TRACE_BATCH, *example_input.shape[1:]).contiguous()
+    _take_tensors(probe, examples, reads)
     buffer = io.BytesIO()
     try:
         with (
@@ -62,13 +61,13 @@ def _exported(
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 probe,
-                (batch,),
+                examples.batches(TRACE_BATCH),
                 buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 training=torch.onnx.TrainingMode.PRESERVE,
                 do_constant_folding=False,
                 opset_version=OPSET,
-                input_names=[INPUT],
+                input_names=list(examples.names),
             )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -76,7 +75,7 @@ def _exported(
             f"network '{type(model).__name__}': cannot be exported to ONNX ({reason}); "
             "allowed: feed-forward networks without control flow; try exporting it yourself and give the .onnx file"
         ) from error
-    names = (names for names in reads.places.values() if INPUT not in names)
+    names = (names for names in reads.places.values() if names.isdisjoint(examples.names))
     return onnx.load_from_string(buffer.getvalue()), frozenset[str]().union(*names)
 
 
@@ -106,17 +105,18 @@ def _refuse_too_large(where: str, size: int) -> None:
         )
 
 
-def _take_one_input(module: nn.Module, reads: ValueReads) -> None:
-    """Leave the module one argument (the exporter traces defaults of others as inputs), and let it give plain tensors."""
+def _take_tensors(module: nn.Module, examples: ExampleInputs, reads: ValueReads) -> None:
+    """Leave the module its examples as arguments (the exporter traces defaults of others too), and plain tensors as results."""
     forward = module.forward
 
-    def of_one_input(x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        reads.add(INPUT, x)
+    def of_tensors(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        for name, tensor in zip(examples.names, given, strict=True):
+            reads.add(name, tensor)
         with reads:  # the exporter's own reads say nothing of the network
-            found = tuple(tensors_in(forward(x)))
+            found = tuple(tensors_in(examples.call(forward, given)))
         return found[0] if len(found) == 1 else found
 
-    module.forward = of_one_input
+    module.forward = of_tensors
 
 
 @contextmanager

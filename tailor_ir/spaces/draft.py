@@ -81,8 +81,8 @@ class Draft:
 
     @property
     def input_spatial(self) -> tuple[int, ...]:
-        """Height and width of the network's input."""
-        return self.graph.shapes[self.graph.inputs[0]][2:]
+        """Height and width of the network's first image, or the length of its token sequences."""
+        return self.graph.positions
 
     def named_blocks(self) -> list[NamedBlock]:
         """All blocks of all stages, in order."""

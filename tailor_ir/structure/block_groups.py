@@ -75,12 +75,12 @@ def _attention(nodes: Sequence[Node], axis_map: AxisMap, own: set[int]) -> tuple
 
 
 def _element_channels(group: int, names: frozenset[str], axis_map: AxisMap) -> int:
-    """Channels for each element of a group that is always cut as a whole; 0 where it is not."""
+    """Channels for each element of a group that is always cut as a whole, where they are fewest; 0 where it is not."""
     axes = {axis for name in names for axis in axis_map.axes[name] if group in axis.groups}
     counts = {_factor(axis, group) for axis in axes}
     if len(counts) > 1:  # copies side by side, as of both directions of a recurrent layer, are cut alike
         counts = {_factor(axis, group, copies=True) for axis in axes}
-    return counts.pop() if len(counts) == 1 else 0
+    return min(counts, default=0)  # 0 where some value has no whole channels for each element
 
 
 def _factor(axis: Axis, group: int, copies: bool = False) -> int:
@@ -92,8 +92,8 @@ def _factor(axis: Axis, group: int, copies: bool = False) -> int:
         mine = [f for f in axis.factors if group in f.groups]
         if copies and mine:
             others = [f for f in axis.factors[axis.factors.index(mine[0]) :] if f in others]
-        if len(mine) == 1 and isinstance(mine[0], Channels) and all(isinstance(f, Fixed) for f in others):
-            return prod(f.size for f in others)
+        if len(mine) == 1 and all(isinstance(f, Fixed) for f in others):
+            return prod(f.size for f in others) * _factor(mine[0], group, copies)
         return 0
     inner = {_factor(part, group, copies) for part in axis.parts if group in part.groups}
     return inner.pop() if len(inner) == 1 else 0

@@ -10,7 +10,8 @@ from tailor_ir.dims import AxisTable, Dim, DimPool, Windows
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS, NodeShapes, Propagation, find
 
-MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul", "LSTM"))  # weights of these sum over positions
+MIXERS = frozenset(("Conv", "ConvTranspose", "Linear", "MatMul"))  # weights of these sum over positions
+NO_POSITIONS = "the network reads neither an image nor a sequence of tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,7 @@ def propagate(
     so that the nodes between them can be skipped; a pair whose axes cannot be equal is ignored.
     """
     p = Propagation(graph, tensors, DimPool(windows), data=graph.data_values())
-    shape = graph.shapes[graph.inputs[0]]
-    images = len(shape) == 4
-    p.dims[graph.inputs[0]] = (
-        p.pool.batch(shape[0]),
-        *(p.pool.fixed(size, "network input") for size in shape[1:2]),
-        *(p.pool.spatial(i, s) if images else p.pool.fixed(s, "network input") for i, s in enumerate(shape[2:])),
-    )
+    _read_inputs(p)
     for node in graph.nodes:
         for name, dims in zip(node.outputs, find(OPERATORS, node).axes(node, p), strict=False):
             p.dims[name] = dims
@@ -73,8 +68,27 @@ def propagate(
     table = AxisTable()
     axes = {name: tuple(table.axis(dim) for dim in dims) for name, dims in p.dims.items()}
     equal = tuple((table.axis(a), table.axis(b)) for a, b in p.pool.equal_sizes)
-    frozen = p.pool.resolution_frozen or ("" if images else "the network's input is not an image")
+    frozen = p.pool.resolution_frozen or ("" if graph.image or graph.sequences else NO_POSITIONS)
     return AxisMap(axes, dict(table.groups), equal, frozen, _reasons(p))
+
+
+def _read_inputs(p: Propagation) -> None:
+    """Dimensions of the inputs: one batch, one resolution. Images of another size than the first keep their ratio to it.
+
+    Without images the length of token sequences stands in the place of the resolution.
+    """
+    graph = p.graph
+    batch = p.pool.batch(graph.shapes[graph.inputs[0]][0])
+    sides = [p.pool.spatial(index, size) for index, size in enumerate(graph.positions if graph.image else ())]
+    steps = [p.pool.length(size) for size in graph.positions if graph.sequences]
+    for name in graph.inputs:
+        _, *sizes = graph.shapes[name]
+        dims = [p.pool.fixed(size, "network input") for size in sizes]
+        if name in graph.sequences:
+            dims = steps
+        elif len(dims) == 3:
+            dims[1:] = [p.pool.scaled(side, size, side.size) for side, size in zip(sides, sizes[1:], strict=True)]
+        p.dims[name] = (batch, *dims)
 
 
 def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:
@@ -122,7 +136,7 @@ def _freeze_unmovable(p: Propagation) -> None:
             continue
         users = consumers.get(name, [])
         tensor = p.tensors[name]
-        values = tensor.is_floating_point() or tensor.dtype == torch.bool
+        values = tensor.is_floating_point() or tensor.dtype == torch.bool or any(axis.sequential for axis in axes)
         mixed = next((node for node in users if _sums_over_positions(node, name, axes)), None)
         if mixed is not None or not values:
             where = mixed or users[0]

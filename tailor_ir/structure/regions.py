@@ -82,6 +82,7 @@ def repeats(graph: Graph, regions: Regions) -> tuple[tuple[str, str], ...]:
         for block in regions.blocks
         if not block.nested
         and any(node.op in ("Conv", "Linear") for node in block.nodes)
+        and _reads_entry_alone(block.nodes, block.entry, graph)
         and graph.shapes[block.entry] == graph.shapes[block.exit]
     )
 
@@ -173,16 +174,23 @@ def _segments(graph: Graph, axis_map: AxisMap) -> list[Block]:
                     alive.discard(name)
         alive.update(output for output in node.outputs if pending.get(output) or output in graph.outputs)
         if len(alive) == 1 and next(iter(alive)) in node.outputs:
-            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), axis_map))
+            segments.append(_segment(tuple(nodes), entry, next(iter(alive)), graph, axis_map))
             entry, nodes = segments[-1].exit, []
     if nodes:
-        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], axis_map))
+        segments.append(_segment(tuple(nodes), entry, graph.outputs[0], graph, axis_map))
     return segments
 
 
-def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, axis_map: AxisMap) -> Block:
+def _reads_entry_alone(nodes: Sequence[Node], entry: str, graph: Graph) -> bool:
+    """Whether nodes read no other input of the network than their entry."""
+    others = set(graph.inputs) - {entry}
+    return not any(name in others for node in nodes for name in node.inputs)
+
+
+def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, graph: Graph, axis_map: AxisMap) -> Block:
     readers = sum(entry in node.inputs for node in nodes)
     residual = nodes[-1].op == "Add" and readers > 1 and nodes[-1].outputs[0] == exit_value
+    residual = residual and _reads_entry_alone(nodes, entry, graph)
     same = axis_map.axes[entry] == axis_map.axes[exit_value]
     return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
 
@@ -231,12 +239,19 @@ def _pointwise(node: Node, axis_map: AxisMap) -> bool:
 
 def _expanded_groups(segments: Sequence[Block], axis_map: AxisMap) -> frozenset[int]:
     """Groups between a pointwise expansion and its projection, with a depthwise convolution inside."""
-    streams = {g for s in segments if s.residual for g in groups_of(axis_map.axes[s.exit])}
+    streams = {g for s in segments if s.residual or _is_unit(s, axis_map) for g in groups_of(axis_map.axes[s.exit])}
     nodes = [node for segment in segments for node in segment.nodes if node.op == "Conv"]
     inside = {g for n in nodes if depthwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]])}
     producers = [n for n in nodes if not depthwise(n, axis_map)]
     widened = {g for n in producers if not _pointwise(n, axis_map) for g in groups_of(axis_map.axes[n.outputs[0]][1:2])}
     return frozenset(inside - streams - widened)
+
+
+def _is_unit(segment: Block, axis_map: AxisMap) -> bool:
+    """Whether a segment holds depthwise convolutions and, behind them, one that mixes channels: branches side by side."""
+    convolutions = [node for node in segment.nodes if node.op == "Conv"]
+    found = [depthwise(node, axis_map) for node in convolutions]
+    return any(found) and not found[-1]
 
 
 def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
@@ -255,7 +270,7 @@ def _join(segments: list[Block], axis_map: AxisMap) -> list[Block]:
             result[-1] = Block(nodes=last.nodes + segment.nodes, entry=last.entry, exit=segment.exit)
         else:
             result.append(segment)
-        if segment.residual:
+        if segment.residual or _is_unit(segment, axis_map):
             open_depthwise = False
         elif any(depthwise(node, axis_map) for node in segment.nodes):
             open_depthwise = True

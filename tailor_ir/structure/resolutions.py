@@ -1,4 +1,6 @@
-"""Legal input resolutions of a network: every axis whole, every position kept, branches that meet of equal size."""
+"""Legal input resolutions of a network, or lengths of its token sequences: every axis whole, every position kept, branches
+that meet of equal size.
+"""
 
 from collections.abc import Sequence
 from math import gcd
@@ -9,7 +11,7 @@ from tailor_ir.structure.propagation import AxisMap
 PROPOSED_SHARES = (0.5, 0.75)  # of the network's own resolution, which is always proposed
 NEAR_SHARE = 0.05  # how far from a proposed share a rounder resolution may be, as a share of the network's own
 ROUNDEST = 32  # resolutions are round by the powers of two up to this that divide them
-SMALLEST_SHARE = 0.45  # legal resolutions below this share are not proposed
+SMALLEST_PART = 0.9  # of the smallest share; legal resolutions below it are not proposed
 
 
 class Resolutions:
@@ -38,10 +40,10 @@ class Resolutions:
             return "two branches would differ in size"
         return ""
 
-    def proposed(self) -> list[int]:
-        """Legal resolutions near the proposed shares of the network's own, ascending; rounder numbers are preferred."""
+    def proposed(self, shares: Sequence[float] = PROPOSED_SHARES) -> list[int]:
+        """Legal resolutions near some shares of the network's own, ascending; rounder numbers are preferred."""
         patch = self._patch()
-        smallest = max(patch, round(SMALLEST_SHARE * self.base))
+        smallest = max(patch, round(SMALLEST_PART * min(shares) * self.base))
         legal = [s for s in range(self.base, smallest - 1, -1) if s % patch == 0 and not self.problem(s)]
         near = NEAR_SHARE * self.base
 
@@ -49,7 +51,7 @@ class Resolutions:
             away = abs(size - wanted)
             return (away, 0, 0) if away > near else (near, -gcd(size, ROUNDEST), away)
 
-        chosen = {min(legal, key=lambda s: rank(s, share * self.base)) for share in PROPOSED_SHARES if legal}
+        chosen = {min(legal, key=lambda s: rank(s, share * self.base)) for share in shares if legal}
         return sorted(chosen | {self.base})
 
     def _patch(self) -> int:

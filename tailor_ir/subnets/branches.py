@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tailor_ir.graph import Alternative, Node
+from tailor_ir.graph import Alternative, GivenInputs, Node
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction, execute, last_reads
@@ -62,7 +62,7 @@ class Branches:
         self._wanted = frozenset(name for branch in self.branches for name in (branch.entry, branch.exit))
         self._released = last_reads(self._original)
 
-    def features(self, x_BCHW: torch.Tensor, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    def features(self, x_BCHW: GivenInputs, more: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """The values of the original network that branches read or stand for; no gradients, BatchNorm by its statistics.
 
         more: further values of the original network.
@@ -77,11 +77,11 @@ class Branches:
         return found
 
     @torch.no_grad()
-    def watch(self, x_BCHW: torch.Tensor, see: Callable[[str, torch.Tensor], None]) -> None:
+    def watch(self, x_BCHW: GivenInputs, see: Callable[[str, torch.Tensor], None]) -> None:
         """Show every value of the original network on a batch, once; values that nothing reads any more are released."""
-        (source,) = self._elastic.structure.graph.inputs
-        values = {source: x_BCHW}
-        see(source, x_BCHW)
+        values = self._elastic.structure.graph.named_inputs(x_BCHW)
+        for name, value in values.items():
+            see(name, value)
         with self._elastic.evaluated():
             for instruction, released in zip(self._original, self._released, strict=True):
                 self._run((instruction,), values)
@@ -101,7 +101,7 @@ class Branches:
         return values
 
     @torch.no_grad()
-    def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
+    def observe(self, batches: Iterable[GivenInputs]) -> Statistics:
         """BatchNorm statistics of all branches: means over the batches. Nothing is written."""
         return self._elastic.observed(self._run_all(self.features(x)) for x in batches)
 

@@ -1,4 +1,6 @@
-"""The weights of a SubNet are views of the SuperNet's: prefixes of channels, and positions resampled to the resolution."""
+"""The weights of a SubNet are cuts of the SuperNet's: the first channels, the first steps of sequences, and positions of images
+resampled to the resolution.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,13 +68,15 @@ class _Cutter:
         return self._selected(dim, axis) if axis.groups and self.channels else None
 
     def _resampled(self, dim: int, axis: ax.Axis) -> Cut | None:
-        """Interpolation of positions, for each factor and each piece by itself."""
+        """The first steps of sequences, or positions interpolated, for each factor and each piece by itself."""
         match axis:
             case ax.Product():
                 inner = _in_steps([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
                 return None if inner is None else _Factors(dim, self._stored(axis.factors), inner)
             case ax.Concat():
                 return _Pieces(dim, self._stored(axis.pieces), tuple(self.cut(dim, piece) for piece in axis.pieces))
+            case _ if axis.sequential:
+                return _Range(dim, 0, self.sizes(axis))
             case _:
                 return _Interpolation(dim, axis.size, self.sizes(axis), self.labels)
 

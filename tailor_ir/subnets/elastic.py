@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tailor_ir.axes import Axis, Sizes, spatial_in
-from tailor_ir.graph import Node, Tensors
+from tailor_ir.graph import GivenInputs, Node, Tensors
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.spaces.variables import Choice
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Observed, Statistics, statistics_of
@@ -49,7 +49,7 @@ def _keys(names: Iterable[str]) -> dict[str, str]:
 
 
 class Elastic(nn.Module):
-    """`activate(config)`, then call it with x of that config's resolution, (B, C, H, W).
+    """`activate(config)`, then call it with x of that config's resolution, (B, C, H, W); of several inputs with all, in order.
 
     Parameters live once, in `weights`; SubNets use views of them, so gradients of all SubNets add up there.
     """
@@ -224,14 +224,14 @@ class Elastic(nn.Module):
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor) -> Any:
         """The network's output; a tuple of them, in the order of its ONNX form, where it has several."""
-        return self.watched(x, ())[0]
+        return self.watched(inputs, ())[0]
 
-    def watched(self, x: torch.Tensor, names: Collection[str]) -> tuple[Any, dict[str, torch.Tensor]]:
+    def watched(self, given: GivenInputs, names: Collection[str]) -> tuple[Any, dict[str, torch.Tensor]]:
         """The network's output, and values on the way to it by name: those of `names` that the active SubNet computes."""
         values = self._fixed_values()
-        values[self._graph.inputs[0]] = x
+        values.update(self._graph.named_inputs(given))
         run(self._plan.outline.calls, self._plan.modules, values, names)
         seen = {name: values[name] for name in names if name in values}
         outputs = tuple([values[name] for name in self._plan.outline.outputs])
@@ -267,9 +267,9 @@ class Elastic(nn.Module):
         }
 
     @torch.no_grad()
-    def observe(self, batches: Iterable[torch.Tensor]) -> Statistics:
+    def observe(self, batches: Iterable[GivenInputs]) -> Statistics:
         """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""
-        return self.observed(partial(self, x) for x in batches)
+        return self.observed(partial(self, *self._graph.named_inputs(given).values()) for given in batches)
 
     @torch.no_grad()
     def observed(self, runs: Iterable[Callable[[], Any]]) -> Statistics:

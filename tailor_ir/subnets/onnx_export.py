@@ -120,7 +120,8 @@ class _OnnxGraph:
             if self.tensors.has(name):
                 self.values[name] = self.stored(name)
             else:
-                self.values[name] = gs.Variable(name, np.float32, self.shape(name))
+                kind = np.dtype(self.structure.graph.input_type(name))
+                self.values[name] = gs.Variable(name, kind, self.shape(name))
         return self.values[name]
 
     def add(self, node: Node) -> None:
@@ -255,7 +256,8 @@ def parts_onnx(
     for part in parts:
         exporter = _OnnxGraph(elastic, part.subnet, statistics, weights=weights, take=take)
         for name in part.inputs:
-            exporter.value(name).dtype = handed[name].dtype if name in handed else np.float32
+            if name in handed:
+                exporter.value(name).dtype = handed[name].dtype
         yield _model(exporter, part.inputs, part.outputs, fold_batch_norm=fold_batch_norm)
         handed.update((name, exporter.value(name)) for name in part.outputs)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tailor_ir.graph import Tensors
+from tailor_ir.graph import GivenInputs, Tensors
 from tailor_ir.spaces.variables import Config
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Statistics, statistics_of
 from tailor_ir.subnets.elastic import Elastic
@@ -167,7 +167,7 @@ class Prefixes:
         """Most bytes that were kept at once so far."""
 
     @torch.no_grad()
-    def observe(self, batches: Iterable[torch.Tensor]) -> list[Statistics]:
+    def observe(self, batches: Iterable[GivenInputs]) -> list[Statistics]:
         """BatchNorm statistics of each SubNet, in order, as `SuperNet.recalibrate` takes them.
 
         SubNets share the tensors that are equal. Without BatchNorm no batch is read.
@@ -202,7 +202,7 @@ class Prefixes:
         self._tree = _grow(subnets)
 
     @torch.no_grad()
-    def __call__(self, x: torch.Tensor) -> Iterator[tuple[int, Any]]:
+    def __call__(self, x: GivenInputs) -> Iterator[tuple[int, Any]]:
         """Position and output of each SubNet for one batch, in the order of the tree."""
         if self._tree is None:
             self.activate()
@@ -212,11 +212,12 @@ class Prefixes:
             yield position, outputs[0] if len(outputs) == 1 else outputs
 
     def _walk(
-        self, tree: _Branch, x: torch.Tensor, compute: Callable[[_SharedInstruction, Tensors], Any]
+        self, tree: _Branch, x: GivenInputs, compute: Callable[[_SharedInstruction, Tensors], Any]
     ) -> Iterator[tuple[tuple[int, tuple[str, ...]], Tensors]]:
         """Run the tree depth-first; yields each SubNet's end with the values there."""
-        ledger = _Ledger(self._limit, (x, *self._elastic.parameters(), *self._elastic.buffers()))
-        todo: list[_Todo] = [_Todo(_Kept({self._elastic.structure.graph.inputs[0]: x}, 1), (tree,), None)]
+        inputs = self._elastic.structure.graph.named_inputs(x)
+        ledger = _Ledger(self._limit, (*inputs.values(), *self._elastic.parameters(), *self._elastic.buffers()))
+        todo: list[_Todo] = [_Todo(_Kept(inputs, 1), (tree,), None)]
         while todo:
             base, path, values = todo.pop()
             for branch in path if values is None else path[-1:]:

@@ -18,7 +18,7 @@ from tailor_ir.subnets.cuts import make_cut
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.lowering import Lowering
 
-MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "training"}
+MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "self", "training"}
 """Names that a layer cannot have in a module."""
 
 
@@ -70,9 +70,9 @@ class _Builder:
         self.names: set[str] = set()
 
     def build(self, inputs: Sequence[str]) -> fx.GraphModule:
-        (own,) = self.elastic.structure.graph.inputs
+        own = self.elastic.structure.graph.inputs
         for value in inputs:
-            self.values[value] = self.graph.placeholder("input" if value == own else self._name(value))
+            self.values[value] = self.graph.placeholder("input" if own == (value,) else self._name(value))
         for node in self.subnet.nodes:
             if not self.tensors.has(node.outputs[0]):
                 self._add(node)

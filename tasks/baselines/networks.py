@@ -29,7 +29,7 @@ def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
     UserError or TailorError: no such file, other classes or another input than the data's, or a network that cannot be read.
     """
     size = train.settings.resolution
-    module = create(network.model, train.classes, train.channels, size)
+    module = create(network.model, train.classes, train.channels, size, problem=train.problem)
     if isinstance(module, torch.nn.Module):
         if network.weights is not None:
             load_weights(module, network.weights)

@@ -1,4 +1,4 @@
-"""Images and labels: digits, noisy digits, glyphs, image folders, Parquet shards, published data sets."""
+"""Images and their targets: digits, noisy digits, glyphs, scenes of them, image folders, Parquet shards, published sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -33,6 +33,12 @@ def _glyphs(settings: DataSettings) -> Opened:
     return open_glyphs(settings)
 
 
+def _scenes(settings: DataSettings) -> Opened:
+    from tasks.data.drawn.scenes import open_scenes
+
+    return open_scenes(settings)
+
+
 def _folder(settings: DataSettings) -> Opened:
     from tasks.data.imagefolder import open_folder
 
@@ -55,6 +61,7 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "digits": _digits,
     "noisy_digits": _noisy_digits,
     "glyphs": _glyphs,
+    "glyph_scenes": _scenes,
     "imagefolder": _folder,
     "parquet": _parquet,
     "torchvision": _published,

@@ -9,18 +9,19 @@ from tasks.data.images import DRAWS, resize
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source
 from tasks.errors import UserError
+from tasks.problems import Batch, LearningProblem, problem_named
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""x_BCHW float32, normalised; y_B int64."""
+__all__ = ["Batch", "Dataset"]
 
 
 class Dataset:
-    """One split. `len()` counts images."""
+    """One split. `len()` counts images; `problem` is the learning problem that their targets are for."""
 
     def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray) -> None:
         self.settings = settings
         self.class_names = source.class_names
         self.scaling = source.scaling
+        self.problem: LearningProblem = problem_named(settings.problem)
         self._source = source
         self._indices = indices
         shape = (settings.channels, 1, 1)
@@ -58,7 +59,7 @@ class Dataset:
         world: int = 1,
         start: int = 0,
     ) -> Iterator[Batch]:
-        """This rank's part of each global batch of `batch_size` images, from global batch `start` on.
+        """This rank's part of each global batch of `batch_size` images, normalised, from global batch `start` on.
 
         seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches
         only, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each
@@ -77,6 +78,6 @@ class Dataset:
         for first in range(start * batch_size, limit, batch_size):
             rows = np.array_split(np.arange(first, min(first + batch_size, limit)), world)[rank]
             if len(rows):
-                x_BCHW = self._source.images(order[rows], None if draws is None else draws[rows])
-                x_BCHW = resize((x_BCHW - self._mean) / self._deviation, (size, size))
-                yield x_BCHW, torch.from_numpy(self._source.labels[order[rows]])
+                own = None if draws is None else draws[rows]
+                x_BCHW, target = self.problem.samples(self._source, order[rows], own)
+                yield resize((x_BCHW - self._mean) / self._deviation, (size, size)), target

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from tasks.data.dataset import Dataset
 from tasks.data.source import first_of
 from tasks.errors import UserError
+from tasks.problems import CLASSIFICATION
 from tasks.schemas.stored import Stored
 
 DATA_FILE = "data.json"
@@ -28,6 +29,8 @@ class DataDescription(Stored):
     deviation: tuple[float, ...]
     crop: str | None = None
     interpolation: str | None = None
+    problem: str = CLASSIFICATION.name
+    """The learning problem; written where it is another one than classification."""
 
     @classmethod
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +40,7 @@ class DataDescription(Stored):
     def told(self) -> dict[str, str]:
         """Properties that have to be equal -> their values in words."""
         return {
+            "problem": self.problem,
             "classes": f"{len(self.class_names)} classes ({first_of(self.class_names)})",
             "channels": f"channels {self.channels}",
             "resolution": f"resolution {self.resolution}",
@@ -47,6 +51,7 @@ class DataDescription(Stored):
     def differing(self, other: "DataDescription") -> list[str]:
         """Names of the properties that differ."""
         pairs = {
+            "problem": (self.problem, other.problem),
             "classes": (self.class_names, other.class_names),
             "channels": (self.channels, other.channels),
             "resolution": (self.resolution, other.resolution),
@@ -58,8 +63,8 @@ class DataDescription(Stored):
 
 def describe(dataset: Dataset) -> DataDescription:
     """The properties of images on which a network trained with them depends."""
-    settings = dataset.settings
-    return DataDescription(
+    settings, problem = dataset.settings, dataset.problem
+    found = DataDescription(
         title=settings.title,
         class_names=dataset.class_names,
         channels=dataset.channels,
@@ -69,6 +74,7 @@ def describe(dataset: Dataset) -> DataDescription:
         crop=dataset.scaling.crop,
         interpolation=dataset.scaling.interpolation,
     )
+    return found if problem is CLASSIFICATION else found.model_copy(update={"problem": problem.name})
 
 
 def remember(dataset: Dataset, supernet: Path) -> None:

@@ -31,8 +31,8 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batc
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # each thread has its own
-            for x_BCHW, y_B in batches:
-                put((_moved(x_BCHW, device), _moved(y_B, device)))
+            for x_BCHW, target in batches:
+                put((_moved(x_BCHW, device), _moved(target, device)))
                 if left.is_set():
                     return
             put(None)

@@ -9,11 +9,21 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "noisy_digits", "glyphs")
-RESOLUTIONS = {"digits": 32, "noisy_digits": 32, "glyphs": 64, "imagefolder": 224, "parquet": 224, "torchvision": 32}
+WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes")
+RESOLUTIONS = {
+    "digits": 32,
+    "noisy_digits": 32,
+    "glyphs": 64,
+    "glyph_scenes": 64,
+    "imagefolder": 224,
+    "parquet": 224,
+    "torchvision": 32,
+}
 """Height and width by kind, in pixels."""
 DRAWN = {"noisy_digits": 4 * 1797}
 """Images of a kind that are drawn."""
+MASKED = ("glyph_scenes",)
+"""Kinds whose images have the class of each pixel; the others have one class for each image."""
 
 
 class DataSettings(BaseModel):
@@ -21,14 +31,16 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "noisy_digits", "glyphs", "imagefolder", "parquet", "torchvision"] = "noisy_digits"
+    kind: Literal["digits", "noisy_digits", "glyphs", "glyph_scenes", "imagefolder", "parquet", "torchvision"] = (
+        "noisy_digits"
+    )
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
-    """How many images are drawn, for all splits together (kinds glyphs and noisy_digits)."""
+    """How many images are drawn, for all splits together (kinds glyphs, glyph_scenes and noisy_digits)."""
     classes: int | None = Field(default=None, ge=2)
-    """Only so many characters, the first ones; null: all (kind glyphs)."""
+    """Only so many characters, the first ones; null: all (kind glyphs), or 10 of 33 (kind glyph_scenes)."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3
@@ -62,6 +74,11 @@ class DataSettings(BaseModel):
     def title(self) -> str:
         """How runs with this data are called."""
         return self.name or self.kind
+
+    @property
+    def problem(self) -> str:
+        """The learning problem that targets of this kind are for (`tasks.problems`)."""
+        return "segmentation" if self.kind in MASKED else "classification"
 
     def per_channel(self, values: tuple[float, ...]) -> tuple[float, ...]:
         """`values` for each channel of the network's input: repeated for RGB, averaged for grey."""

@@ -10,13 +10,12 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
 from tailor_ir import Config, Statistics
 from tailor_ir.subnets.prefixes import Prefixes, groups
@@ -24,6 +23,7 @@ from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
 from tasks.data import Batch, Dataset
 from tasks.data.images import resize
 from tasks.evaluation.statistics import KnownStatistics
+from tasks.problems import CLASSIFICATION, LearningProblem, Tallied
 from tasks.progress import Progress
 
 Size = tuple[int, int]
@@ -39,30 +39,51 @@ class EvaluatedLine(TypedDict):
 
     digest: str
     config: Config
-    correct: int
+    correct: float
     total: int
     loss: float
     hits: str
+    scores: NotRequired[str]
 
 
 class Accuracy(NamedTuple):
-    """Correctly classified images of all, and their mean cross-entropy loss; `hits`: which they were, bits in base64."""
+    """Correct answers for `total` images, and the mean loss.
 
-    correct: int
+    correct: as many as are classified correctly; where answers are more or less good, `total` times the learning problem's
+    score (`tasks.problems.Tallied`). hits: which are classified correctly, bits in base64. scores: those of single images
+    in other problems, float16 in base64.
+    """
+
+    correct: float
     total: int
     loss: float
     hits: str = ""
+    scores: str = ""
 
     @classmethod
     def of(cls, line: EvaluatedLine) -> "Accuracy":
         """The accuracy in a line of a file."""
-        return cls(line["correct"], line["total"], line["loss"], line["hits"])
+        return cls(line["correct"], line["total"], line["loss"], line["hits"], line.get("scores", ""))
+
+    @classmethod
+    def tallied(cls, found: Tallied) -> "Accuracy":
+        """The accuracy of a network whose answers are tallied."""
+        total = len(found.each_N)
+        if found.each_N.dtype == np.bool_:
+            right_N = found.each_N.astype(np.bool_)
+            hits = base64.b64encode(np.packbits(right_N).tobytes()).decode()
+            return cls(int(right_N.sum()), total, found.loss, hits)
+        scores = base64.b64encode(found.each_N.astype("<f2").tobytes()).decode()
+        return cls(found.score * total, total, found.loss, scores=scores)
 
     def line(self, digest: str, config: Config) -> EvaluatedLine:
         """The accuracy of a SubNet, as a file has it."""
-        return EvaluatedLine(
+        line = EvaluatedLine(
             digest=digest, config=config, correct=self.correct, total=self.total, loss=self.loss, hits=self.hits
         )
+        if self.scores:
+            line["scores"] = self.scores
+        return line
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -72,8 +93,17 @@ class Accuracy(NamedTuple):
         return np.unpackbits(bits, count=self.total).astype(bool)
 
     @property
+    def each(self) -> NDArray[np.float64]:
+        """The score of each image alone (total,), in [0, 1]: 1 and 0 where it is classified."""
+        if not self.scores:
+            return self.right.astype(np.float64)
+        found = np.frombuffer(base64.b64decode(self.scores), "<f2").astype(np.float64)
+        assert len(found) == self.total
+        return found
+
+    @property
     def share(self) -> float:
-        """Top-1 accuracy in [0, 1]."""
+        """The score of the learning problem in [0, 1], such as top-1 accuracy or mean IoU."""
         return self.correct / self.total
 
 
@@ -147,6 +177,11 @@ class EvaluationData:
         return self._dataset
 
     @property
+    def problem(self) -> LearningProblem:
+        """The learning problem by which answers are judged."""
+        return self._dataset.problem
+
+    @property
     def counts(self) -> EvaluationCounts:
         """The numbers of images and their batches."""
         return {
@@ -170,7 +205,7 @@ class EvaluationData:
         return other
 
     def batches(self, size: Size) -> Iterable[Batch]:
-        """Images to evaluate on at (height, width), with their labels."""
+        """Images to evaluate on at (height, width), with their targets."""
         return self._resized(False, size)
 
     def calibration(self, size: Size) -> Iterable[torch.Tensor]:
@@ -208,37 +243,24 @@ class EvaluationData:
             source = self._train.batches(self._batch_size, seed=CALIBRATION_SEED, augment=False)
         else:
             source = self._dataset.batches(self._batch_size)
-        for x_BCHW, y_B in source:
-            yield x_BCHW[:left].to(self.device, self._dtype), y_B[:left].to(self.device)
-            left -= len(y_B)
+        for x_BCHW, target in source:
+            yield x_BCHW[:left].to(self.device, self._dtype), target[:left].to(self.device)
+            left -= len(target)
             if left <= 0:
                 return
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The counts of one network, added batch by batch."""
-
-    loss: float = 0.0
-    right: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, logits_BK: torch.Tensor, y_B: torch.Tensor) -> None:
-        self.right.append((logits_BK.argmax(1) == y_B).cpu())
-        self.loss += float(functional.cross_entropy(logits_BK, y_B, reduction="sum"))
-
-    def accuracy(self) -> Accuracy:
-        right = torch.cat(self.right).numpy()
-        hits = base64.b64encode(np.packbits(right).tobytes()).decode()
-        return Accuracy(int(right.sum()), len(right), self.loss / len(right), hits)
-
-
 @torch.no_grad()
-def count_correct(forward: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Batch]) -> Accuracy:
-    """Top-1 accuracy and loss of `forward` (x_BCHW -> logits_BK)."""
-    tally = _Tally()
-    for x_BCHW, y_B in batches:
-        tally.add(forward(x_BCHW), y_B)
-    return tally.accuracy()
+def count_correct(
+    forward: Callable[[torch.Tensor], torch.Tensor],
+    batches: Iterable[Batch],
+    problem: LearningProblem = CLASSIFICATION,
+) -> Accuracy:
+    """Accuracy and loss of `forward` (x_BCHW -> raw outputs, such as logits_BK)."""
+    tally = problem.tally()
+    for x_BCHW, target in batches:
+        tally.add(forward(x_BCHW), target)
+    return Accuracy.tallied(tally.found())
 
 
 def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
@@ -252,10 +274,10 @@ def statistics_of(net: Any, config: Config, data: EvaluationData) -> Statistics:
 
 
 def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
-    """Top-1 accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
+    """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics stay as they are."""
     net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
-    return count_correct(net.elastic, data.batches(_size(net, config)))
+    return count_correct(net.elastic, data.batches(_size(net, config)), data.problem)
 
 
 def _size(net: Any, config: Config) -> Size:
@@ -357,11 +379,11 @@ class _Work:
             return [other.accuracy(self.net, config, statistics, self.data) for config, statistics in pairs]
         together = self._together(configs)
         together.activate(self._statistics(configs, size))
-        tallies = [_Tally() for _ in configs]
-        for x_BCHW, y_B in self._counted(self.data.batches(size)):
-            for position, logits_BK in together(x_BCHW):
-                tallies[position].add(logits_BK, y_B)
-        return [tally.accuracy() for tally in tallies]
+        tallies = [self.data.problem.tally() for _ in configs]
+        for x_BCHW, target in self._counted(self.data.batches(size)):
+            for position, outputs in together(x_BCHW):
+                tallies[position].add(outputs, target)
+        return [Accuracy.tallied(tally.found()) for tally in tallies]
 
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known

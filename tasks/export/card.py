@@ -12,6 +12,7 @@ from tasks.artifacts import json_bytes
 from tasks.data.description import DataDescription
 from tasks.data.images import INTERPOLATION
 from tasks.engine.chosen import ChosenEngine
+from tasks.problems import CLASSIFICATION, problem_named
 from tasks.schemas.exports import (
     Architecture,
     Brought,
@@ -154,7 +155,8 @@ def _accuracy_of(card: Card) -> str:
     """What accuracies are called: on a device in int8 they are those of its own file."""
     own = card.files.get("onnx_int8")
     is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
-    return "accuracy in int8" if is_of_int8 else "accuracy"
+    name = "accuracy" if card.problem == CLASSIFICATION.name else problem_named(card.problem).metric
+    return f"{name} in int8" if is_of_int8 else name
 
 
 def _engine(used: UsedEngine | None) -> str:

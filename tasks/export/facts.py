@@ -28,6 +28,7 @@ def facts(card: Card) -> dict[str, Any]:
         "digest": card.digest,
         "config": card.config,
         "classes": list(card.classes),
+        **({"problem": card.problem} if "problem" in card.model_fields_set else {}),
         **card.preparation.model_dump(mode="json"),
         "accuracy": card.accuracy,
         "predicted_ms": card.predicted_ms,

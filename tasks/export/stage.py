@@ -50,6 +50,7 @@ from tasks.export.timed import Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
 from tasks.ncnn.conversion import ConversionError
 from tasks.ncnn.kernels import require_masks
+from tasks.problems import CLASSIFICATION
 from tasks.progress import Progress
 from tasks.quantise import Int8
 from tasks.schemas.exports import (
@@ -294,7 +295,7 @@ class Exporter:
     def _card(self, winner: Winner, measured: Measurement, data: DataDescription) -> Card:
         """All but the files."""
         config, shape = winner.config, self.net.input_shape(winner.config)
-        return Card(
+        card = Card(
             digest=winner.digest,
             config=config,
             batch=self.net.batch,
@@ -312,6 +313,7 @@ class Exporter:
             engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,
         )
+        return card if data.problem == CLASSIFICATION.name else card.model_copy(update={"problem": data.problem})
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
         """Check one format against torch, int8 against a local run, and keep its files when they agree."""

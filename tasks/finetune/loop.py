@@ -29,6 +29,7 @@ from tasks.finetune.precision import mixed_precision
 from tasks.finetune.ranges import watch_of
 from tasks.finetune.settings import FROZEN, OF_EXITS, ExitTraining, Settings, TrainSettings
 from tasks.finetune.watchdog import Move, Phase, unseen
+from tasks.problems import require
 from tasks.training_memory import tensors_of
 
 MOST_TRIED = 2
@@ -114,6 +115,8 @@ class Trainer:
         self.settings = job.settings
         self.network = network
         self.dataset = dataset
+        if self.settings.mixing.is_on:
+            require(dataset.problem, "mixing", "mixing", "leave mixup_alpha and cutmix_alpha at 0")
         self.device = device
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.first_of_node = int(os.environ["LOCAL_RANK"]) == 0
@@ -144,10 +147,10 @@ class Trainer:
             roles = [replace(role, config=net.max_config) for role in roles]
         size = self.job.data.resolution
         x_BCHW = torch.zeros(self.settings.batch_size // self.world, self.dataset.channels, size, size)
-        y_B = torch.zeros(len(x_BCHW), dtype=torch.int64)
+        target = torch.zeros(len(x_BCHW), *self.dataset.problem.target_shape(size), dtype=torch.int64)
 
         def run() -> None:
-            self._passes(self._pieces(x_BCHW, y_B)[:MOST_TRIED], roles)
+            self._passes(self._pieces(x_BCHW, target)[:MOST_TRIED], roles)
 
         trial = TrialStep(run, self.network.module, lambda: self._there(x_BCHW), self.optimiser)
         self.memory.fit(trial, self.phase.first_step, tells=self.first_of_node)
@@ -237,8 +240,8 @@ class Trainer:
         before: Finished | None = None
         self.move(Phase.READING, self.step + 1)
         with closing(prefetched(self._batches(), self.device)) as batches:
-            for x_BCHW, y_B in batches:
-                finished = self.train_step(x_BCHW, y_B)
+            for x_BCHW, target in batches:
+                finished = self.train_step(x_BCHW, target)
                 self._record(before)
                 before = self._judged(self._watched(finished))
                 last = self.step == self.phase.last_step
@@ -323,7 +326,7 @@ class Trainer:
                 start=skip if epoch == first else 0,
             )
 
-    def train_step(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> Finished:
+    def train_step(self, x_BCHW: torch.Tensor, target: torch.Tensor) -> Finished:
         """One optimiser step on this rank's slice; mean losses over the global batch, by role."""
         done = self.step - self.phase.first_step
         rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
@@ -331,7 +334,7 @@ class Trainer:
             group["lr"] = rate * group["factor"]
         roles = self.network.roles(self.step)
         with self.memory.counted(lambda: self._there(x_BCHW)):
-            losses = self._passes(self._pieces(x_BCHW, y_B), roles)
+            losses = self._passes(self._pieces(x_BCHW, target), roles)
             self._update()
         if self.average is not None:
             self.average.update_parameters(self.network.module)
@@ -341,10 +344,10 @@ class Trainer:
         images_per_s = self.settings.batch_size / (self._ended_s - started_s)
         return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
 
-    def _pieces(self, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> list[Batch]:
+    def _pieces(self, x_BCHW: torch.Tensor, target: torch.Tensor) -> list[Batch]:
         """The micro-batches of this rank's slice."""
         size = self.settings.micro_batch
-        return list(zip(x_BCHW.split(size), y_B.split(size), strict=True))
+        return list(zip(x_BCHW.split(size), target.split(size), strict=True))
 
     def _passes(self, pieces: list[Batch], roles: list[Role]) -> torch.Tensor:
         """Forward and backward passes of a step, with the exchange of gradients; its losses on this rank."""
@@ -363,12 +366,12 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _prepared(self, x_BCHW: torch.Tensor, y_B: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as the network takes them, with their classes (B,), or mixed with soft labels (B, K).
+    def _prepared(self, x_BCHW: torch.Tensor, target: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as the network takes them, with their targets, or mixed with soft labels (B, K).
 
         `place`: that of the micro-batch in the global batch.
         """
-        x_BCHW, target = x_BCHW.to(self.device, self.dtype), y_B.to(self.device)
+        x_BCHW, target = x_BCHW.to(self.device, self.dtype), target.to(self.device)
         if self.settings.mixing.is_on:
             key = (self.settings.seed, self.step, place)
             x_BCHW, target = mix(x_BCHW, target, self.settings.mixing, self.dataset.classes, key)

@@ -1,4 +1,4 @@
-"""Losses of a SubNet: from labels, and from a teacher's soft labels. Legend: B batch, K classes."""
+"""Losses of a SubNet: from targets, and from a teacher's soft labels. Legend: B distributions, K classes."""
 
 import math
 
@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from tasks.finetune.settings import Settings, TrainSettings
+from tasks.problems import CLASSIFICATION, LearningProblem
 
 ALPHAS = (-1.0, 1.0)
 LARGEST_RATIO = 5.0
@@ -13,29 +14,27 @@ LARGEST_RATIO = 5.0
 
 
 def loss_of(
-    logits_BK: torch.Tensor,
+    outputs: torch.Tensor,
     target: torch.Tensor,
     settings: TrainSettings,
-    teacher_BK: torch.Tensor | None = None,
+    taught: torch.Tensor | None = None,
     share: float = 1.0,
+    problem: LearningProblem = CLASSIFICATION,
 ) -> torch.Tensor:
-    """Smoothed cross-entropy, mixed with the divergence from the teacher's soft labels where there is a teacher.
+    """The loss of raw outputs from targets, mixed with that from a teacher's raw outputs where there is a teacher.
 
-    `target`: classes (B,), or soft labels (B, K). share: the weight of the divergence.
+    `target`: of the problem; in classification classes (B,), or soft labels (B, K). share: the weight of the teacher.
     """
-    weight = 0.0 if teacher_BK is None else share
-    logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
-    loss = torch.zeros((), device=logits_BK.device)
+    weight = 0.0 if taught is None else share
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    loss = torch.zeros((), device=outputs.device)
     if weight < 1:
-        loss = loss + (1 - weight) * functional.cross_entropy(
-            logits_BK, target, label_smoothing=settings.label_smoothing
-        )
+        loss = loss + (1 - weight) * problem.loss(outputs, target, settings.label_smoothing)
     if weight > 0:
-        assert teacher_BK is not None
+        assert taught is not None
         assert isinstance(settings, Settings)
-        teacher_BK = teacher_BK.to(logits_BK.dtype)
         divergence = alpha_divergence if settings.divergence == "alpha" else soft_cross_entropy
-        loss = loss + weight * divergence(logits_BK, teacher_BK)
+        loss = loss + weight * problem.distillation(outputs, taught.to(outputs.dtype), divergence)
     return loss
 
 

@@ -113,11 +113,11 @@ class RangeWatch:
 
     def measure(self, step: int, *, writes: bool, move: Callable[[], None]) -> dict[str, float]:
         """Mean accuracy by range, for the history. All ranks call it. `writes`: a line of the file; `move`: for each batch."""
-        own: dict[int, tuple[int, int]] = {}
+        own: dict[int, tuple[float, int]] = {}
         for piece in self._own:
             found = evaluate_together(self._net, [config for _, config in piece], self._data, move)
             own |= {position: (one.correct, one.total) for (position, _), one in zip(piece, found, strict=True)}
-        gathered: list[dict[int, tuple[int, int]]] = [{}] * distributed.get_world_size()
+        gathered: list[dict[int, tuple[float, int]]] = [{}] * distributed.get_world_size()
         distributed.all_gather_object(gathered, own)
         counts = {position: count for part in gathered for position, count in part.items()}
         correct = [counts[position][0] for position in range(len(counts))]
@@ -126,7 +126,7 @@ class RangeWatch:
             append_line(self._file, RangeLine(step=step, correct=correct, total=total))
         return self._by_range(correct, total)
 
-    def _by_range(self, correct: list[int], total: int) -> dict[str, float]:
+    def _by_range(self, correct: list[float], total: int) -> dict[str, float]:
         shares: dict[int, list[float]] = {}
         for subnet, count in zip(self._watched.subnets, correct, strict=True):
             shares.setdefault(subnet.range, []).append(count / total)

@@ -18,7 +18,7 @@ from profiling_agents.streams.activations import decoded, encoded
 from tailor_ir import SuperNet, find_pieces
 from tasks.data import Batch, DataSettings
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of
 from tasks.partition.settings import PlacementSettings
 from tasks.predict.sensitivity import images_of
 from tasks.progress import Progress
@@ -76,39 +76,37 @@ def measured_losses(
     net.elastic.to(images.device)
     modules = net.parts(config, list(groups.values()), statistics_of(net, config, images))
     coded = [coding for coding in settings.ascending if coding != FP32]
-    right = np.zeros((len(modules) + 1, 1 + len(coded)), np.int64)
-    batches, total = list(_first(images, net.input_shape(config)[-2:], settings.coding_images)), 0
-    with progress.bar("accuracy of codings", len(batches) * len(right)) as bar:
-        for x_BCHW, y_B in batches:
-            total += len(y_B)
+    exact = images.problem.tally()
+    tallies = [[images.problem.tally() for _ in coded] for _ in range(len(modules) + 1)]
+    batches = list(_first(images, net.input_shape(config)[-2:], settings.coding_images))
+    with progress.bar("accuracy of codings", len(batches) * len(tallies)) as bar:
+        for x_BCHW, target in batches:
             values = [x_BCHW]
             for module in modules:
                 values.append(module(values[-1]))
-            right[:, 0] += _right(values[-1], y_B)
+            exact.add(values[-1], target)
             for cut, value in enumerate(values):
-                for column, coding in enumerate(coded, start=1):
-                    logits_BK = _coded(value, coding)
+                for coding, tally in zip(coded, tallies[cut], strict=True):
+                    outputs = _coded(value, coding)
                     for module in modules[cut:]:
-                        logits_BK = module(logits_BK)
-                    right[cut, column] += _right(logits_BK, y_B)
+                        outputs = module(outputs)
+                    tally.add(outputs, target)
                 bar.advance()
-    lost = np.maximum(right[:, :1] - right, 0) / total
+    whole = Accuracy.tallied(exact.found())
+    correct = [[whole.correct, *(Accuracy.tallied(each.found()).correct for each in row)] for row in tallies]
+    lost = np.maximum(whole.correct - np.array(correct), 0) / whole.total
     before = np.searchsorted(np.asarray(list(groups)), np.arange(len(pieces.crossing)))  # parts before each cut
     losses = {coding: tuple(lost[before, column].tolist()) for column, coding in enumerate([FP32, *coded])}
-    return CodingLosses(images=total, accuracy=float(right[0, 0] / total), losses=losses)
+    return CodingLosses(images=whole.total, accuracy=whole.share, losses=losses)
 
 
 def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator[Batch]:
     left = most
-    for x_BCHW, y_B in images.batches((size[0], size[1])):
+    for x_BCHW, target in images.batches((size[0], size[1])):
         if left <= 0:
             return
-        yield x_BCHW[:left], y_B[:left]
-        left -= len(y_B)
-
-
-def _right(logits_BK: torch.Tensor, y_B: torch.Tensor) -> int:
-    return int((logits_BK.argmax(1) == y_B).sum())
+        yield x_BCHW[:left], target[:left]
+        left -= len(target)
 
 
 def _coded(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:

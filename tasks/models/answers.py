@@ -1,4 +1,4 @@
-"""The outputs that a network must have: one number for each class of the data, for each image."""
+"""The raw output that a network must have for a learning problem, as one number for each class of the data."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,14 +8,21 @@ from torch import nn
 
 from tasks.errors import UserError
 from tasks.models.tracebacks import told
+from tasks.problems import CLASSIFICATION, LearningProblem
 
 IMAGES = 2  # networks may drop an axis of 1
 
 
 def check_answer(
-    where: str, module: nn.Module, classes: int, shape: tuple[int, int, int], *, own_code: str | None
+    where: str,
+    module: nn.Module,
+    classes: int,
+    shape: tuple[int, int, int],
+    *,
+    own_code: str | None,
+    problem: LearningProblem = CLASSIFICATION,
 ) -> None:
-    """Run the module once, in eval mode. UserError when it fails, wants several inputs, or gives no (B, classes).
+    """Run the module once, in eval mode. UserError when it fails, wants several inputs, or gives no output of the problem.
 
     shape: (C, H, W). own_code: a folder of the user's code, whose lines are named; None: not the user's.
     """
@@ -36,26 +43,27 @@ def check_answer(
     outputs = list(answer.values()) if isinstance(answer, dict) else answer
     tensors = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise UserError(where, f"gives {type(answer).__name__}", allowed=_allowed(classes))
-    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes)
+        raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_told(classes))
+    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem)
 
 
-def check_shapes(where: str, outputs: Sequence[tuple[int | None, ...] | None], classes: int) -> None:
-    """UserError for outputs that are not one of (B, classes). None: a size or a shape that is not known."""
+def check_shapes(
+    where: str,
+    outputs: Sequence[tuple[int | None, ...] | None],
+    classes: int,
+    problem: LearningProblem = CLASSIFICATION,
+) -> None:
+    """UserError for outputs that are not one of (B, classes, …) of the problem. None: a size or a shape that is not known."""
     if len(outputs) != 1:
-        raise UserError(where, f"gives {len(outputs)} outputs", allowed=_allowed(classes))
+        raise UserError(where, f"gives {len(outputs)} outputs", allowed=problem.output_told(classes))
     (sizes,) = outputs
     if sizes is None:
         return
-    if len(sizes) != 2:
+    if len(sizes) != problem.output_axes:
         got = ", ".join("?" if size is None else str(size) for size in sizes)
-        raise UserError(where, f"gives a tensor ({got})", allowed=_allowed(classes))
+        raise UserError(where, f"gives a tensor ({got})", allowed=problem.output_told(classes))
     if sizes[1] not in (None, classes):
         raise UserError(where, f"gives {sizes[1]} outputs", allowed=f"{classes}, the classes of the data")
-
-
-def _allowed(classes: int) -> str:
-    return f"one tensor (B, {classes}): a number for each class of the data; other tasks than classification are not trained"
 
 
 def _check_inputs(where: str, module: nn.Module) -> None:

@@ -11,24 +11,36 @@ from tasks.models.callables import code_folder, create_callable
 from tasks.models.onnx_files import check_onnx
 from tasks.models.settings import ModelSettings
 from tasks.models.weights import load_weights
+from tasks.problems import CLASSIFICATION, LearningProblem, require
 
 _DRAWING = threading.RLock()
 """Initial weights come from the random numbers that all threads share."""
 
 
-def create(settings: ModelSettings, classes: int, channels: int, resolution: int, *, seed: int = 0) -> nn.Module | Path:
+def create(
+    settings: ModelSettings,
+    classes: int,
+    channels: int,
+    resolution: int,
+    *,
+    seed: int = 0,
+    problem: LearningProblem = CLASSIFICATION,
+) -> nn.Module | Path:
     """The network for `classes` classes and (B, channels, resolution, resolution) inputs, or its .onnx file.
 
     Weights: the checkpoint, else timm's, else random ones by `seed`. A module has been run once.
     Raises UserError for an unknown name, bad options, weights that do not fit, a missing or corrupt file, and a network that
-    fails, or gives anything but (B, classes).
+    fails, or gives anything but the problem's raw output, such as (B, classes).
     """
     if settings.kind == "onnx":
         assert settings.path is not None
-        return check_onnx(settings.path, classes, channels, resolution)
+        return check_onnx(settings.path, classes, channels, resolution, problem)
     with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if settings.kind == "timm":
+            require(
+                problem, "timm", f"model '{settings.name}'", "give a network of your own: model=callable or model=onnx"
+            )
             from tasks.models.timm_networks import create_timm  # timm takes a second
 
             where, folder = f"model '{settings.name}'", None
@@ -36,7 +48,7 @@ def create(settings: ModelSettings, classes: int, channels: int, resolution: int
         else:
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
             model = create_callable(settings, classes, channels)
-        check_answer(where, model, classes, (channels, resolution, resolution), own_code=folder)
+        check_answer(where, model, classes, (channels, resolution, resolution), own_code=folder, problem=problem)
     if settings.checkpoint is not None:
         load_weights(model, settings.checkpoint)
     return model

@@ -7,9 +7,12 @@ from google.protobuf.message import DecodeError
 
 from tasks.errors import UserError
 from tasks.models.answers import check_shapes
+from tasks.problems import CLASSIFICATION, LearningProblem
 
 
-def check_onnx(path: Path, classes: int, channels: int, resolution: int) -> Path:
+def check_onnx(
+    path: Path, classes: int, channels: int, resolution: int, problem: LearningProblem = CLASSIFICATION
+) -> Path:
     """The file. UserError when it cannot be read, has several inputs, or inputs or outputs that do not fit the data."""
     if not path.is_file():
         raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
@@ -26,7 +29,7 @@ def check_onnx(path: Path, classes: int, channels: int, resolution: int) -> Path
         raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed="one, of images")
     for value in inputs:
         _check_input(path, _sizes(value), (channels, resolution, resolution))
-    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes)
+    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem)
     return path
 
 

@@ -186,7 +186,10 @@ def _residuals(
 
 
 def standard_error(accuracy: float, samples: int) -> float:
-    """Binomial standard error of an accuracy; Agresti-Coull's, so that 0 and 1 do not look certain."""
+    """Binomial standard error of an accuracy; Agresti-Coull's, so that 0 and 1 do not look certain.
+
+    Of all scores in [0, 1] with one mean, those that are 0 or 1 vary most: the mean of others has no larger one.
+    """
     share = (accuracy * samples + 2) / (samples + 4)
     return float(np.sqrt(share * (1 - share) / (samples + 4)))
 

@@ -82,7 +82,7 @@ def _fours(measured: Sequence[Accuracy]) -> list[Sequence[Accuracy]]:
 
 def _error(four: Sequence[Accuracy]) -> float:
     """Standard error of an interaction: all four SubNets have seen the same images."""
-    largest, first, second, both = (found.right.astype(np.int64) for found in four)
+    largest, first, second, both = (found.each for found in four)
     return float(np.std(both - first - second + largest) / np.sqrt(len(both)))
 
 

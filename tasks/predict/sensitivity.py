@@ -5,6 +5,7 @@ from pathlib import Path
 import tailor_ir
 from tasks.artifacts import NO_STORE, SubNetStore
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation.pictures import ANSWERS_FILE, write_answers
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
 from tasks.finetune.device import pick_device
@@ -42,6 +43,8 @@ def run(
 ) -> StageResult:
     """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked too.
 
+    With `answers.png`, where answers can be drawn.
+
     All on the validation split, with recalibrated BatchNorm; what the store has is not evaluated again. A second call in the
     same folder goes on. Interactions, where they are asked for, are in the predictor if these SubNets are ordered better with
     them than without.
@@ -62,6 +65,7 @@ def run(
         interactions = describe(result.errors, found.errors, other, used)
         if used:
             predictor, result = other, found
+    write_answers(net, images, out / ANSWERS_FILE)
     predictor.save(out / SENSITIVITIES_FILE)
     rows = tuple(
         CheckedAccuracy(digest=net.space.digest(config), config=config, **row.to_json())

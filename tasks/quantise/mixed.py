@@ -60,7 +60,7 @@ def quantise(
         split = next(iter(data))
 
         def accuracy(model: bytes, split: str) -> float:
-            return count_correct(OnnxNetwork(model), data[split].batches(subnet.size)).share
+            return count_correct(OnnxNetwork(model), data[split].batches(subnet.size), data[split].problem).share
 
         exact = {split: accuracy(subnet.model, split) for split in data}
 

@@ -1,5 +1,6 @@
 """From the folders of finished stages to one JSON-able report."""
 
+import base64
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,13 @@ import tailor_ir
 from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import RESULT_FILE
+from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.layers import Layers
 from tasks.lut import Entry, Lut
 from tasks.partition import plan_partition, table_of
 from tasks.predict.accuracy import standard_error
 from tasks.predict.correction import Correction
+from tasks.problems import problem_named
 from tasks.profile import LUT_FOLDER
 from tasks.report.baselines import against
 from tasks.report.breakdown import breakdown
@@ -64,12 +67,15 @@ def gather(sources: Sources, settings: Settings) -> Row:
     report: Row = {
         "model": sources.model,
         "data": sources.data,
+        "problem": sources.problem,
+        "metric": problem_named(sources.problem).metric,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
         "devices": [_device(device, net, _given(base, finetune), sources) for device in sources.devices],
         "partition": _partition(net, sources),
         "sensitivities": _sensitivities(sources.sensitivities),
+        "answers": _answers(sources.sensitivities / ANSWERS_FILE),
         "training": histories(sources),
         "ranges": range_accuracies(sources, net),
         "streams": streams(sources.streams),
@@ -109,6 +115,11 @@ def _ends(sources: Sources) -> EndsAccuracy | None:
     if sources.given is not None and sources.base is None:
         return GivenSuperNet.read(sources.given / RESULT_FILE)
     return None
+
+
+def _answers(file: Path) -> str | None:
+    """The picture of answers as the source of an image in HTML; None where answers are not drawn."""
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else None
 
 
 def _supernet(net: SuperNet, enumerated: EnumerateResult) -> ReportedSpace:

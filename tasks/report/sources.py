@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.partition.settings import Settings as PartitionSettings
+from tasks.problems import CLASSIFICATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,12 @@ class Sources:
 
     `partition`: how the largest SubNet is split; None: it is not. `streams`: of SubNets that played a stream that drifts.
     `stages`: rows of stage, seconds and cached (whether it came from the store), in the order they ran.
+    `problem`: the learning problem, whose score accuracies are.
     """
 
     model: str
     data: str
+    problem: str = CLASSIFICATION.name
     supernet: Path
     base: Path | None
     finetune: Path | None

@@ -211,7 +211,8 @@ class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
-    accuracy: on a device in int8 that of its int8 file, where it has one.
+    accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
+    are; written where it is another one than classification.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -230,6 +231,7 @@ class Card(Named, Stored):
     device: CardDevice
     engine: UsedEngine | None = None
     made_from: Origin
+    problem: str = "classification"
 
 
 class MissedWinner(Record):

@@ -98,8 +98,11 @@ class WatchedSubNets(Stored):
 
 
 class RangeLine(TypedDict):
-    """A line of `range_accuracies.jsonl`: what the SubNets, in order, get right of `total` images after `step` steps."""
+    """A line of `range_accuracies.jsonl`: what the SubNets, in order, get right of `total` images after `step` steps.
+
+    correct: `tasks.evaluation.subnets.Accuracy.correct`.
+    """
 
     step: int
-    correct: list[int]
+    correct: list[float]
     total: int

@@ -18,6 +18,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.data.drift import DriftSettings, LabelledImages, plan_stream, stream
 from tasks.errors import UserError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
+from tasks.problems import require
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
 from tasks.streams.images import KnownImages, held_out_images
@@ -44,6 +45,7 @@ class _Subnet:
         height, width = self.net.input_shape(self.config)[-2:]
         self.size = height, width
         splits = load_splits(data)
+        require(splits["test"].problem, "streams", "stage 'stream'", "leave streams out")
         statistics = None
         if recalibration_images is not None:
             known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)

@@ -105,7 +105,7 @@ class SupernetView:
 
     title: str
     nodes: int
-    input: Shapes
+    inputs: tuple[Shapes, ...]
     parameters: Amounts
     macs: Amounts
     modifications: int

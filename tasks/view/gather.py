@@ -59,7 +59,7 @@ class _Gatherer:
         return SupernetView(
             title=self.title,
             nodes=len(graph.nodes),
-            input=self._shapes(graph.inputs[0]),
+            inputs=tuple(map(self._shapes, graph.inputs)),
             parameters=Amounts(self.largest.parameters, self.smallest.parameters),
             macs=Amounts(self.largest.macs, self.smallest.macs),
             modifications=space.modifications,

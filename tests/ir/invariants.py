@@ -1,6 +1,6 @@
 """What holds for every network: the largest SubNet is the original, and each SubNet is the same in its three forms."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tailor_ir
+from tailor_ir.reading.inputs import GivenExample
 from tailor_ir.spaces.variables import Choice
 from tailor_ir.subnets.cuts import make_cut
 
@@ -44,25 +45,43 @@ def random_input(shape: tuple[int, ...], like: torch.Tensor, seed: int) -> torch
     return torch.randint(0, int(like.max()) + 1, shape, generator=generator)
 
 
-def gradients_of(model: nn.Module, x: torch.Tensor, seed: int = 4) -> None:
+def random_inputs(
+    net: tailor_ir.SuperNet, config: Mapping[str, Choice], sample: GivenExample, seed: int, batch: int = 2
+) -> tuple[torch.Tensor, ...]:
+    """A random batch of each input of a SubNet, in order."""
+    shapes = net.input_shapes(config, batch).values()
+    return tuple(random_input(shape, like, seed) for shape, like in zip(shapes, _samples(sample), strict=True))
+
+
+def _samples(sample: GivenExample) -> tuple[torch.Tensor, ...]:
+    if isinstance(sample, torch.Tensor):
+        return (sample,)
+    return tuple(sample.values() if isinstance(sample, Mapping) else sample)
+
+
+def gradients_of(model: Callable[..., Any], *x: torch.Tensor, seed: int = 4) -> None:
     """Backward through a random projection of the outputs."""
     generator = torch.Generator().manual_seed(seed)
-    sums = [(y * torch.randn(y.shape, generator=generator)).sum() for y in outputs_of(model(x))]
+    sums = [(y * torch.randn(y.shape, generator=generator)).sum() for y in outputs_of(model(*x))]
     torch.stack(sums).sum().backward()
 
 
-def check_largest(net: tailor_ir.SuperNet, model: nn.Module, sample: torch.Tensor) -> None:
+def check_largest(net: tailor_ir.SuperNet, model: nn.Module, sample: GivenExample) -> None:
     """Outputs of the largest SubNet, elastic and built, and gradients of every parameter, are the original's."""
-    x = random_input(net.input_shape(net.max_config, 2), sample, seed=2)
+
+    def original(*given: torch.Tensor) -> Any:
+        return model(**dict(zip(sample, given, strict=True))) if isinstance(sample, Mapping) else model(*given)
+
+    x = random_inputs(net, net.max_config, sample, seed=2)
     net.elastic.eval().activate(net.max_config)
     with torch.no_grad():
-        expected = model(x)
-        assert difference(expected, net.elastic(x)) <= ORIGINAL_TOLERANCE
-        assert difference(expected, net.build(net.max_config)(x)) <= ORIGINAL_TOLERANCE
+        expected = original(*x)
+        assert difference(expected, net.elastic(*x)) <= ORIGINAL_TOLERANCE
+        assert difference(expected, net.build(net.max_config)(*x)) <= ORIGINAL_TOLERANCE
     model.zero_grad()
     net.elastic.zero_grad()
-    gradients_of(model, x)
-    gradients_of(net.elastic, x)
+    gradients_of(original, *x)
+    gradients_of(net.elastic, *x)
     largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     for name, parameter in model.named_parameters():
         if parameter.grad is None or float(parameter.grad.abs().max()) <= NO_GRADIENT * largest:
@@ -73,23 +92,24 @@ def check_largest(net: tailor_ir.SuperNet, model: nn.Module, sample: torch.Tenso
         assert difference(parameter.grad, kept) <= GRADIENT_TOLERANCE, name
 
 
-def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: Path, sample: torch.Tensor) -> None:
+def check_subnet(net: tailor_ir.SuperNet, config: Mapping[str, Choice], folder: Path, sample: GivenExample) -> None:
     """One SubNet: elastic, built and in onnxruntime; gradients of elastic and built agree where weights are shared."""
-    x = random_input(net.input_shape(config, 2), sample, seed=3)
+    x = random_inputs(net, config, sample, seed=3)
     net.elastic.eval().activate(config)
     with torch.no_grad():
-        expected = net.elastic(x)
+        expected = net.elastic(*x)
     built = net.build(config)
     with torch.no_grad():
-        assert difference(expected, built(x)) <= ORIGINAL_TOLERANCE, config
+        assert difference(expected, built(*x)) <= ORIGINAL_TOLERANCE, config
     for fold in (False, True):
         net.export(config, folder / "subnet.onnx", fold_batch_norm=fold, batch=2)
         session = onnxruntime.InferenceSession(folder / "subnet.onnx", providers=["CPUExecutionProvider"])
-        exported = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        given = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), x, strict=True)}
+        exported = session.run(None, given)
         assert difference(expected, list(map(torch.from_numpy, exported))) <= EXPORT_TOLERANCE, config
     net.elastic.zero_grad()
-    gradients_of(net.elastic, x)
-    gradients_of(built, x)
+    gradients_of(net.elastic, *x)
+    gradients_of(built, *x)
     assert _shared_gradients(net, config, built) > 0
 
 
@@ -117,7 +137,7 @@ def _shared_gradients(net: tailor_ir.SuperNet, config: Mapping[str, Choice], bui
     return compared
 
 
-def check_network(model: nn.Module, sample: torch.Tensor, folder: Path, subnets: int = 5) -> tailor_ir.SuperNet:
+def check_network(model: nn.Module, sample: GivenExample, folder: Path, subnets: int = 5) -> tailor_ir.SuperNet:
     """All invariants on the smallest SubNet and random ones; the SuperNet."""
     net = tailor_ir.compile(model, sample)
     check_largest(net, model, sample)

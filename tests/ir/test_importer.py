@@ -290,6 +290,25 @@ def test_network_without_blocks_still_compiles() -> None:
     assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
 
 
+class RecurrentRows(nn.Module):
+    """Reads each channel of a small image as one step, whose features are the positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 8, 3), getattr(nn, kind)(36, 16, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps, _ = self.layer(self.stem(x).flatten(2))
+        return self.head(steps[:, -1])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_over_positions_keep_the_resolution(kind: str) -> None:
+    net = tailor_ir.compile(RecurrentRows(kind).eval(), torch.randn(1, 3, 8, 8))
+    assert any("resolution" in line and "one entry for each position" in line for line in net.space.dropped)
+
+
 def test_weights_above_the_limit_of_the_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)).eval()
     sample = torch.randn(1, 3, 16, 16)
@@ -358,14 +377,21 @@ class TwoInputs(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_several_inputs_are_one_line(tmp_path: Path) -> None:
+def test_examples_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     sample = torch.zeros(1, 3, 8, 8)
     torch.onnx.export(TwoInputs().eval(), (sample, sample), tmp_path / "n.onnx", dynamo=False, opset_version=17)
+    two, both = TwoInputs(), torch.zeros(2, 3, 8, 8)
     for given, example, line in (
-        (TwoInputs(), sample, r"network 'TwoInputs': 2 inputs \(x, y\); allowed: one"),
-        (TwoInputs(), (sample, sample), r"example input: 2 inputs in a tuple; allowed: one tensor"),
-        (tmp_path / "n.onnx", (sample, sample), r"example input: 2 inputs in a tuple; allowed: one tensor"),
-        (tmp_path / "n.onnx", None, r"network: 2 inputs \(.*\); allowed: one"),
+        (two, sample, r"network 'TwoInputs': 2 inputs \(x, y\), examples of 1; allowed: one of each"),
+        (two, (sample, sample, sample), r"network 'TwoInputs': 3 examples; allowed: up to 2 \(x, y\)"),
+        (two, (sample, both), r"example input: tensors of 1, 2 samples; allowed: .* the same batch"),
+        (two, (sample, 3), r"example input: got int; allowed"),
+        (two, (), r"example input: an empty tuple; allowed"),
+        (two, {"x": sample}, r"network 'TwoInputs': no example of input 'y'; allowed: one of each \(x, y\)"),
+        (two, {"x": sample, "z": sample}, r"network 'TwoInputs': no input 'z'; allowed: x, y"),
+        (two, None, r"network: no example input; allowed: one tensor"),
+        (tmp_path / "n.onnx", sample, r"network: examples of 1; allowed: one of each input \(.*, .*\)"),
+        (tmp_path / "n.onnx", {"z": sample}, r"network: examples of z; allowed: one of each input"),
         (nn.Conv2d(3, 4, 3), sample.numpy(), r"example input: got ndarray; allowed"),
         (nn.Conv2d(3, 4, 3), torch.zeros(()), r"example input: a tensor of shape \(\); allowed"),
     ):

@@ -272,6 +272,26 @@ def test_what_cannot_change_is_said_with_its_reason() -> None:
     assert "None: this network can only be used as it is." in words
 
 
+class ColourAndDepth(nn.Module):
+    """Two images of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour, self.depth, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, colour: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        return self.head((self.colour(colour) + self.depth(depth)).mean((2, 3)))
+
+
+def test_all_inputs_stand_at_the_beginning() -> None:
+    net = tailor_ir.compile(ColourAndDepth().eval(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)))
+    view = gather(net, "two images")
+    assert [given.largest for given in view.inputs] == [(3, 8, 8), (1, 8, 8)]
+    assert view.inputs[1].smallest == net.input_shapes(net.min_config)["depth"][1:]
+    words = " ".join(Page(render(view)).texts("body"))
+    assert words.index("3 × 8 × 8") < words.index("1 × 8 × 8")
+
+
 def test_a_page_is_made_in_a_moment() -> None:
     network, example = from_timm("mobilenetv3_large_100")
     net = tailor_ir.compile(network, example)

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from tailor_ir.axes import Concat
+from tailor_ir.axes import Concat, groups_of
 from tailor_ir.errors import SpaceError
+from tailor_ir.graph import Node
+from tailor_ir.ops.recurrent import GATES as RECURRENT
 from tailor_ir.spaces.draft import Draft, NamedBlock, StreamWidth, kept_elements, plain_number
 from tailor_ir.spaces.kinds.record import Kind
 from tailor_ir.spaces.variables import NumberChoice
@@ -11,6 +13,8 @@ from tailor_ir.structure.block_groups import find_groups
 from tailor_ir.structure.regions import Stage
 
 WIDTH_MULTS = (0.65, 0.8, 1.0)  # proposed widths; those of AutoTailor's ResNet50
+RECURRENT_MULTS = tuple(sixteenths / 16 for sixteenths in range(4, 17))
+"""Proposed widths of what recurrent layers read and give: such networks have few layers, and each few operators."""
 WidthSizes = tuple[int, ...]
 
 
@@ -71,7 +75,8 @@ def _choices(
     asked = draft.selectors.choices(name)
     choices: list[NumberChoice] = []
     sizes: list[WidthSizes] = []
-    for mult in reversed((1.0,) if asked is None else asked or WIDTH_MULTS):
+    proposed = RECURRENT_MULTS if any(_is_recurrent(draft, group) for group in groups) else WIDTH_MULTS
+    for mult in reversed((1.0,) if asked is None else asked or proposed):
         if not 0 < mult <= 1:
             raise SpaceError(f"space: {name}={mult}; allowed: above 0, up to 1")
         kept = tuple(
@@ -102,7 +107,10 @@ def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
     """Computed value -> position and name of the stage that it belongs to (the last that began before it)."""
     position = {node.name: i for i, node in enumerate(draft.graph.nodes)}
     starts = [(position[stage.blocks[0].nodes[0].name], stage.name) for stage in draft.regions.stages]
-    starts = starts or _resolution_changes(draft)
+    layers_alone = all(block.kind == "Layer" for stage in draft.regions.stages for block in stage.blocks)
+    if layers_alone and (not starts or any(_enlarges(draft, node) for node in draft.graph.nodes)):
+        name = "part" if starts else "stage"  # layers that can be left out are stages already
+        starts = [(at, f"{name}.{number}") for number, at in enumerate(_parts_without_blocks(draft), start=1)]
     labels = {}
     for node in draft.graph.nodes:
         before = [name for start, name in starts if start <= position[node.name]]
@@ -110,16 +118,34 @@ def _labels(draft: Draft) -> dict[str, tuple[int, str]]:
     return labels
 
 
-def _resolution_changes(draft: Draft) -> list[tuple[int, str]]:
-    """Stages of a network without blocks: the first node at each image size, and a name."""
+def _parts_without_blocks(draft: Draft) -> list[int]:
+    """Positions of the first nodes of the parts of a network without blocks.
+
+    A part begins where images have a size for the first time, where they grow again, and at each recurrent layer.
+    """
     seen: list[object] = []
-    starts = []
+    starts: list[int] = []
     for index, node in enumerate(draft.graph.nodes):
         axes = draft.axis_map.axes[node.outputs[0]]
-        if len(axes) > 2 and axes[-1] not in seen and axes[-1].spatial:
+        new = len(axes) > 2 and axes[-1] not in seen and axes[-1].spatial
+        if new:
             seen.append(axes[-1])
-            starts.append((index, f"stage.{len(seen)}"))
+        if new or node.op in RECURRENT or _enlarges(draft, node):
+            starts.append(index)
     return starts
+
+
+def _enlarges(draft: Draft, node: Node) -> bool:
+    """Whether a node gives images of at least twice the size that it reads, as the decoders of U-Nets do."""
+    before, after = (draft.axis_map.axes.get(next(iter(names), ""), ()) for names in (node.inputs, node.outputs))
+    images = len(before) == len(after) > 2 and before[-1].spatial and after[-1].spatial
+    return images and after[-1].size >= 2 * before[-1].size
+
+
+def _is_recurrent(draft: Draft, group: int) -> bool:
+    """Whether a recurrent layer has the group in its weights."""
+    layers = [node for node in draft.graph.nodes if node.op in RECURRENT]
+    return any(group in groups_of(draft.axis_map.axes[name]) for node in layers for name in node.inputs if name)
 
 
 WIDTH = Kind(

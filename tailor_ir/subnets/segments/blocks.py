@@ -69,6 +69,8 @@ def find_block_parts(structure: Structure, codes: np.ndarray, batch: int = 1) ->
     whole = structure.subnet(base, batch)
     if len(whole.outputs) != 1:
         raise SpaceError(f"network: {len(whole.outputs)} outputs; the parts of its blocks need one")
+    if len(structure.graph.inputs) != 1:
+        raise SpaceError(f"network: {len(structure.graph.inputs)} inputs; the parts of its blocks need one")
     ways = [way for column in columns for way in _ways(structure, base, whole, column, batch)]
     (given,) = structure.graph.inputs
     place = {name: at for at, name in enumerate(name for node in whole.nodes for name in node.outputs)}

@@ -2,8 +2,8 @@
 
 An image is a character, placed, turned, scaled and sheared at random, over a gradient with a texture and a second,
 fainter character, with noise. Everything about image number i follows from the seed and i; the classes take turns.
-Legend: B batch, C channels, D draws, H height, W width, F fonts, K characters, M side of a mask, T textures; positions
-in an image go from -1 to 1, brightness from 0 to 1.
+Legend: B batch, C channels, D draws, H height, W width, F fonts, K characters, M side of a mask; positions in an image go
+from -1 to 1, brightness from 0 to 1.
 """
 
 import math
@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from tasks.data.drawn.fonts import distinct_characters, masks
 from tasks.data.drawn.grain import Grain
+from tasks.data.drawn.ground import Ground
 from tasks.data.drawn.numbers import Numbers
-from tasks.data.drawn.placing import Placing, centres, outer_sum, per_image, placed, rows
+from tasks.data.drawn.placing import Placing, per_image, placed, rows
 from tasks.data.images import DRAWS
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
@@ -26,7 +26,6 @@ PIECE = 32
 """Images that a thread draws at once."""
 MOST_PIXELS = 128
 """Largest side of a mask."""
-TEXTURES, TEXTURE_SIDE = 32, 64
 
 
 class Glyphs:
@@ -42,7 +41,7 @@ class Glyphs:
         side = min(MOST_PIXELS, settings.resolution * 3 // 4)
         self._masks_FKMM = torch.from_numpy(masks(characters, side))
         rng = np.random.default_rng(settings.seed)
-        self._textures_T1MM = _textures(rng)
+        self._ground = Ground(rng, self._size)
         self._grain = Grain(rng, self._channels, self._size)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="draw")
 
@@ -63,7 +62,7 @@ class Glyphs:
         nudges_DB = (torch.from_numpy(nudges_BD) * 2 - 1).T
         label_B = torch.from_numpy(self.labels[indices_B])
         ground, far_ground, clutter, character = _colours(numbers, self._channels)
-        x_BCHW = torch.lerp(ground, far_ground, self._ground(numbers))
+        x_BCHW = torch.lerp(ground, far_ground, self._ground.drawn(numbers))
         x_BCHW = torch.lerp(x_BCHW, clutter, self._clutter(numbers))
         x_BCHW = torch.lerp(x_BCHW, character, self._character(numbers, label_B, nudges_DB))
         x_BCHW.addcmul_(
@@ -101,24 +100,6 @@ class Glyphs:
         fonts, characters = self._masks_FKMM.shape[:2]
         return placed(self._ink(numbers.below(fonts), numbers.below(characters)), placing, self._size)
 
-    def _ground(self, numbers: Numbers) -> torch.Tensor:
-        """(B, 1, H, W) in [0, 1]: a gradient with a texture."""
-        half = numbers.between(0.8, 3)
-        placing = Placing(
-            half_width=half,
-            half_height=half * numbers.between(-0.7, 0.7).exp(),
-            shear=numbers.between(-0.5, 0.5),
-            angle=numbers.between(0, 2 * math.pi),
-            x=numbers.between(-1, 1),
-            y=numbers.between(-1, 1),
-        )
-        squares = self._textures_T1MM[numbers.below(TEXTURES)]
-        texture = placed(squares, placing, self._size, padding="reflection")
-        direction, steepness = numbers.between(0, 2 * math.pi), numbers.between(0, 0.5)
-        axis = centres(self._size)
-        gradient = outer_sum(rows(direction.cos() * steepness) * axis, rows(direction.sin() * steepness) * axis)
-        return texture.mul_(per_image(numbers.between(0, 0.6))).add_(gradient[:, None] + 0.5).clamp_(0, 1)
-
     def _ink(self, font_B: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
         return self._masks_FKMM[font_B, label_B][:, None].float().div_(255)
 
@@ -142,20 +123,6 @@ def _colours(numbers: Numbers, channels: int) -> list[torch.Tensor]:
         level_B1 = rows(light + contrast * numbers.between(low, high))
         colours.append((level_B1 + tint_BC - tint_BC.mean(1, keepdim=True))[:, :, None, None])
     return colours
-
-
-def _textures(rng: np.random.Generator) -> torch.Tensor:
-    """(T, 1, M, M), about -1 to 1: noise of four octaves, the coarser ones stronger."""
-    size = (TEXTURE_SIDE, TEXTURE_SIDE)
-    octaves = [
-        functional.interpolate(
-            torch.from_numpy(rng.standard_normal((TEXTURES, 1, side, side), dtype=np.float32)), size, mode="bicubic"
-        )
-        * (4 / side)
-        for side in (4, 8, 16, 32)
-    ]
-    texture_T1MM = torch.stack(octaves).sum(0)
-    return texture_T1MM / texture_T1MM.abs().amax((1, 2, 3), keepdim=True)
 
 
 def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:

@@ -10,10 +10,10 @@ MOST = 48
 
 
 class Numbers:
-    """Random numbers of each image, one after another."""
+    """Random numbers of each image, one after another; at most `most`, on which all of them depend."""
 
-    def __init__(self, seed: int, indices_B: np.ndarray) -> None:
-        self._rows: Iterator[torch.Tensor] = iter(torch.from_numpy(uniforms(seed, indices_B, MOST)))
+    def __init__(self, seed: int, indices_B: np.ndarray, most: int = MOST) -> None:
+        self._rows: Iterator[torch.Tensor] = iter(torch.from_numpy(uniforms(seed, indices_B, most)))
 
     def between(self, low: float, high: float) -> torch.Tensor:
         """(B,) float32 in [low, high)."""

@@ -60,6 +60,7 @@ from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
+from tasks.problems import require
 from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card
 
@@ -87,6 +88,7 @@ def write_bundle(
     these were exported. The folder is there whole, or not at all. UserError: the key cannot be read, or rules need what nobody
     knows of the SubNets.
     """
+    require(images.problem, "bundle", "export.bundle=true", "set export.bundle=false")
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)

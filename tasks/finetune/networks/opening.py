@@ -16,24 +16,25 @@ from tasks.finetune.networks.supernet import TrainableSuperNet
 from tasks.finetune.phases import TrainingPhase
 from tasks.finetune.settings import FROZEN, OF_BLOCKS, OF_EXITS, Settings
 from tasks.models import create, load_weights
+from tasks.problems import LearningProblem
 
 
 def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
     """The network, which trains as the phase says."""
     if job.finetune is not None:
         assert job.supernet is not None
-        return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune)
+        return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune, dataset.problem)
     assert job.model is not None
     assert job.initial is not None
     resolution = job.data.resolution
     untrained = job.model.model_copy(update={"pretrained": False, "checkpoint": None})
-    module = create(untrained, dataset.classes, dataset.channels, resolution)
+    module = create(untrained, dataset.classes, dataset.channels, resolution, problem=dataset.problem)
     assert isinstance(module, nn.Module)
     load_weights(module, job.initial)
-    return TrainableNetwork(module, (resolution, resolution), job.settings)
+    return TrainableNetwork(module, (resolution, resolution), job.settings, dataset.problem)
 
 
-def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings) -> Trainable:
+def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings, problem: LearningProblem) -> Trainable:
     strategy = phase.strategy
     assert strategy is not None
     original = None
@@ -53,4 +54,4 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings)
         return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps, fixed=fixed)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
-    return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original)
+    return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original, problem)

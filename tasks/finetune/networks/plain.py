@@ -10,18 +10,25 @@ from tasks.data.images import resize
 from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.settings import TrainSettings
+from tasks.problems import CLASSIFICATION, LearningProblem
 
 
 class TrainableNetwork:
     """One network with one input size."""
 
-    def __init__(self, module: nn.Module, size: tuple[int, int], settings: TrainSettings) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        size: tuple[int, int],
+        settings: TrainSettings,
+        problem: LearningProblem = CLASSIFICATION,
+    ) -> None:
         self.module = self.runner = module
         self.net: SuperNet | None = None
         self.teacher: nn.Module | None = None
         self.judge: Judge | None = None
         self.base_size = size
-        self._settings = settings
+        self._settings, self._problem = settings, problem
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """None: every matrix decays."""
@@ -41,5 +48,5 @@ class TrainableNetwork:
     def losses(
         self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
-        """That of the labels."""
-        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, self._settings)
+        """That of the targets."""
+        yield loss_of(forward(resize(x_BCHW, self.base_size)), target, self._settings, problem=self._problem)

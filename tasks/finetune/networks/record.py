@@ -132,6 +132,6 @@ class Trainable(Protocol):
 
         One is computed when it is asked for, so that passes go one by one.
 
-        `x_BCHW`: at `base_size`. `target`: classes (B,), or soft labels (B, K).
+        `x_BCHW`: at `base_size`. `target`: of the learning problem, as classes (B,), or soft labels (B, K).
         """
         ...

@@ -11,6 +11,7 @@ from tasks.finetune.losses import loss_of
 from tasks.finetune.networks.frozen import FrozenOriginal
 from tasks.finetune.networks.record import Forward, Judge, Role
 from tasks.finetune.settings import Settings
+from tasks.problems import CLASSIFICATION, LearningProblem
 
 
 class TrainableSuperNet:
@@ -27,6 +28,7 @@ class TrainableSuperNet:
         settings: Settings,
         share: float,
         original: FrozenOriginal | None = None,
+        problem: LearningProblem = CLASSIFICATION,
     ) -> None:
         self.net = net
         self.module = self.runner = net.elastic
@@ -35,7 +37,7 @@ class TrainableSuperNet:
         self.base_size = input_size(net, net.max_config)
         self.roles = draw
         self._settings, self._share = settings, share
-        self._original = original
+        self._original, self._problem = original, problem
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """Kernel transforms, which decay would pull from the identity to zero."""
@@ -54,23 +56,24 @@ class TrainableSuperNet:
         self, roles: Sequence[Role], x_BCHW: torch.Tensor, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """That of each SubNet; without a frozen teacher the first one teaches the others."""
-        teacher_BK = self._taught(x_BCHW)
+        taught = self._taught(x_BCHW)
         for role in roles:
             self.net.elastic.activate(role.config)
-            logits_BK = forward(resize(x_BCHW, input_size(self.net, role.config)))
-            yield loss_of(logits_BK, target, self._settings, teacher_BK if role.distilled else None, self._share)
-            if teacher_BK is None:
-                teacher_BK = logits_BK.detach()
+            outputs = forward(resize(x_BCHW, input_size(self.net, role.config)))
+            own = taught if role.distilled else None
+            yield loss_of(outputs, target, self._settings, own, self._share, self._problem)
+            if taught is None:
+                taught = outputs.detach()
 
     @torch.no_grad()
     def _taught(self, x_BCHW: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the frozen teacher, (B, K); None where there is none, or nothing is asked of it."""
+        """Raw outputs of the frozen teacher, as logits (B, K); None where there is none, or nothing is asked of it."""
         if not self._share:
             return None
         x_BCHW = resize(x_BCHW, self.base_size)
         if self.teacher is not None:
-            taught_BK: torch.Tensor = self.teacher(x_BCHW)
-            return taught_BK
+            taught: torch.Tensor = self.teacher(x_BCHW)
+            return taught
         return None if self._original is None else self._original.logits(x_BCHW)
 
 

@@ -1,0 +1,108 @@
+"""What a learning problem is to the stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tasks.errors import UserError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""x_BCHW float32, and the targets, whose first axis is B."""
+
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The mean divergence () of distributions from a teacher's; both are rows of logits (N, K)."""
+
+
+class Tallied(NamedTuple):
+    """How good the answers for samples are.
+
+    score: in [0, 1], higher is better; what stages call accuracy. loss: mean loss from targets, of a sample.
+    each_N: whether each sample is answered correctly (bool), or the score of each sample alone (float16).
+    """
+
+    score: float
+    loss: float
+    each_N: NDArray[np.bool_] | NDArray[np.float16]
+
+
+class Tally(Protocol):
+    """Counts of one network, added batch by batch."""
+
+    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+        """The raw outputs for a batch, and its targets, on one device."""
+        ...
+
+    def found(self) -> Tallied:
+        """How good all answers so far are."""
+        ...
+
+
+class LearningProblem(Protocol):
+    """A kind of targets, with the losses on a network's raw outputs and the score by which its answers are judged.
+
+    Sensitivities are losses of that score in points, whatever the problem.
+    """
+
+    @property
+    def name(self) -> str:
+        """For settings and messages."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """The name of the score, which is what "accuracy" means."""
+        ...
+
+    @property
+    def output_axes(self) -> int:
+        """Axes of the raw output, B and K the first ones."""
+        ...
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """What cannot be done with it yet, by ability (`require`), and why."""
+        ...
+
+    def output_told(self, classes: int) -> str:
+        """The raw output that a network must have, for messages."""
+        ...
+
+    def target_shape(self, resolution: int) -> tuple[int, ...]:
+        """Axes of a target without B, for images of so many pixels a side."""
+        ...
+
+    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
+        """A batch of a source of data: images in [0, 1] at the base resolution, and targets.
+
+        source: of the kind that the record names. draws: (B, D) in [0, 1), by which samples are augmented; None: they are not.
+        """
+        ...
+
+    def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+        """The mean loss () from targets."""
+        ...
+
+    def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
+        """The mean loss () from the raw outputs of a teacher, which may have seen larger images."""
+        ...
+
+    def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        """The answers, in the form of targets for images of `size`, (height, width)."""
+        ...
+
+    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor | None:
+        """Answers or targets over their images, (B, 3, H, W) in [0, 1], as the images; None: they cannot be drawn."""
+        ...
+
+    def tally(self) -> Tally:
+        """Of a network that has answered nothing yet."""
+        ...
+
+
+def require(problem: LearningProblem, ability: str, where: str, next_step: str) -> None:
+    """UserError where a problem lacks an ability that a stage needs. where: the option or stage that asks for it."""
+    if reason := problem.lacks.get(ability):
+        raise UserError(where, f"{problem.name} cannot do it yet: {reason}", next_step=next_step)

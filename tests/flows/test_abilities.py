@@ -1,0 +1,24 @@
+"""Options that a learning problem cannot do yet are refused before anything is worked."""
+
+import pytest
+
+from flows.compose import compose_config
+from flows.config import RunConfig
+from flows.validate import validate
+from tasks.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["export.bundle=true"], "export.bundle with data.kind=glyph_scenes: segmentation cannot do it yet: .*: false"),
+        (["finetune.mixing.mixup_alpha=0.2"], "finetune.mixing with data.kind=glyph_scenes: .*mixed images"),
+        (["space.exits=auto"], "space.exits with data.kind=glyph_scenes: .*; allowed: a space without exits"),
+        (["stream.in_report=true"], "stream.in_report with data.kind=glyph_scenes: .*; allowed: false"),
+    ],
+)
+def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: list[str], message: str) -> None:
+    words = ["data=glyph_scenes", *overrides]
+    with pytest.raises(UserError, match=message):
+        validate(RunConfig, compose_config("config", words))
+    validate(RunConfig, compose_config("config", overrides))
