@@ -96,10 +96,8 @@ def write_bundle(
     writer = _Writer(settings, net, images, out, partial, device, policies or {}, accuracies or {}, rules, formats)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
-    differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
-    differences |= {**dict.fromkeys(writer.broken, math.inf), **writer.of_blocks}
-    worst = max(differences, key=lambda digest: differences[digest])
-    difference, allowed = differences[worst], settings.tolerance.fp32
+    worst, difference = writer.worst(rows)
+    allowed = settings.tolerance.fp32
     if difference > allowed:
         shutil.rmtree(partial)
         reason = f"SubNet {worst}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
@@ -181,6 +179,12 @@ class _Writer:
         prepared = ImagePreparation.model_validate(told.model_dump())
         found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
+
+    def worst(self, rows: Sequence[BundledSubNet]) -> tuple[str, float]:
+        """The digest of the SubNet whose outputs differ most from torch, and by how much; infinite: they are no numbers."""
+        differences = {row.digest: row.nets["onnx"].relative_difference for row in rows if "onnx" in row.nets}
+        differences |= {**dict.fromkeys(self.broken, math.inf), **self.of_blocks}
+        return max(differences.items(), key=lambda one: one[1])
 
     def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
         """The manifest of the files that are in the folder."""
