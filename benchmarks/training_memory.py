@@ -278,9 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NETWORK", help="of steps; " + ", ".join(NETWORKS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--quick", action="store_true", help="networks at 32 pixels, one pair, two networks"
-    )
+    parser.add_argument("--quick", action="store_true", help="networks at 32 pixels, one pair, two networks")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of steps")
