@@ -278,9 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NETWORK", help="of steps; " + ", ".join(NETWORKS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--quick", action="store_true", help="networks at 32 pixels, adaptation, one pair, two networks"
-    )
+    parser.add_argument("--quick", action="store_true", help="networks at 32 pixels, one pair, two networks")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of steps")
@@ -291,7 +289,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.names, options.batch, options.size = ["mobilenetv2_100"], 4, 32
-        options.pairs, options.networks, options.kinds = 1, 2, KINDS[:1]
+        options.pairs, options.networks = 1, 2
     torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
     if "prediction" in options.parts:
