@@ -69,10 +69,8 @@ def trained_stages(finished: dict[str, Any], command: Command) -> Callable[[Path
 
 
 @pytest.fixture(scope="session")
-def adapted(
-    finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], Path]:
-    """The report of the SuperNet's adaptation to two other devices, and its output folder."""
+def adapting(finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Adapts the SuperNet of the shared run to two other devices."""
     supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
     output = tmp_path_factory.mktemp("adapted") / "out"
     words = [
@@ -81,7 +79,13 @@ def adapted(
     words += [f"supernet={supernet}", "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
     words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
     words += ["engine.random_subnets=1", "engine.rounds=3", "engine.measure.time_cap_ms=3", "engine.measure.patience=0"]
-    return Command(output, tuple(words))("adapt"), output
+    return Command(output, tuple(words))
+
+
+@pytest.fixture(scope="session")
+def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
+    """The report of that adaptation, and its output folder."""
+    return adapting("adapt"), adapting.output
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """One machine as two devices of a run: a front over SubNets and formats, and a bundle that serves in both runtimes."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,29 @@ import pytest
 import adaptive_runtime
 from adaptive_runtime.adapting import BundleVariants
 from adaptive_runtime.bundles import OpenBundle
+from flows.cli.commands import foresee
+from flows.compose import compose_config
+from flows.config import AdaptConfig
+from flows.validate import validate
 from tasks.levels import Levels
 from tests.flows.conftest import Command
-from tests.flows.tiny import TINY
-
-PARTS = ("data=", "engine.", "profile.", "predict.", "refine.", "export.", "search.")
 
 
 @pytest.fixture(scope="module")
 def together(
-    finished: dict[str, Any], command: Command, tmp_path_factory: pytest.TempPathFactory
+    command: Command, adapting: Command, adapted: tuple[dict[str, Any], Path]
 ) -> tuple[dict[str, Any], Command]:
-    """The report of an adaptation to onnxruntime and ncnn on this machine, and the command that made it."""
-    supernet = Path(command("finetune")["stages"][0]["folder"]) / "supernet"
-    words = [word for word in TINY if word.startswith(PARTS)]
-    words += [f"supernet={supernet}", "device=[onnxruntime,ncnn_bf16]", "export.tolerance.bf16=0.3"]
-    words += ["export.formats=[onnx,ncnn]", "export.bundle=true", "export.together={onnxruntime:[ncnn_bf16]}"]
-    own = Command(tmp_path_factory.mktemp("together") / "out", tuple(words))
-    shutil.copytree(command.output / "luts", own.output / "luts")  # operators of onnxruntime are measured already
+    """The report of an adaptation to onnxruntime and ncnn on this machine, and the command that made it.
+
+    Other runs have measured both devices already.
+    """
+    _, others = adapted
+    words = [word for word in adapting.words if not word.startswith("device")]
+    words += ["device=[onnxruntime,ncnn_bf16]", "search.budget_count=3", "export.bundle=true"]
+    own = Command(others.with_name("together"), (*words, "export.together={onnxruntime:[ncnn_bf16]}"))
+    shutil.copytree(others / "stages", own.output / "stages")
+    for luts in (command.output / "luts", others / "luts"):
+        shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
     return own("adapt"), own
 
 
@@ -80,8 +84,7 @@ def test_the_bundle_serves_the_kept_rows_in_both_runtimes(together: tuple[dict[s
 
 def test_the_same_run_again_works_nothing(together: tuple[dict[str, Any], Command]) -> None:
     _, own = together
-    again = own("adapt")
-    stages = {row["stage"]: row["cached"] for row in again["stages"]}
-    assert stages["front/onnxruntime"]
-    assert stages["export/onnxruntime"]
-    assert json.loads((own.output / "report.json").read_text())["devices"][0]["levels"]["rows"]
+    config = validate(AdaptConfig, compose_config("adapt", [*own.words, f"output_dir={own.output}"]))
+    states = {row.stage: row.state for row in foresee("report", config)}
+    assert states["front/onnxruntime"] == "complete"
+    assert states["export/onnxruntime"] == "complete"
