@@ -5,6 +5,7 @@ import os
 import signal
 import site
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from profiling_agents import frames
@@ -86,7 +87,9 @@ class Child:
         """End the process, also in the middle of a request."""
         if self.alive:
             assert self._process is not None
-            self._process.kill()
+            with suppress(ProcessLookupError):  # it has ended, and asyncio has not told yet
+                # Process.kill would take the exit status of a process that has ended, which asyncio then misses
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill and wait for the end."""
