@@ -125,7 +125,7 @@ class Adaptation:
         self._device: SensedState | None = None
         self._load: float | None = None
         self._context: DeviceContext | None = None
-        self._lag, self._has_served = 0.0, False
+        self._lag, self._has_served, self._late = 0.0, False, False
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
         self._limits = self._careful = limits
@@ -178,6 +178,7 @@ class Adaptation:
             inputs = self._inputs(cold, without, request)
             before = self._state
             self._state, self._decision = self.policy.decide(before, inputs)
+            self._late &= inputs.for_run
             if self._record is not None:
                 self._record.append(before, inputs, self._decision)
             return self._decision
@@ -197,7 +198,9 @@ class Adaptation:
             self._estimate.observe(rows, run_ms, now_s, self._load)
             self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
-                self._caution.observe(request.spent_ms > self._limits.budget_ms, self._limits.quantile)
+                late = request.spent_ms > self._limits.budget_ms
+                self._caution.observe(late, self._limits.quantile)
+                self._late |= late
                 self._careful = self._caution.limits(self._limits)
             self._renew(now_s)
 
@@ -262,6 +265,7 @@ class Adaptation:
             now_s=self._clock(),
             limits=self._careful.for_run(request),
             for_run=request.left < request.runs or request.has_less(self._limits.budget_ms),
+            late=self._late,
             factors=self._factors,
             ratio=self._estimate.ratio,
             load=self._load,

@@ -36,6 +36,7 @@ class DecisionInputs(Message):
     predicted latency of the running variant since the last decision; None: it did not run. load: index; None: not sensed.
     without: variants that do not work, which are not chosen. cold: variants that would have to be loaded first. for_run:
     the limits are those of a request's next run, for which alone something else may be chosen. device: where rules decide.
+    late: whether a request since the last decision has taken longer than its budget.
     """
 
     now_s: float
@@ -46,19 +47,23 @@ class DecisionInputs(Message):
     without: frozenset[int] = frozenset()
     cold: frozenset[int] = frozenset()
     for_run: bool = False
+    late: bool = False
     device: DeviceContext | None = None
 
 
 class ChoiceState(Message):
     """What a policy remembers. running: None before the start. better_since_s: since when a better variant would have fitted.
 
-    switched_s: times of the switches in the last minute. Where rules decide: holding, which of their conditions hold; mu, by
-    the battery; rule, what is best in words.
+    switched_s: times of the switches in the last minute. went_up_s: time of the last switch up, until a switch down.
+    dwell_s: how long a better variant has to fit now; None: as long as the policy begins with. Where rules decide: holding,
+    which of their conditions hold; mu, by the battery; rule, what is best in words.
     """
 
     running: int | None = None
     better_since_s: float | None = None
     switched_s: tuple[float, ...] = ()
+    went_up_s: float | None = None
+    dwell_s: float | None = None
     holding: tuple[bool, ...] = ()
     mu: float | None = None
     rule: str | None = None

@@ -8,6 +8,8 @@ from adaptive_runtime.choice.objectives import Objective
 from adaptive_runtime.errors import AdaptiveError
 
 MINUTE_S = 60.0
+HELD_DWELLS = 4.0
+"""A switch up was worth it if it held for so many times what was waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +17,22 @@ class Switching:
     """Hysteresis around an objective.
 
     margin: share of the budget that a variant leaves free when it is switched to, if one does. A better variant has to do so
-    for `dwell_s` without interruption; where none keeps the limits, the fastest has to be faster by this share.
-    most_per_minute: of all switches; half of them are kept for switches down.
+    for `dwell_s` without interruption; where none keeps the limits, the fastest has to be faster by this share. The wait
+    doubles, up to `most_dwell_s`, with each late request that ends a switch up within `HELD_DWELLS` waits, and halves with each
+    other switch down. most_per_minute: of all switches; half of them are kept for switches down.
     """
 
     objective: Objective
     margin: float = 0.05
     dwell_s: float = 1.0
+    most_dwell_s: float = 8.0
     most_per_minute: int = 60
 
     def __post_init__(self) -> None:
-        if not (0 <= self.margin < 1 and self.dwell_s >= 0 and self.most_per_minute >= 1):
-            got = f"margin {self.margin:g}, dwell {self.dwell_s:g} s, {self.most_per_minute} a minute"
+        times = self.dwell_s >= 0 and self.most_dwell_s >= 0
+        if not (0 <= self.margin < 1 and times and self.most_per_minute >= 1):
+            dwell = f"dwell {self.dwell_s:g} s, at most {self.most_dwell_s:g} s"
+            got = f"margin {self.margin:g}, {dwell}, {self.most_per_minute} a minute"
             raise AdaptiveError(
                 "switching", got, allowed="a margin from 0 to below 1, 0 s and more, 1 a minute and more"
             )
@@ -34,10 +40,11 @@ class Switching:
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
         """The next state, and the decision with its reason."""
         recent_s = tuple(time_s for time_s in state.switched_s if time_s > inputs.now_s - MINUTE_S)
+        state = state.model_copy(update={"switched_s": recent_s})
         best = self.objective.find(inputs.limits, inputs.factors, inputs.without)
         running = state.running
         if running is None:
-            return self._switched(inputs, best, (), "start", f"{self._told(best, inputs)}")
+            return self._switched(state, inputs, best, "start", f"{self._told(best, inputs)}")
         look_up = self.objective.look_up
         now = FoundVariant(
             running,
@@ -45,70 +52,77 @@ class Switching:
             look_up.keeps(running, inputs.limits, inputs.factors),
         )
         if best.variant == running:
-            return self._stays(inputs, now, recent_s, None, "no other variant is better")
+            return self._stays(state, inputs, now, None, "no other variant is better")
         if running in inputs.without:
             why = f"{self._name(now)} does not work; {self._told(best, inputs)}"
-            return self._switched(inputs, best, recent_s, self._direction(inputs, now, best), why)
+            blameless = state.model_copy(update={"went_up_s": None})
+            return self._switched(blameless, inputs, best, self._direction(inputs, now, best), why)
         if not now.within:
-            return self._away(inputs, now, best, recent_s)
-        return self._towards(state, inputs, now, best, recent_s)
+            return self._away(state, inputs, now, best)
+        return self._towards(state, inputs, now, best)
 
     def _away(
-        self, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant, recent_s: tuple[float, ...]
+        self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
         """From a variant that breaks a limit."""
         hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
         if hardly_faster and self.objective.look_up.keeps_extras(now.variant, inputs.limits):
             why = f"the fastest, {self._name(best)}, is hardly faster with {best.effective_ms:.3g} ms"
-            return self._stays(inputs, now, recent_s, None, why)
-        why = f"{self._told(now, inputs)}; {self._told(best, inputs)}"
-        if len(recent_s) >= self.most_per_minute:
-            return self._stays(
-                inputs, now, recent_s, None, f"{why}, but {len(recent_s)} switches were in the last minute"
-            )
+            return self._stays(state, inputs, now, None, why)
+        why, switches = f"{self._told(now, inputs)}; {self._told(best, inputs)}", len(state.switched_s)
+        if switches >= self.most_per_minute:
+            return self._stays(state, inputs, now, None, f"{why}, but {switches} switches were in the last minute")
         spacious = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if spacious.within:
             best, why = spacious, f"{self._told(now, inputs)}; {self._told(spacious, inputs)}"
-        return self._switched(inputs, best, recent_s, self._direction(inputs, now, best), why)
+        return self._switched(state, inputs, best, self._direction(inputs, now, best), why)
 
     def _towards(
-        self,
-        state: ChoiceState,
-        inputs: DecisionInputs,
-        now: FoundVariant,
-        best: FoundVariant,
-        recent_s: tuple[float, ...],
+        self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
         """To a better variant, if there is one with a margin for long enough."""
         better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if not better.within or not self.objective.prefers(better.variant, now.variant, inputs.factors):
             why = f"{self._told(best, inputs)}, less than {self.margin:.0%} below it"
-            return self._stays(inputs, now, recent_s, None, why)
+            return self._stays(state, inputs, now, None, why)
         since_s = inputs.now_s if state.better_since_s is None else min(state.better_since_s, inputs.now_s)
-        waited_s = inputs.now_s - since_s
+        waited_s, dwell_s = inputs.now_s - since_s, self._dwell_s(state)
         why = f"{self._told(better, inputs)}, and a better variant has fitted for {waited_s:.3g} s"
-        if waited_s < self.dwell_s:
-            return self._stays(inputs, now, recent_s, since_s, f"{why} of {self.dwell_s:g} s")
-        if len(recent_s) >= max(1, self.most_per_minute // 2):
-            why = f"{why}, but {len(recent_s)} switches were in the last minute"
-            return self._stays(inputs, now, recent_s, since_s, why)
-        return self._switched(inputs, better, recent_s, "up", why)
+        if waited_s < dwell_s:
+            return self._stays(state, inputs, now, since_s, f"{why} of {dwell_s:g} s")
+        if len(state.switched_s) >= max(1, self.most_per_minute // 2):
+            why = f"{why}, but {len(state.switched_s)} switches were in the last minute"
+            return self._stays(state, inputs, now, since_s, why)
+        return self._switched(state, inputs, better, "up", why)
 
     def _switched(
-        self, inputs: DecisionInputs, to: FoundVariant, recent_s: tuple[float, ...], step: Step, why: str
+        self, state: ChoiceState, inputs: DecisionInputs, to: FoundVariant, step: Step, why: str
     ) -> tuple[ChoiceState, Decision]:
-        times_s = recent_s if step == "start" else (*recent_s, inputs.now_s)
-        state = ChoiceState(running=to.variant, switched_s=times_s)
-        return state, made(self.objective, inputs, to, step, why)
+        times_s = () if step == "start" else (*state.switched_s, inputs.now_s)
+        known: dict[str, object] = {"running": to.variant, "better_since_s": None, "switched_s": times_s}
+        if step == "up":
+            known |= {"went_up_s": inputs.now_s}
+        elif state.went_up_s is not None:
+            known |= {"went_up_s": None, "dwell_s": self._next_dwell_s(state, inputs, inputs.now_s - state.went_up_s)}
+        return state.model_copy(update=known), made(self.objective, inputs, to, step, why)
+
+    def _dwell_s(self, state: ChoiceState) -> float:
+        return self.dwell_s if state.dwell_s is None else state.dwell_s
+
+    def _next_dwell_s(self, state: ChoiceState, inputs: DecisionInputs, held_s: float) -> float:
+        """How long the next switch up waits after one that held for `held_s`."""
+        now_s = self._dwell_s(state)
+        if inputs.late and held_s < HELD_DWELLS * now_s:
+            return min(2 * now_s, max(self.dwell_s, self.most_dwell_s))
+        return max(self.dwell_s, now_s / 2)
 
     def _direction(self, inputs: DecisionInputs, now: FoundVariant, to: FoundVariant) -> Step:
         return "up" if self.objective.prefers(to.variant, now.variant, inputs.factors) else "down"
 
     def _stays(
-        self, inputs: DecisionInputs, now: FoundVariant, recent_s: tuple[float, ...], since_s: float | None, why: str
+        self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, since_s: float | None, why: str
     ) -> tuple[ChoiceState, Decision]:
-        state = ChoiceState(running=now.variant, better_since_s=since_s, switched_s=recent_s)
-        return state, made(self.objective, inputs, now, "stay", why)
+        return state.model_copy(update={"better_since_s": since_s}), made(self.objective, inputs, now, "stay", why)
 
     def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
         limits = inputs.limits

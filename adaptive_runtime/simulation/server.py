@@ -68,7 +68,7 @@ class _Run:
         table, trace = self.requests.table, self.requests.trace
         self.estimate = LoadEstimate(table)
         self.told: list[tuple[int, float, float, float]] = []
-        self.state = ChoiceState()
+        self.state, self.late = ChoiceState(), False
         self.free_s, self.next_decision_s, self.arrived, self.switches = 0.0, -inf, 0, 0
         self.waiting: deque[int] = deque()
         self.ends, self.rows = (np.full(len(self.requests), -1) for _ in range(2))
@@ -118,7 +118,9 @@ class _Run:
             factors=self.estimate.factors(now_s, load, limits.quantile),
             ratio=self.estimate.ratio,
             load=load,
+            late=self.late,
         )
+        self.late = False
         before = self.state.running
         if self.around is not None:
             inputs = self.around.seen(inputs, before)
@@ -141,6 +143,7 @@ class _Run:
             service_ms = self.latencies_ms[variant] * float(requests.factor_CR[self.classes[variant], request])
         in_time = switching_ms + service_ms <= left_ms
         self.ends[request] = RequestEnds.IN_TIME if in_time else RequestEnds.LATE
+        self.late |= not in_time
         self.rows[request], self.accuracy[request] = variant, requests.table.accuracy[variant]
         self.latency_ms[request] = self.simulation.limits.budget_ms - left_ms + switching_ms + service_ms
         self.free_s += service_ms * 1e-3

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +115,21 @@ def test_a_step_of_load_is_followed_down_at_once_and_up_after_the_wait() -> None
     )
     assert made[3].reason.endswith("less than 10% below it")
     assert made[6].reason.endswith("a better variant has fitted for 2 s")
+
+
+def test_an_up_that_made_a_request_late_makes_the_next_one_wait_twice_as_long() -> None:
+    policy = Switching(MostAccurate(VariantLookUp(TABLE)), dwell_s=1.0, most_dwell_s=4.0)
+    late_s, in_time_s, until_s = (3.5, 6.5, 12.0), (1.0, 18.0), 22.0
+    steps = np.arange(0.0, until_s, 0.5).tolist()
+    inputs = [
+        at(now_s, 2.0 if now_s in (*late_s, *in_time_s) else 1.0).model_copy(update={"late": now_s in late_s})
+        for now_s in steps
+    ]
+    made = [decision for _, decision in decided(policy, inputs)]
+    assert [decision.now_s for decision in made if decision.step == "down"] == sorted((*late_s, *in_time_s))
+    ups_s = [decision.now_s for decision in made if decision.step == "up"]
+    calm_s = [max(at_s for at_s in (*late_s, *in_time_s) if at_s < up_s) + 0.5 for up_s in ups_s]
+    assert [up_s - since_s for up_s, since_s in zip(ups_s, calm_s, strict=True)] == [1.0, 2.0, 4.0, 4.0, 2.0]
 
 
 def test_where_nothing_fits_the_fastest_runs_and_is_told() -> None:
