@@ -8,7 +8,7 @@ steps, so the mean cross-entropy loss is measured and added up in the same way: 
 accuracies are equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -74,7 +74,8 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
 class AccuracyPredictor:
     """Sensitivities as tables over choices, one for each variable and each interaction; predicting gathers and sums."""
 
-    def __init__(self, table: Sensitivities) -> None:
+    def __init__(self, table: Sensitivities, unchanged: Set[str] = frozenset()) -> None:
+        """unchanged: variables that no best SubNet changes: any other choice costs more than all modifications together."""
         self.table = table
         self.pairs = [_pair(table, each) for each in table.interactions]
         accuracy, loss = _effects(table, "accuracy"), _effects(table, "loss")
@@ -83,6 +84,9 @@ class AccuracyPredictor:
         self.kept = np.array([kept(found, error) for found, error in zip(self.residuals, errors, strict=True)])
         self._weights = [share * pair.shares(accuracy) for pair, share in zip(self.pairs, self.kept, strict=True)]
         of_pairs = [found * weight for found, weight in zip(self.residuals, self._weights, strict=True)]
+        for row, values in zip(table.variables, accuracy, strict=True):
+            if row.variable in unchanged:
+                values[:-1] -= 1 + len(accuracy) + len(of_pairs)
         lost_by_pairs = [found * pair.shares(loss) for pair, found in zip(self.pairs, lost, strict=True)]
         self._accuracy, self._loss = self._sums(accuracy, of_pairs), self._sums(loss, lost_by_pairs)
         spread = sum(float(np.ptp(values)) for _, values in self._loss.tables)

@@ -1,6 +1,6 @@
 """The candidates of a refinement: candidates of each budget, and the search for further candidates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,10 +53,11 @@ class Budget:
 
 
 class Pool:
-    """The SubNets to be measured, by digest: the search's winners, the uniformly shrunk SubNets, and candidates of budgets.
+    """The SubNets to be measured, by digest: the search's winners, other fronts' winners, and candidates of budgets.
 
-    All keep the search's limits. The uniformly shrunk ones are there so that no winner is below one of them. targets, fronts:
-    one for each device, of one search.
+    All keep the search's limits. The other fronts are those of uniformly shrunk SubNets and, in a space of sizes and
+    alternatives, of sizes alone and of alternatives alone (`_parts`): so no winner is below one of them. targets, fronts: one
+    for each device, of one search.
     """
 
     def __init__(
@@ -70,15 +71,39 @@ class Pool:
         self._net, self._accuracy, self._timed = net, accuracy, len(targets)
         self._settings = SearchSettings.model_validate(fronts[0].settings)
         self._costs = costs_of(net, targets, self._settings)
-        latency, *others = (cost.model for cost in self._costs)
-        self._problem = Problem(net.space, latency, accuracy, tuple(others), timed=self._timed)
+        self._problem = self._problem_of(accuracy)
         self._limits = np.array([cost.limit for cost in self._costs])
+        self.budgets_ms = [
+            tuple(row.budget_ms for row in rows) for rows in zip(*(front.winners for front in fronts), strict=True)
+        ]
         self.around = Around(self._problem, self._limits, self._codes([row.config for row in self.winners]))
         uniform = {row.digest: row.config for row in fronts[0].baseline}
         codes = self._codes(list(uniform.values()))
         most = np.concatenate([np.full(self._timed, np.inf), self._limits[self._timed :]])
         kept = self._problem.within(codes, most).tolist() if uniform else []
         self.configs |= {digest: uniform[digest] for digest, keeps in zip(uniform, kept, strict=True) if keeps}
+        self.configs |= {net.space.digest(config): config for config in self._parts()}
+
+    def _problem_of(self, accuracy: AccuracyPredictor) -> Problem:
+        latency, *others = (cost.model for cost in self._costs)
+        return Problem(self._net.space, latency, accuracy, tuple(others), timed=self._timed)
+
+    def _parts(self) -> Iterator[Config]:
+        """The winners of each budget among SubNets that differ in sizes alone, and among those in alternatives alone.
+
+        The sum of sensitivities is wrong by more where small blocks are replaced, too; nothing where the space has one of both.
+        """
+        variables = self._net.space.variables
+        is_block = np.array([variable.kind == "block" for variable in variables])
+        both = is_block.any() and not is_block.all()
+        for unchanged in (is_block, ~is_block) if both else ():
+            names = {variable.name for variable, stays in zip(variables, unchanged, strict=True) if stays}
+            problem = self._problem_of(AccuracyPredictor(self._accuracy.table, names))
+            method = method_of(problem, self._net.space, self._settings, self._limits)
+            for budgets_ms in self.budgets_ms:
+                code = self._within(method, budgets_ms)
+                if code is not None and (code == problem.largest)[unchanged].all():
+                    yield self._net.space.decode(code)
 
     def _codes(self, configs: Sequence[Config]) -> Codes:
         codes: Codes = self._net.space.canonical_codes(self._net.space.encode(configs))
@@ -127,11 +152,15 @@ class Pool:
         """The code (V,) that the search finds within latencies: the winner for about the budget; None if no code is as fast."""
         if all(abs(ms / own_ms - 1) <= NEAR for ms, own_ms in zip(limits_ms, budget.budgets_ms, strict=True)):
             return budget.winner
+        return self._within(self._method, limits_ms)
+
+    def _within(self, method: Method, limits_ms: Latencies) -> Codes | None:
+        """The code (V,) that a method finds within latencies; None if no code is as fast."""
         most = np.array([*limits_ms, *self._limits[self._timed :]])
-        fastest = self._method.quickest()
+        fastest = method.quickest()
         if self._timed > 1 and not self._keeps(fastest, most):  # the fastest on all devices together
-            fastest = self._method.quickest(most)
-        return self._method.winner(most).code if self._keeps(fastest, most) else None
+            fastest = method.quickest(most)
+        return method.winner(most).code if self._keeps(fastest, most) else None
 
     def _keeps(self, code: Codes, most: Values) -> bool:
         return bool(self._problem.evaluate(code[None]).within(most)[0])
@@ -159,10 +188,12 @@ def budgets_of(pool: Pool, fronts: Sequence[Front], margin: float) -> list[Budge
     """The budgets of a search, whose fronts there are for each device. margin: of a budget, left free."""
     return [
         Budget(
-            budgets_ms=(budgets_ms := tuple(row.budget_ms for row in rows)),
+            budgets_ms=budgets_ms,
             limits_ms=tuple((1 - margin) * budget_ms for budget_ms in budgets_ms),
             winner=code,
             own={rows[0].digest: tuple(row.predicted_ms for row in rows)},
         )
-        for rows, code in zip(zip(*(front.winners for front in fronts), strict=True), pool.around.winners, strict=True)
+        for budgets_ms, rows, code in zip(
+            pool.budgets_ms, zip(*(front.winners for front in fronts), strict=True), pool.around.winners, strict=True
+        )
     ]
