@@ -22,6 +22,7 @@ from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
 from tests.runtime.service_process import SAMPLE, images, served
 from tests.runtime.test_local_socket import by_http
+from tests.threads import beside
 
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -276,12 +277,8 @@ def hostile(folder: Path, serve: Callable[[socket.socket], None]) -> Iterator[Pa
                 connection.settimeout(30)
                 serve(connection)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with beside(run):
             yield path
-        finally:
-            thread.join()
 
 
 def taken(connection: socket.socket, count: int) -> None:
