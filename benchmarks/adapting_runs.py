@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from adaptive_runtime.choice import (
 )
 from adaptive_runtime.sensing import SensedState, Sensing, load_index
 from adaptive_runtime.traces import LoadTrace, Pattern, Stress, trace_of
+from tests.threads import beside
 
 OURS, LARGEST = "ours", "largest"
 LOST, BANDS = 0.052, 10
@@ -199,10 +201,8 @@ class Compared:
         served, loads = {name: Served() for name in adaptations}, list[float | None]()
         with self._sensing(adaptations), stress.processes() as processes:
             over = threading.Event()
-            follows = threading.Thread(target=processes.follow, args=(trace, over.is_set))
-            follows.start()
-            start_s, turns = time.monotonic(), list(in_turn)
-            try:
+            with beside(partial(processes.follow, trace, over.is_set), over=over):
+                start_s, turns = time.monotonic(), list(in_turn)
                 for number, arrival_s in enumerate(trace.arrivals_s):
                     time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
                     names = [*policies, turns[number % len(turns)]]
@@ -211,9 +211,6 @@ class Compared:
                         self._serve(adaptations[name], served[name], number, run_by_run=name == OURS)
                         time.sleep(PAUSE_S)
                     loads.append(self.load)
-            finally:
-                over.set()
-                follows.join()
         return served, loads
 
     def _serve(self, adaptation: Adaptation, served: Served, number: int, *, run_by_run: bool) -> None:
