@@ -17,6 +17,7 @@ import pytest
 from adaptive_runtime.cli import main
 from adaptive_runtime.cli.client_source import SOURCES
 from adaptive_runtime.service.inference import MOST_SAMPLES
+from profiling_agents.messages import MIB
 from tests.docs.documents import ROOT, blocks
 from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
@@ -28,7 +29,6 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PROGRAM = Path(__file__).with_name("local_client_program.c")
 TIMEOUT_MS = 30_000
-MIB = 2**20
 
 
 def compiled(*words: str | Path) -> None:
