@@ -3,7 +3,7 @@
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,12 @@ from typing import Any
 from benchmarks.bars import Terminal
 from benchmarks.supernets import saved
 from profiling_agents.client import AgentClient, local_agent
+from profiling_agents.messages import MeasureSettings
+from tailor_ir import Config, SuperNet
 from tasks import profile
 from tasks.artifacts import read_json, write_json
+from tasks.conversion import onnx_of
+from tasks.measuring.jobs import onnx_job
 from tasks.predict.settings import Settings as PredictSettings
 
 DEVICES: dict[str, tuple[str, str]] = {  # runtime, precision
@@ -24,6 +28,8 @@ DEVICES: dict[str, tuple[str, str]] = {  # runtime, precision
     "executorch": ("executorch", "fp32"),
 }
 MEASURED_DEVICES = ("ncnn", "ncnn_bf16", "onnxruntime", "openvino")
+ROUNDS, TIMING = 3, MeasureSettings(time_cap_ms=200.0)
+"""Of `least_p50_ms`."""
 
 
 @contextmanager
@@ -52,6 +58,25 @@ def profiled(
         found = profile.run(settings, folder, client, own, Terminal(), supernet)
         write_json(cost_file, {"minutes": (time.perf_counter() - start) / 60, **found})
     return own, read_json(cost_file)
+
+
+def least_p50_ms(net: SuperNet, configs: Mapping[str, Config], file: Path) -> dict[str, float]:
+    """The smallest p50 of rounds of each SubNet, by the key of its config, in onnxruntime on one thread [ms].
+
+    file: keeps what was measured; what it has is not measured again.
+    """
+    if not file.exists():
+        jobs = [onnx_job(key, onnx_of(net, config)) for key, config in configs.items()]
+        found: dict[str, list[float]] = {key: [] for key in configs}
+        with local_agent("onnxruntime") as client, client.lease():
+            for _ in range(ROUNDS):
+                for measured in client.measure(jobs, TIMING):
+                    if measured.p50_ms is None:
+                        raise RuntimeError(f"{measured.key}: {measured.reason}")
+                    found[measured.key].append(measured.p50_ms)
+        write_json(file, {key: min(times_ms) for key, times_ms in found.items()})
+    known: dict[str, float] = read_json(file)
+    return known
 
 
 def add_options(parser: argparse.ArgumentParser, networks: Sequence[str], subnets: int) -> None:
