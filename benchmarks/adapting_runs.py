@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,6 @@ from adaptive_runtime.choice import (
     ChoiceLimits,
     ChoicePolicy,
     FixedChoice,
-    LeastCost,
-    LoadBandChoice,
     Objective,
     RatioChoice,
     RequestProgress,
@@ -30,9 +29,10 @@ from adaptive_runtime.choice import (
 )
 from adaptive_runtime.sensing import SensedState, Sensing, load_index
 from adaptive_runtime.traces import LoadTrace, Pattern, Stress, trace_of
+from benchmarks.policies_simulated import LOAD_BANDS, OURS, RATIO, load_bands
+from tests.threads import beside
 
-OURS, LARGEST = "ours", "largest"
-LOST, BANDS = 0.052, 10
+LARGEST = "largest"
 QUIET_REQUESTS = 100
 HELD = 5
 """Requests in a row that are in time where a step of the load is over."""
@@ -199,10 +199,8 @@ class Compared:
         served, loads = {name: Served() for name in adaptations}, list[float | None]()
         with self._sensing(adaptations), stress.processes() as processes:
             over = threading.Event()
-            follows = threading.Thread(target=processes.follow, args=(trace, over.is_set))
-            follows.start()
-            start_s, turns = time.monotonic(), list(in_turn)
-            try:
+            with beside(partial(processes.follow, trace, over.is_set), over=over):
+                start_s, turns = time.monotonic(), list(in_turn)
                 for number, arrival_s in enumerate(trace.arrivals_s):
                     time.sleep(max(0.0, start_s + arrival_s - time.monotonic()))
                     names = [*policies, turns[number % len(turns)]]
@@ -211,9 +209,6 @@ class Compared:
                         self._serve(adaptations[name], served[name], number, run_by_run=name == OURS)
                         time.sleep(PAUSE_S)
                     loads.append(self.load)
-            finally:
-                over.set()
-                follows.join()
         return served, loads
 
     def _serve(self, adaptation: Adaptation, served: Served, number: int, *, run_by_run: bool) -> None:
@@ -254,16 +249,11 @@ class Compared:
 def policies_of(compared: Compared, loads: list[float | None], ratios: list[float]) -> dict[str, Adaptation]:
     """Ours and the published ones. loads, ratios: of the largest on another trace of the pattern."""
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if load is not None]
-    least = max(compared.variants.table.accuracy) - LOST
-
-    def bands(best: Objective) -> ChoicePolicy:
-        cheap = LeastCost(best.look_up, 1.0, 0.0, least_accuracy=least)
-        return LoadBandChoice.measured(cheap, [load for load, _ in known], [ratio for _, ratio in known], BANDS)
-
+    bands = partial(load_bands, loads=[load for load, _ in known], ratios=[ratio for _, ratio in known])
     return {
         OURS: compared.adaptation(Switching),
-        "AdaptiveNet's ratio": compared.adaptation(RatioChoice),
-        "AdaScale's bands": compared.adaptation(bands),
+        RATIO: compared.adaptation(RatioChoice),
+        LOAD_BANDS: compared.adaptation(bands),
     }
 
 

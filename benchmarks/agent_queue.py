@@ -9,9 +9,8 @@ between client and agent is cut twice while results are fetched; two jobs in a t
 import argparse
 import time
 
+from profiling_agents.messages import MIB
 from tests.agents.long_queue import measure_queue
-
-MIB = 1 << 20
 
 
 def main() -> None:

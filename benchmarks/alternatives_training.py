@@ -36,16 +36,13 @@ from rich.table import Table
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from profiling_agents.client import local_agent
-from profiling_agents.messages import MeasureSettings
+from benchmarks.profiled import least_p50_ms
 from tasks import base, finetune
 from tasks import compile as compilation
 from tasks.artifacts import read_json, read_lines, write_json
-from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.finetune.ranges import RANGES, choose
-from tasks.measuring.jobs import onnx_job
 from tasks.models import ModelSettings
 from tasks.schemas.results import WatchedSubNets
 
@@ -58,8 +55,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 WARM_UP = 5
 """Steps of an epoch that are not timed."""
-ROUNDS = 3
-TIMING = MeasureSettings(time_cap_ms=200.0)
 
 
 class Watcher(Terminal):
@@ -147,19 +142,8 @@ class Work:
 
     def latencies_ms(self) -> NDArray[np.float64]:
         """The smallest p50 of each watched SubNet in onnxruntime [ms]."""
-        file = self.folder / "latencies.json"
-        if not file.exists():
-            models = {one.digest: onnx_of(self.net, dict(one.config)) for one in self.watched.subnets}
-            jobs = [onnx_job(digest, content) for digest, content in models.items()]
-            found: dict[str, list[float]] = {digest: [] for digest in models}
-            with local_agent("onnxruntime") as client, client.lease():
-                for _ in range(ROUNDS):
-                    for measured in client.measure(jobs, TIMING):
-                        if measured.p50_ms is None:
-                            raise RuntimeError(f"{measured.key}: {measured.reason}")
-                        found[measured.key].append(measured.p50_ms)
-            write_json(file, {digest: min(times_ms) for digest, times_ms in found.items()})
-        known = read_json(file)
+        configs = {one.digest: dict(one.config) for one in self.watched.subnets}
+        known = least_p50_ms(self.net, configs, self.folder / "latencies.json")
         return np.array([known[one.digest] for one in self.watched.subnets])
 
 

@@ -45,8 +45,8 @@ import tailor_ir
 from adaptive_runtime.bundles import BundleManifest
 from adaptive_runtime.service.remembered import FILE as REMEMBERED
 from adaptive_runtime.split import PLANS_FILE, SplitSubNet
-from benchmarks.split_faults import FAULTS as DEVICE_FAULTS
-from benchmarks.split_faults import FaultyDevice
+from benchmarks.faults import Act, Fault, failing
+from benchmarks.split_faults import FaultyDevice, faults_of
 from benchmarks.tables import show
 from tests.agents.agent_processes import TOKEN
 from tests.damage import DAMAGES, flip
@@ -56,8 +56,8 @@ from tests.links.plans import plans_of
 from tests.runtime.bundled import answers_of_files, write_plain_bundle
 from tests.runtime.device_files import write
 from tests.runtime.service_process import AUTHORIZATION, INFER, SAMPLE, Served, body, served
+from tests.threads import beside
 
-LEAST_S, MOST_S = 0.05, 1.0
 PATIENCE_S, LONGEST_S, AGAIN_S = 60.0, 10.0, 0.02
 ASK_S = 5.0
 """Patience with one try."""
@@ -65,7 +65,6 @@ FOR_NOW = (429, 503, 504)
 IMAGES, TOLERANCE = 32, 1e-3
 RULES = "battery < 20% -> latency first; temperature > 80 C -> latency first; accuracy first"
 BATTERY, HEAT, MEMORY = "sys/class/power_supply/BAT0", "sys/class/thermal/thermal_zone0/temp", "proc/meminfo"
-Act = Callable[[], object]
 Answer = Callable[[int, Mapping[str, Any]], np.ndarray]
 """The right answer of an image, by the parameters of the one that came."""
 
@@ -107,10 +106,10 @@ class Supervised:
         self._stack.close()
 
     @property
-    def faults(self) -> dict[str, tuple[Act, Act]]:
-        """Those of any service: how each begins and ends."""
-        frozen = partial(self.stop, signal.SIGSTOP), partial(self.stop, signal.SIGCONT)
-        return {"killed": (self.kill, self.start), "frozen": frozen}
+    def faults(self) -> list[Fault]:
+        """Those of any service: killed and frozen."""
+        frozen = Fault("frozen", partial(self.stop, signal.SIGSTOP), partial(self.stop, signal.SIGCONT))
+        return [Fault("killed", self.kill, self.start), frozen]
 
 
 @dataclass(slots=True)
@@ -161,36 +160,6 @@ class Asked:
         self.counts["wrong"] += not same(got, right(number, told["parameters"]), TOLERANCE)
 
 
-@contextmanager
-def failing(faults: Mapping[str, tuple[Act, Act]], pause_s: float, seed: int) -> Iterator[Counter[str]]:
-    """Faults one after another in a thread of their own; counts them. The last one is mended at the end."""
-    counts: Counter[str] = Counter()
-    ended, rng = threading.Event(), random.Random(seed)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            while not ended.wait(rng.uniform(0, 2 * pause_s)):
-                name = rng.choice(sorted(faults))
-                begin, end = faults[name]
-                begin()
-                ended.wait(rng.uniform(LEAST_S, MOST_S))
-                end()
-                counts[name] += 1
-        except BaseException as error:  # noqa: BLE001 - it is raised where the block ends
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def bundle_of(folder: Path) -> BundleManifest:
     """The largest and the smallest SubNet of a small network."""
     torch.manual_seed(0)
@@ -223,7 +192,7 @@ def answers_again(root: Path) -> None:
 
 def bundle_faults(
     service: Supervised, bundle: Path, manifest: BundleManifest, state: Path, root: Path, seed: int
-) -> dict[str, tuple[Act, Act]]:
+) -> list[Fault]:
     """Faults of the device, of rows and of files of a service that adapts."""
     rng = random.Random(seed)
     row = bundle / manifest.subnets[0].nets["onnx"].files[0]
@@ -235,24 +204,27 @@ def bundle_faults(
                 rng.choice(DAMAGES)(file)
 
     nonsense = {f"{BATTERY}/capacity": "full", MEMORY: "MemTotal: much kB\nMemAvailable: little kB", HEAT: "hot"}
-    return {
-        **service.faults,
-        "sensor stalls": (partial(stalls, root / HEAT), partial(answers_again, root)),
-        "sensors tell nonsense": (partial(write, root, nonsense), partial(device_files, root)),
-        "battery jumps": (partial(write, root, {f"{BATTERY}/capacity": 5}), partial(device_files, root)),
-        "row corrupted": (
+    return [
+        *service.faults,
+        Fault("sensor stalls", partial(stalls, root / HEAT), partial(answers_again, root)),
+        Fault("sensors tell nonsense", partial(write, root, nonsense), partial(device_files, root)),
+        Fault("battery jumps", partial(write, root, {f"{BATTERY}/capacity": 5}), partial(device_files, root)),
+        Fault(
+            "row corrupted",
             partial(service.again, partial(flip, row)),
             partial(service.again, partial(row.write_bytes, whole)),
         ),
-        "memory of the choice damaged": (
+        Fault(
+            "memory of the choice damaged",
             partial(service.again, partial(damaged, state, REMEMBERED)),
             lambda: None,
         ),
-        "prepared files damaged": (
+        Fault(
+            "prepared files damaged",
             partial(service.again, partial(damaged, bundle / "prepared", "*")),
             lambda: None,
         ),
-    }
+    ]
 
 
 @contextmanager
@@ -295,11 +267,15 @@ def split_service(work: Path, options: argparse.Namespace) -> Iterator[tuple[str
             words += ["--device", f"{name}={device.address.url}", "--device-token", f"{name}={token}"]
         service = Supervised(folder, work, *words)
         stack.callback(service.close)
-        faults = dict(service.faults)
-        for name, device in devices.items():
-            for told, (begin, end) in DEVICE_FAULTS.items():
-                if not told.startswith("straight"):
-                    faults[f"{told}: {name}"] = (partial(begin, device), partial(end, device))
+        faults = [
+            *service.faults,
+            *(
+                fault._replace(name=f"{fault.name}: {name}")
+                for name, device in devices.items()
+                for fault in faults_of([device])
+                if not fault.name.startswith("straight")
+            ),
+        ]
         yield service.url, xs, lambda number, _: expected[number], faults
 
 
@@ -308,22 +284,16 @@ def chaos(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
     makers = {"bundle": bundle_service, "split": split_service}
     ended, found = threading.Event(), dict[str, dict[str, Any]]()
     with ExitStack() as stack:
-        seen, threads, counts = dict[str, Asked](), list[threading.Thread](), dict[str, Counter[str]]()
+        seen, asks, counts = dict[str, Asked](), list[Callable[[], None]](), dict[str, Counter[str]]()
         for at, (name, make) in enumerate(makers.items()):
             folder = work / name
             folder.mkdir()
             url, xs, right, faults = stack.enter_context(make(folder, options))
             seen[name] = Asked()
-            asks = partial(seen[name].until, ended, url, xs, right, options.gap_s)
-            threads.append(threading.Thread(target=asks))
+            asks.append(partial(seen[name].until, ended, url, xs, right, options.gap_s))
             counts[name] = stack.enter_context(failing(faults, options.pause_s, options.seed + at))
-        stack.callback(ended.set)
-        for thread in threads:
-            thread.start()
-        time.sleep(60 * options.minutes)
-        ended.set()
-        for thread in threads:
-            thread.join()
+        with beside(*asks, over=ended):
+            ended.wait(60 * options.minutes)
         for name, one in seen.items():
             keys = ("requests", "answered", "wrong", "lost", "late", "no connection", "refused for now")
             waited_s = one.waited_s or [0.0]

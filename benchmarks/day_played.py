@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from adaptive_runtime.split import PlacedSegments, SplitNetwork, SplitOptions, S
 from adaptive_runtime.traces import LoadTrace, Scenario, Stress
 from benchmarks.split_faults import FaultyDevice
 from tests.runtime.device_files import write
+from tests.threads import beside
 
 SHAPED_EVERY_S = 0.25
 START_S = 60.0
@@ -297,10 +299,7 @@ def systems_of(
 def follow(stress: Stress, trace: LoadTrace, stack: ExitStack) -> None:
     """The load of a trace in a thread, until the stack is left."""
     over = threading.Event()
-    thread = threading.Thread(target=stress.follow, args=(trace, over.is_set))
-    thread.start()
-    stack.callback(thread.join)
-    stack.callback(over.set)
+    stack.enter_context(beside(partial(stress.follow, trace, over.is_set), over=over))
 
 
 def images_of(model: DeployedModel) -> Images:

@@ -20,6 +20,7 @@ import adaptive_runtime
 from adaptive_runtime import DeployedModel, WeightOptions
 from adaptive_runtime.adapting_weights import AdaptedSubnet, NormStatistics
 from adaptive_runtime.adapting_weights.side_file import AdaptedFiles
+from tests.threads import beside
 
 WRONG = ("narrow", "wide", "shuffled", "of other images")
 EVERYTHING = 1_000_000
@@ -61,13 +62,8 @@ def requests(model: DeployedModel, x_1CHW: Images, pause_s: float | None) -> Ite
         while pause_s is not None and not over.wait(pause_s):
             found.append(model.infer(x_1CHW).latency_ms)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
+    with beside(ask, over=over):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 def times(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -34,18 +34,8 @@ import torch
 from benchmarks.drift_alarms import AlarmPlan, delay_rows, false_alarm_rows, fresh_images, scores_of
 from benchmarks.drift_streams import METHODS, STREAMS, MeasuredNetwork, StreamPieces, prepare, stream_rows
 from benchmarks.tables import show
-from benchmarks.trained import train
+from benchmarks.trained import SMALL_GLYPHS, train
 
-COMMON = (
-    "data=glyphs",
-    "data.images=12000",
-    "data.classes=10",
-    "data.resolution=32",
-    "data.validation_share=0.2",
-    "data.test_share=0.2",
-    "data.workers=1",
-    "base.processes=1",
-)
 NETWORKS: dict[str, tuple[str, ...]] = {
     "resnet26": (
         "model=timm",
@@ -79,7 +69,7 @@ def measured(options: argparse.Namespace) -> dict[str, Rows]:
     end_s = time.monotonic() + 60 * options.minutes
     networks = []
     for name in options.networks:
-        trained = train([*COMMON, *NETWORKS[name], *options.overrides], options.work / name, "compile")
+        trained = train([*SMALL_GLYPHS, *NETWORKS[name], *options.overrides], options.work / name, "compile")
         networks.append(MeasuredNetwork(name, trained.supernet.parent.name, prepare(trained)))
     found: dict[str, Rows] = {"streams": [], "delays": [], "false_alarms": [], "bars": []}
     if "alarms" in options.parts:

@@ -38,6 +38,7 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.elastic import compiled
+from profiling_agents.messages import MIB
 from solvers.tables import Codes
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
@@ -50,7 +51,6 @@ from tasks.search.genetic import search
 from tasks.search.problem import Problem, row_keys
 
 SETS = ("sweep", "resolution left out", "genetic", "asked last")
-MIB = 2**20
 
 
 class Resident:

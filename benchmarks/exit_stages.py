@@ -33,21 +33,18 @@ from torch import distributed
 
 import tailor_ir
 from benchmarks.bars import Terminal
+from benchmarks.profiled import least_p50_ms
 from benchmarks.tables import show
-from profiling_agents.client import local_agent
-from profiling_agents.messages import MeasureSettings
 from tailor_ir import Config, ExitParts, SuperNet
 from tasks import base, finetune
 from tasks import compile as compilation
 from tasks.artifacts import read_json, read_lines, write_json
-from tasks.conversion import onnx_of
 from tasks.data import DataSettings, load, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.finetune.job import Job
 from tasks.finetune.loop import Trainer
 from tasks.finetune.networks import TrainableNetwork, open_network
 from tasks.finetune.phases import TrainingPhase
-from tasks.measuring.jobs import onnx_job
 from tasks.models import ModelSettings
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 
@@ -68,9 +65,8 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 COMMON: dict[str, Any] = {"processes": 1, "ranges": {"subnets": 0}}
 WHOLE, TOGETHER = "whole", "together"
-STEPS, PROBED, ROUNDS = 5, 128, 3
+STEPS, PROBED = 5, 128
 PASSES = {"batch_size": PROBED, "micro_batch": PROBED}
-TIMING = MeasureSettings(time_cap_ms=200.0)
 LESS, MOST_STORED = 0.5, 0.132
 Row = dict[str, Any]
 
@@ -231,19 +227,10 @@ def status_mib(field: str) -> float:
 
 def costs(work: Work) -> list[Row]:
     """Latency, energy, weights and heads of each exit."""
-    net, file = work.net, work.folder / "latencies.json"
-    configs = [{"exit": exit_} for exit_ in work.exits]
-    if not file.exists():
-        jobs = [onnx_job(net.space.digest(config), onnx_of(net, dict(config))) for config in configs]
-        found: dict[str, list[float]] = {job.key: [] for job in jobs}
-        with local_agent("onnxruntime") as client, client.lease():
-            for _ in range(ROUNDS):
-                for measured in client.measure(jobs, TIMING):
-                    if measured.p50_ms is None:
-                        raise RuntimeError(f"{measured.key}: {measured.reason}")
-                    found[measured.key].append(measured.p50_ms)
-        write_json(file, {key: min(times_ms) for key, times_ms in found.items()})
-    known = read_json(file)
+    net = work.net
+    configs: list[Config] = [{"exit": exit_} for exit_ in work.exits]
+    by_digest = {net.space.digest(config): config for config in configs}
+    known = least_p50_ms(net, by_digest, work.folder / "latencies.json")
     energy = EnergyPredictor.compile(net, EnergySettings()).model(net.space.encode(configs))
     parts = ExitParts(net.elastic, net.max_config).parts
     heads = [stored(net, part.head_parameters) for part in parts]

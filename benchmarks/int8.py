@@ -29,7 +29,7 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.ranking import random_subnets
-from benchmarks.trained import train
+from benchmarks.trained import SMALL_GLYPHS, train
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.conversion import onnx_of
@@ -43,14 +43,7 @@ from tasks.quantise.mixed import BATCH
 from tasks.quantise.timing import int8_to_time
 
 COMMON = (
-    "data=glyphs",
-    "data.images=12000",
-    "data.classes=10",
-    "data.resolution=32",
-    "data.validation_share=0.2",
-    "data.test_share=0.2",
-    "data.workers=1",
-    "base.processes=1",
+    *SMALL_GLYPHS,
     "finetune.processes=1",
     "space.resolution=[20,24,28,32]",
     "space.width_mult=auto",

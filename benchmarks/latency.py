@@ -15,7 +15,6 @@ measured; a second run goes on from there.
 import argparse
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.bars import Terminal
-from benchmarks.profiled import DEVICES, agent_of, profiled
+from benchmarks.profiled import add_options, each_network, predict_settings, profiled
 from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient
@@ -32,7 +31,6 @@ from tasks.predict import validate
 from tasks.predict.settings import Settings as PredictSettings
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
-MEASURED_DEVICES = ("ncnn", "ncnn_bf16", "onnxruntime", "openvino")
 
 
 def measure(
@@ -113,28 +111,14 @@ def _show(rows: list[dict[str, Any]], markdown: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
-    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=MEASURED_DEVICES)
     parser.add_argument("--method", choices=("in situ", "alone"), default="in situ")
-    parser.add_argument("--subnets", type=int, default=200, help="held out (200)")
-    parser.add_argument("--fit", type=int, default=16, help="random SubNets of the fit (16)")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each SubNet is measured at least (3)")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="what was measured; a folder to go on from")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the README")
+    add_options(parser, NETWORKS, subnets=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    predict = PredictSettings(
-        random_subnets=options.subnets + options.fit, fit_subnets=options.fit, rounds=options.rounds
-    )
-    rows = []
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        for device in options.devices:
-            with agent_of(device) as client, client.lease():
-                for name in options.networks:
-                    rows.append(measure(name, device, client, options.method, predict, work))
-                    _show(rows[-1:], markdown=False)
+    predict, rows = predict_settings(options), list[dict[str, Any]]()
+    for name, device, client, work in each_network(options):
+        rows.append(measure(name, device, client, options.method, predict, work))
+        _show(rows[-1:], markdown=False)
     _show(rows, options.markdown)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -52,13 +52,13 @@ from adaptive_runtime.choice import (
     parse_rules,
 )
 from benchmarks.tables import show
+from profiling_agents.messages import MIB
 
 LOOK_UP_BAR_US, DECISION_BAR_US, SCORED_BAR_US = 10.0, 100.0, 200.0
 MU, CHARGES = 0.5, (0.4, 0.6)
 RULES = "battery < 20% -> energy first; mu by battery"
 SLOW_QUERIES, ROUNDS = 200, 5
 OWN_FACTORS = 10
-MIB = 1 << 20
 Limits = tuple[float, float, float]
 COLUMNS = ("latency_ms", "energy_mj", "memory_mib")
 

@@ -29,7 +29,8 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.elastic import PRESETS
 from benchmarks.enumeration import supernet_of
-from tasks.predict.memory import MIB, MemoryPredictor
+from profiling_agents.messages import MIB
+from tasks.predict.memory import MemoryPredictor
 from tests.ir.runtime_memory import HERE, subnet_peaks
 
 POPULATION = 4096

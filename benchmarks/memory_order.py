@@ -28,13 +28,13 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.memory import timm_supernet
+from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.memory.planned_file import plan_file, session_options
 from tailor_ir.memory.runtime_memory import HERE, runtime
 from tasks.export.counting import by_turns, running
 
 NETWORKS = ("nasnetalarge", "pnasnet5large", "hrnet_w18_small", "inception_v3", "inception_v4")
-MIB = 2**20
 Row = dict[str, float | int | str]
 
 

@@ -20,6 +20,7 @@ seconds.
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from adaptive_runtime.choice import (
     LeastCost,
     LoadBandChoice,
     MostAccurate,
+    Objective,
     RatioChoice,
     Switching,
     VariantLookUp,
@@ -49,7 +51,7 @@ REQUESTS_PER_S = 10.0
 RESPONSE = PressureResponse(cpu=2.0, bandwidth=1.0)
 LOST = 0.052
 BANDS = 10
-OURS = "ours"
+OURS, RATIO, LOAD_BANDS = "ours", "AdaptiveNet's ratio", "AdaScale's bands"
 OFTEN = 10**6
 
 
@@ -80,21 +82,27 @@ def requests_of(table: VariantTable, pattern: Pattern, minutes: float, seed: int
     return SimulatedRequests.drawn(table, trace, seed=seed)
 
 
+def load_bands(best: Objective, loads: Sequence[float], ratios: Sequence[float]) -> LoadBandChoice:
+    """AdaScale's bands. loads, ratios: load indices and slow-downs of the largest variant, measured on another trace."""
+    look_up = best.look_up
+    cheap = LeastCost(look_up, 1.0, 0.0, least_accuracy=max(look_up.table.accuracy) - LOST)
+    return LoadBandChoice.measured(cheap, loads, ratios, BANDS)
+
+
 def policies(table: VariantTable, earlier: SimulatedRequests) -> dict[str, ChoicePolicy]:
     """Ours in four settings, the published ones, and the largest variant."""
     look_up = VariantLookUp(table)
     best = MostAccurate(look_up)
     trace: LoadTrace = earlier.trace
     loads_R = earlier.load_T[trace.at(trace.arrivals_s_R)]
-    cheap = LeastCost(look_up, 1.0, 0.0, least_accuracy=max(table.accuracy) - LOST)
     return {
         OURS: Switching(best),
         "ours, 30 switches a minute": Switching(best, most_per_minute=30),
         "ours, 6 switches a minute": Switching(best, most_per_minute=6),
         "ours, no hysteresis": Switching(best, margin=0.0, dwell_s=0.0, most_per_minute=OFTEN),
-        "AdaptiveNet's ratio": RatioChoice(best),
+        RATIO: RatioChoice(best),
         "the same, 90 % of the budget": RatioChoice(best, share=0.9),
-        "AdaScale's bands": LoadBandChoice.measured(cheap, loads_R.tolist(), earlier.factor_CR[0].tolist(), BANDS),
+        LOAD_BANDS: load_bands(best, loads_R.tolist(), earlier.factor_CR[0].tolist()),
         "largest": FixedChoice(best, int(look_up.place_V.argmin())),
     }
 

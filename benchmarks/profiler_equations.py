@@ -19,7 +19,6 @@ Source: CrowdHMTware, eq. 1 and 2 in §III-D.
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from scipy.optimize import nnls
 
 import tailor_ir
 from benchmarks.bars import Terminal
-from benchmarks.latency import MEASURED_DEVICES
-from benchmarks.profiled import DEVICES, agent_of, profiled
+from benchmarks.profiled import add_options, each_network, predict_settings, profiled
 from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient
@@ -188,29 +186,14 @@ def _show(rows: Sequence[Mapping[str, Any]], markdown: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
-    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=MEASURED_DEVICES)
-    parser.add_argument("--subnets", type=int, default=100, help="held out (100)")
-    parser.add_argument("--fit", type=int, default=16, help="random SubNets of the fit (16)")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each SubNet is measured at least (3)")
     parser.add_argument("--cache-kib", type=int, default=1024, help="the cache whose hits the equations count (1024)")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="what was measured; a folder to go on from")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the README")
+    add_options(parser, NETWORKS, subnets=100)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    predict = PredictSettings(
-        random_subnets=options.subnets + options.fit, fit_subnets=options.fit, rounds=options.rounds
-    )
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        for device in options.devices:
-            with agent_of(device) as client, client.lease():
-                for name in options.networks:
-                    given = (name, device, client, predict, work, 1024 * options.cache_kib)
-                    rows += measure(*given)
-                    _show(rows[-4:], markdown=False)
+    predict, rows = predict_settings(options), list[dict[str, Any]]()
+    for name, device, client, work in each_network(options):
+        rows += measure(name, device, client, predict, work, 1024 * options.cache_kib)
+        _show(rows[-4:], markdown=False)
     _show(rows, options.markdown)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

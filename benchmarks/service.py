@@ -23,7 +23,6 @@ import json
 import resource
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +37,7 @@ import adaptive_runtime
 from adaptive_runtime.service.protocol import LENGTH_HEADER
 from tests.runtime.local_client import LocalClient
 from tests.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
+from tests.threads import all_at_once
 
 SIZE = 64
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1.0]}
@@ -120,12 +120,8 @@ def _together(service: Served, sent: dict[str, Any], requests: int) -> float:
             for _ in range(requests // CLIENTS):
                 http.post(INFER, **sent).raise_for_status()
 
-    threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(*[ask] * CLIENTS)
     return time.perf_counter() - start
 
 

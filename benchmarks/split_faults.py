@@ -19,16 +19,16 @@ Bars: none lost, none twice, none wrong but for the third device's, none late; t
 import argparse
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,12 +39,13 @@ from rich.table import Table
 
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
+from benchmarks.faults import Fault, failing
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain
 from tests.links.hostile import HostileDevice, hostile
 from tests.links.relay import LinkRelay, address_of, relayed
+from tests.threads import all_at_once
 
-LEAST_S, MOST_S = 0.05, 1.0
 SLOW_MBPS = 0.1
 IMAGES = 64
 SWITCH_S = 5e-4
@@ -102,8 +103,8 @@ class FaultyDevice:
         self._stack.close()
 
 
-Act = Callable[[FaultyDevice], None]
-FAULTS: dict[str, tuple[Act, Act]] = {
+DeviceAct = Callable[[FaultyDevice], None]
+FAULTS: dict[str, tuple[DeviceAct, DeviceAct]] = {
     "killed": (FaultyDevice.kill, FaultyDevice.restart),
     "frozen": (lambda one: one.stop(signal.SIGSTOP), lambda one: one.stop(signal.SIGCONT)),
     "cut": (lambda one: one.relay.cut(), lambda one: one.relay.mend()),
@@ -120,28 +121,13 @@ FAULTS: dict[str, tuple[Act, Act]] = {
 }
 
 
-@contextmanager
-def failing(devices: list[FaultyDevice], pause_s: float, seed: int) -> Iterator[Counter[str]]:
-    """Faults in a thread of their own; counts them."""
-    counts: Counter[str] = Counter()
-    ended, rng = threading.Event(), random.Random(seed)
-
-    def work() -> None:
-        while not ended.wait(rng.uniform(0, 2 * pause_s)):
-            name, device = rng.choice(sorted(FAULTS)), rng.choice(devices)
-            begin, end = FAULTS[name]
-            begin(device)
-            counts[name] += 1
-            ended.wait(rng.uniform(LEAST_S, MOST_S))
-            end(device)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
+def faults_of(devices: Sequence[FaultyDevice]) -> list[Fault]:
+    """Each fault of each device, by one name for all devices."""
+    return [
+        Fault(name, partial(begin, device), partial(end, device))
+        for name, (begin, end) in sorted(FAULTS.items())
+        for device in devices
+    ]
 
 
 def asked(network: SplitNetwork, xs: list[np.ndarray], options: argparse.Namespace) -> list[Future[SplitAnswer]]:
@@ -215,12 +201,8 @@ def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, 
         def home(number: int) -> None:
             rows[number] = judged(networks[number], asked(networks[number], xs, options), expected)
 
-        threads = [threading.Thread(target=home, args=(number,)) for number in range(options.homes)]
-        with failing(devices, options.pause_s, options.seed) as faults:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with failing(faults_of(devices), options.pause_s, options.seed) as faults:
+            all_at_once(*(partial(home, number) for number in range(options.homes)))
         assert not stranger.runs, "a device with another SubNet has run segments"
         return [rows[number] for number in sorted(rows)], faults
 

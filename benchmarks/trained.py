@@ -15,6 +15,18 @@ from flows.validate import validate
 from tasks.data import DataSettings
 from tasks.predict.settings import Settings as PredictSettings
 
+SMALL_GLYPHS = (
+    "data=glyphs",
+    "data.images=12000",
+    "data.classes=10",
+    "data.resolution=32",
+    "data.validation_share=0.2",
+    "data.test_share=0.2",
+    "data.workers=1",
+    "base.processes=1",
+)
+"""Words of the command line: ten characters of glyphs at 32 pixels, trained on by one process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:

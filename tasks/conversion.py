@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiling_agents.messages import MIB
 from tailor_ir import Config, Statistics, SuperNet
 
-MIB = 2**20
 CHILD_NICENESS = 10  # conversion runs beside measuring, perhaps on the same machine
 
 

@@ -11,6 +11,7 @@ from adaptive_runtime.bundles import BundledExit, BundledSubNet, BundleFormat, B
 from adaptive_runtime.choice import VariantTable
 from adaptive_runtime.choice.inputs import deviations
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.shares import clipped_share
 from adaptive_runtime.slowdown import octaves_V
 
 UNKNOWN_ERROR = 0.25
@@ -113,17 +114,13 @@ def _rows(subnet: BundledSubNet, form: BundleFormat, named: BundleFormat | None,
             until_ms, exit_error = _until(exit, subnet, error)
             exit_ms = until_ms * slower
             exit_error = max(exit_error, UNKNOWN_ERROR) if has_own else exit_error
-            left = _share(accuracy - lost)
+            left = clipped_share(accuracy - lost)
             yield _Row(whole._replace(exit=exit.exit), left, exit_ms, exit_error, energy_of(exit_ms), memory_mib)
     if subnet.thresholds is not None and subnet.early is not None:
         early, early_ms = subnet.early, subnet.early.expected_ms * slower
-        left = _share(_early_accuracy(early, subnet) - lost)
+        left = clipped_share(_early_accuracy(early, subnet) - lost)
         spread = spread_of(early.expected_ms, early.p99_ms)
         yield _Row(whole._replace(early=True), left, early_ms, spread, energy_of(early_ms), memory_mib)
-
-
-def _share(value: float) -> float:
-    return min(1.0, max(0.0, value))
 
 
 def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[float, float]:
@@ -137,7 +134,7 @@ def _until(exit: BundledExit, subnet: BundledSubNet, error: float) -> tuple[floa
 def _early_accuracy(early: EarlyAnswers, subnet: BundledSubNet) -> float:
     """On the first split, if thresholds lose there what they lose on test images."""
     lost = subnet.accuracy.get("test", early.accuracy) - early.accuracy
-    return _share(subnet.first_accuracy - lost)
+    return clipped_share(subnet.first_accuracy - lost)
 
 
 def spread_of(expected_ms: float, p99_ms: float) -> float:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from adaptive_runtime.bundles import BlocksManifest
 from adaptive_runtime.local_search.prefixes import Array, PrefixTree, RunCounts
 from adaptive_runtime.local_search.samples import OwnImages
-from adaptive_runtime.local_search.sessions import FLOAT_BYTES, MIB, SegmentSessions
+from adaptive_runtime.local_search.sessions import FLOAT_BYTES, SegmentSessions
 from adaptive_runtime.local_search.space import Floats, Path
+from profiling_agents.messages import MIB
 
 LEAST_KEPT_MIB = 1.0
 MOST_CHUNK = 64

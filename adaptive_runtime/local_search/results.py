@@ -19,9 +19,10 @@ from adaptive_runtime.bundles.found import HERE
 from adaptive_runtime.local_search.evaluation import OwnEvaluation
 from adaptive_runtime.local_search.latencies import samples_ms
 from adaptive_runtime.local_search.samples import OwnImages
-from adaptive_runtime.local_search.sessions import FLOAT_BYTES, MIB, SegmentSessions
+from adaptive_runtime.local_search.sessions import FLOAT_BYTES, SegmentSessions
 from adaptive_runtime.local_search.space import Floats, Path, latency_ms
 from adaptive_runtime.pool import SubNetPool, Variant
+from profiling_agents.messages import MIB
 
 NOISY_SPREAD = 0.25
 CHUNK = 16

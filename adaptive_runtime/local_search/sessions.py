@@ -7,8 +7,8 @@ from adaptive_runtime.bundles import BlocksManifest, OpenBundle
 from adaptive_runtime.chains import session_options
 from adaptive_runtime.local_search.prefixes import Array
 from adaptive_runtime.pool.memory import give_back, resident_mib
+from profiling_agents.messages import MIB
 
-MIB = 2**20
 FLOAT_BYTES = 4
 LOADING = 2.0
 """What a session takes while it is loaded at most, in its weights: they are read, and ordered anew for the kernels."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.sensing.groups import ControlGroup, GroupCpu
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.sensing.machine import available_cores
 from profiling_agents.sensing.sensors import SYSTEM, read_text
 
@@ -65,9 +66,10 @@ class CpuSensor:
         total = sum(passed)
         if total <= 0:
             return {}
-        busy = _share((total - passed[IDLE] - passed[IO_WAIT]) / total)
+        busy = clipped_share((total - passed[IDLE] - passed[IO_WAIT]) / total)
         own = (now.own_s - before.own_s) * self._ticks_s / total
-        return {"cpu_use": busy, "cpu_use_others": _share(busy - own), "cpu_stolen": _share(passed[STEAL] / total)}
+        others, stolen = clipped_share(busy - own), clipped_share(passed[STEAL] / total)
+        return {"cpu_use": busy, "cpu_use_others": others, "cpu_stolen": stolen}
 
 
 class _Snapshot:
@@ -93,9 +95,5 @@ def _group_use(before: _Snapshot, now: _Snapshot) -> dict[str, float]:
             (after.periods or 0) - (earlier.periods or 0),
             (after.throttled or 0) - (earlier.throttled or 0),
         )
-        found["group_throttled"] = _share(throttled / periods) if periods > 0 else 0.0
+        found["group_throttled"] = clipped_share(throttled / periods) if periods > 0 else 0.0
     return found
-
-
-def _share(value: float) -> float:
-    return min(1.0, max(0.0, value))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.sensing.state import Pressure
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.sensing.sensors import SYSTEM, read_text
 
 RESOURCES = ("cpu", "memory", "io")
@@ -40,4 +41,4 @@ class PressureSensor:
         before, self._before[resource] = self._before.get(resource), (now_s, total_s)
         if before is None or now_s <= before[0]:
             return None
-        return min(1.0, max(0.0, (total_s - before[1]) / (now_s - before[0])))
+        return clipped_share((total_s - before[1]) / (now_s - before[0]))

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import Message
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -74,4 +75,4 @@ class SensedState(Message):
         """Share of the memory that is not available."""
         if self.memory_available_mib is None or not self.memory_total_mib:
             return None
-        return min(1.0, max(0.0, 1.0 - self.memory_available_mib / self.memory_total_mib))
+        return clipped_share(1.0 - self.memory_available_mib / self.memory_total_mib)

@@ -15,6 +15,7 @@ from adaptive_runtime.service.pages import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
 from adaptive_runtime.service.routes import create_app
 from adaptive_runtime.service.waiting import RequestQueue
+from profiling_agents.messages import MIB
 from profiling_agents.network.endpoint import address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal, private_folder
 from profiling_agents.network.guard import GuardRules
@@ -23,7 +24,6 @@ from profiling_agents.network.tokens import new_token
 
 READY = "service ready: "
 """The words that the service prints before its address when it answers."""
-MIB = 1 << 20
 SHUTDOWN_S = 30
 OBSERVE_S = 0.2
 MOST_CONNECTIONS = 16_384

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from adaptive_runtime.shares import clipped_share
+
 PERIOD_S = 0.02
 STREAM_MIB = 64
 PIECE = 1 << 18
@@ -56,7 +58,7 @@ class ToldShare:
         read = os.read(0, 1 << 12)
         *lines, self._begun = (self._begun + read).split(b"\n")
         if lines:
-            self.share = min(1.0, max(0.0, float(lines[-1])))
+            self.share = clipped_share(float(lines[-1]))
         return bool(read)
 
 

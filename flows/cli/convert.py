@@ -12,10 +12,10 @@ from flows.cli.arguments import CONVERTING, MODEL_END, Arguments
 from flows.cli.terminal import Terminal
 from flows.compose import compose_config
 from flows.validate import validate
+from profiling_agents.messages import MIB
 from tasks.errors import UserError
 
 FORM = f"autotailor {CONVERTING} IN{MODEL_END} OUT{MODEL_END}"
-MIB = 2**20
 
 ConvertAnswer = Mapping[str, Any]
 """What `--json` writes: the fields of `tailor_ir.Conversion` without the model, and both files."""

@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from profiling_agents.messages import MIB
 from tailor_ir import Elastic, Statistics
 
 
@@ -15,7 +16,7 @@ class KnownStatistics:
     """
 
     def __init__(self, limit_mib: float = 64) -> None:
-        self._left_bytes = limit_mib * 2**20
+        self._left_bytes = limit_mib * MIB
         self._found: OrderedDict[str, Statistics] = OrderedDict()
         self._network: weakref.ref[Elastic] | None = None
         self._version: Hashable = None

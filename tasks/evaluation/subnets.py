@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from profiling_agents.messages import MIB
 from tailor_ir import Config, Statistics
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
@@ -169,7 +170,7 @@ class EvaluationData:
         self._dataset, self._train = dataset, train
         self._batch_size = min(batch_size, recalibration_images, len(train))
         self._limit, self._recalibration_images = limit, recalibration_images
-        self._cache = _Cache(cache_mib * 2**20)
+        self._cache = _Cache(cache_mib * MIB)
 
     @property
     def dataset(self) -> Dataset:

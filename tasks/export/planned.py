@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from profiling_agents.messages import Capabilities
+from profiling_agents.messages import MIB, Capabilities
 from profiling_agents.sensing.sensors import cpu_model
 from profiling_agents.startup import python_path
 from tailor_ir import SuperNet
@@ -26,7 +26,6 @@ from tasks.export.facts import tell
 from tasks.export.files import Images, Made, in_batches
 from tasks.schemas.exports import Card, PlannedMemory
 
-MIB = 2**20
 SESSION_OPTIONS: dict[str, bool | str] = {
     "graph_optimization_level": "ORT_DISABLE_ALL",
     "execution_order": "PRIORITY_BASED",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling_agents.messages import CODED_BYTES, ActivationCoding
+from profiling_agents.messages import CODED_BYTES, MIB, ActivationCoding
 from solvers.partition import PartitionConditions
 from solvers.tables import Table, Values
 from tailor_ir import NetworkPiece, OperatorTerm
@@ -21,7 +21,6 @@ from tasks.joint.layout import JointSpace
 from tasks.partition.tables import FeatureTimes
 from tasks.search.terms import FORBIDDEN_MS
 
-MIB = 2**20
 FLOAT_BYTES = 4
 
 

@@ -6,6 +6,7 @@ Exits were measured by one device. In another format a SubNet's exits take longe
 from collections.abc import Iterator
 
 from adaptive_runtime.adapting.variants import UNKNOWN_ERROR, spread_of
+from adaptive_runtime.shares import clipped_share
 from tasks.exits.policies import SubnetPolicy
 from tasks.levels.rows import LevelRow
 
@@ -24,7 +25,7 @@ def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> I
 
     def row(accuracy: float, latency_ms: float, **changed: object) -> LevelRow:
         energy_mj = None if whole.energy_mj is None else whole.energy_mj * latency_ms * slower / whole.latency_ms
-        figures = {"accuracy": min(1.0, max(0.0, accuracy - lost)), "latency_ms": latency_ms * slower}
+        figures = {"accuracy": clipped_share(accuracy - lost), "latency_ms": latency_ms * slower}
         return whole.model_copy(update={**figures, "energy_mj": energy_mj, "latency_error": error, **changed})
 
     for one in policy.exits[:-1]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import tailor_ir
 from adaptive_runtime.adapting.variants import load_classes
 from adaptive_runtime.choice import VariantLookUp, VariantTable
+from adaptive_runtime.shares import clipped_share
 from tasks.exits.policies import SubnetPolicy
 from tasks.levels.devices import LevelDevice, PredictedCosts
 from tasks.levels.exits import with_exits
@@ -75,7 +76,7 @@ def _whole(
         config=winner.config,
         device=device.name,
         format=device.form,
-        accuracy=min(1.0, max(0.0, accuracy)),
+        accuracy=clipped_share(accuracy),
         accuracy_error=0.0 if is_evaluated else device.accuracy_error,
         latency_ms=float(found.latency_ms[at]) if measured_ms is None else measured_ms,
         latency_error=device.latency_error if measured_ms is None else 0.0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import Measurement
 from solvers.tables import Values
 
@@ -68,7 +69,7 @@ class Calm:
         ratios = [ratio for ratio in map(_ratio, lines) if ratio is not None]
         if not ratios or math.isnan(self.best_ms):
             return np.ones(len(lines))
-        share = min(1.0, max(0.0, self.level + self.slope * float(np.mean(ratios))))
+        share = clipped_share(self.level + self.slope * float(np.mean(ratios)))
         references_ms = (line.reference_ms for line in lines)
         return np.array([1.0 if one is None else (one / self.best_ms) ** share for one in references_ms])
 

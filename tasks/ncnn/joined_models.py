@@ -14,10 +14,11 @@ import numpy as np
 import onnx
 from onnx import compose, helper, numpy_helper
 
+from profiling_agents.messages import MIB
 from tasks.ncnn.files import Layer, NcnnFiles, weights_of
 
 MAX_MODELS = 200
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 64 * MIB
 
 
 class SplitError(Exception):

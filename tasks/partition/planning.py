@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling_agents.messages import CODED_BYTES, ActivationCoding
+from profiling_agents.messages import CODED_BYTES, MIB, ActivationCoding
 from solvers.errors import Infeasible
 from solvers.partition import (
     Dataflow,
@@ -34,7 +34,6 @@ from tasks.partition.tables import DeviceTimes, RunOffset
 from tasks.places import places
 from tasks.schemas.placed import PlanRow, StayRow, TransferRow
 
-MIB = 2**20
 FLOAT_BYTES = 4
 OTHERS = {
     "all at home": all_at_home,

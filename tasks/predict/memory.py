@@ -3,12 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from profiling_agents.messages import MIB
 from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory import ONNXRUNTIME, ActivationMemory, Rules
 from tasks.predict.sums import Sums, parameter_sums
-
-MIB = 2**20
 
 
 class MemoryPredictor:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import tailor_ir
+from profiling_agents.messages import MIB
 from tailor_ir import SuperNet
 from tailor_ir.memory import Rules
 from tasks.lut import Lut
 from tasks.predict.calibration import FEWEST_SUBNETS
 from tasks.predict.energy import EnergyPredictor, EnergySettings
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import mac_sums, parameter_sums
 from tasks.predict.validate import LATENCY_FILE, errors
 from tasks.profile import LUT_FOLDER

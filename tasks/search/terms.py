@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from profiling_agents.messages import MIB
 from solvers.chain import Chain
 from solvers.errors import NotANumber, TooEntangled
 from solvers.tables import Derived, Table
@@ -16,7 +17,7 @@ from tasks.errors import UserError
 from tasks.predict.accuracy import AccuracyPredictor
 from tasks.predict.energy import FLOAT_BYTES, MJ, EnergyPredictor
 from tasks.predict.latency import LatencyPredictor
-from tasks.predict.memory import MIB, MemoryPredictor, MemoryWithin
+from tasks.predict.memory import MemoryPredictor, MemoryWithin
 from tasks.predict.sums import Sums
 from tasks.search.problem import CostModel
 

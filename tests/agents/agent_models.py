@@ -116,6 +116,21 @@ def addition(backend: str, key: str) -> ModelJob:
     return onnx_job(key, [helper.make_node("Add", ["in0", "in1"], ["out0"])], {}, *shapes)
 
 
+def product_and_difference() -> ModelJob:
+    """in0 · in1 and in0 − in1, (1, 4) each: inputs and outputs in another order than that of the file."""
+    nodes = [helper.make_node("Sub", ["in0", "in1"], ["out0"]), helper.make_node("Mul", ["in0", "in1"], ["out1"])]
+    model = onnx_model(nodes, {}, (1, 4), (1, 4))
+    model.graph.output.append(helper.make_tensor_value_info("out1", TensorProto.FLOAT, None))
+    return ModelJob(
+        key="two",
+        format="onnx",
+        files=(model.SerializeToString(),),
+        input_names=("in1", "in0"),
+        input_shapes=((1, 4), (1, 4)),
+        output_names=("out1", "out0"),
+    )
+
+
 def memory_bomb(backend: str, key: str) -> ModelJob:
     """A few hundred bytes that ask for about 100 GB when they run."""
     if backend == "ncnn":

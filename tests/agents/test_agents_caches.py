@@ -8,12 +8,11 @@ import pytest
 
 from profiling_agents.client import AgentClient, MeasureSettings
 from profiling_agents.execution.measure import measure
-from profiling_agents.messages import AgentError
+from profiling_agents.messages import MIB, AgentError
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
 from tests.agents import agent_models as models
 
 CORE = min(os.sched_getaffinity(0))
-MIB = 1 << 20
 
 
 def write_caches(root: Path, core: int, sizes: dict[int, str]) -> None:

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from profiling_agents.messages import JobMessage, JobsRequest, MeasureSettings
+from profiling_agents.messages import MIB, JobMessage, JobsRequest, MeasureSettings
 from profiling_agents.network.guard import MAX_CONNECTIONS, MAX_REQUESTS
 from profiling_agents.network.server import HEAD_LIMIT_S
 from profiling_agents.serving import service
@@ -39,7 +39,6 @@ ABSENT = (
     "//v1/run",
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECTED")
-MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from profiling_agents.backends.openvino.layers import mean_times_us, times_of_runs_us
-from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
+from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from profiling_agents.messages import Precision
 from tests.agents import agent_models as models
 from tests.hidden_modules import hide
@@ -41,18 +41,8 @@ def test_outputs_equal_the_reference_in_fp32_whatever_the_processor_has(openvino
 
 
 def test_inputs_go_by_name_and_outputs_come_in_the_order_of_the_job(openvino_agent: AgentClient) -> None:
-    nodes = [helper.make_node("Sub", ["in0", "in1"], ["out0"]), helper.make_node("Mul", ["in0", "in1"], ["out1"])]
-    model = models.onnx_model(nodes, {}, (1, 4), (1, 4))
-    model.graph.output.append(helper.make_tensor_value_info("out1", onnx.TensorProto.FLOAT, None))
-    job = ModelJob(
-        key="two",
-        format="onnx",
-        files=(model.SerializeToString(),),
-        input_names=("in1", "in0"),
-        input_shapes=((1, 4), (1, 4)),
-        output_names=("out1", "out0"),
-    )
-    product, difference = openvino_agent.run(job, [np.full((1, 4), 2.0, np.float32), np.full((1, 4), 5.0, np.float32)])
+    inputs = [np.full((1, 4), 2.0, np.float32), np.full((1, 4), 5.0, np.float32)]
+    product, difference = openvino_agent.run(models.product_and_difference(), inputs)
     assert (product == 10.0).all()
     assert (difference == 3.0).all()
 

@@ -8,13 +8,12 @@ import psutil
 import pytest
 
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob, local_agent
-from profiling_agents.messages import JobsQueued, JobsRequest
+from profiling_agents.messages import MIB, JobsQueued, JobsRequest
 from profiling_agents.serving.job_queue import MAX_JOBS
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 from tests.agents.long_queue import QUICK, measure_queue
 
-MIB = 1 << 20
 SLOW = MeasureSettings(time_cap_ms=300.0, confidence=1e-6, patience=0.0)
 
 

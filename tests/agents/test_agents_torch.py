@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from profiling_agents.client import AgentClient, AgentError, ModelJob, local_agent
+from profiling_agents.client import AgentClient, AgentError, local_agent
 from tests.agents import agent_models as models
 
 RUN_TOLERANCE = 1e-5
@@ -29,19 +29,8 @@ def test_outputs_equal_the_reference(torch_agent: AgentClient) -> None:
 
 
 def test_inputs_go_by_name_and_outputs_come_in_the_order_of_the_job(torch_agent: AgentClient) -> None:
-    nodes = [helper.make_node("Sub", ["in0", "in1"], ["out0"]), helper.make_node("Mul", ["in0", "in1"], ["out1"])]
-    model = models.onnx_model(nodes, {}, (1, 4), (1, 4))
-    model.graph.output.append(helper.make_tensor_value_info("out1", onnx.TensorProto.FLOAT, None))
-    job = ModelJob(
-        key="two",
-        format="onnx",
-        files=(model.SerializeToString(),),
-        input_names=("in1", "in0"),
-        input_shapes=((1, 4), (1, 4)),
-        output_names=("out1", "out0"),
-    )
-    one, zero = np.full((1, 4), 2.0, np.float32), np.full((1, 4), 5.0, np.float32)
-    product, difference = torch_agent.run(job, [one, zero])
+    inputs = [np.full((1, 4), 2.0, np.float32), np.full((1, 4), 5.0, np.float32)]
+    product, difference = torch_agent.run(models.product_and_difference(), inputs)
     assert (product == 10.0).all()
     assert (difference == 3.0).all()
 

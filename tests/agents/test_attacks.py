@@ -21,6 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from profiling_agents.client import AgentClient, AgentError, ModelJob
+from profiling_agents.messages import MIB
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 from tests.agents.test_agents_cli import write_certificate
@@ -37,7 +38,6 @@ FLOORS = {
     "hydra-core": "1.3.6",
     "starlette": "0.49.1",
 }
-MIB = 1 << 20
 PRODUCT = ("tailor_ir", "adaptive_runtime", "profiling_agents", "tasks", "flows")
 NEVER_CALLED = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load", "torch.save", "joblib.load", "marshal.loads"),

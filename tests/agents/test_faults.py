@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from profiling_agents.client import AgentClient, AgentError, Measurement, MeasureSettings, ModelJob, local_agent
+from profiling_agents.messages import MIB
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
 from tests.agents.cut_network import network
 
 SLOW = MeasureSettings(time_cap_ms=150.0, confidence=1e-6, spread_limit=1e9, patience=0.0)
-MIB = 1 << 20
 
 
 @pytest.fixture

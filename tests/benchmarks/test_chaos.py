@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
-from benchmarks.chaos import Asked, Supervised, bundle_of, failing
+from benchmarks.chaos import Asked, Supervised, bundle_of
+from benchmarks.faults import Fault, failing
 from tests.runtime.bundled import answers_of_files
 from tests.runtime.service_process import AUTHORIZATION, images, soon
+from tests.threads import beside
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,12 @@ def test_a_service_that_is_killed_loses_no_request(service: Supervised, bundle: 
     x, asked, ended = images(), Asked(), threading.Event()
     expected = right_answers(bundle, x)
     asks = partial(asked.until, ended, service.url, [x], lambda _, told: expected[told["subnet"]], 0.01)
-    client = threading.Thread(target=asks)
-    with failing({"killed": service.faults["killed"]}, pause_s=0.1, seed=0) as faults:
-        client.start()
-        assert soon(lambda: faults["killed"] >= 1)
-    answered = asked.counts["answered"]
-    assert soon(lambda: asked.counts["answered"] > answered)
-    ended.set()
-    client.join()
+    killed = [fault for fault in service.faults if fault.name == "killed"]
+    with beside(asks, over=ended):
+        with failing(killed, pause_s=0.1, seed=0) as faults:
+            assert soon(lambda: faults["killed"] >= 1)
+        answered = asked.counts["answered"]
+        assert soon(lambda: asked.counts["answered"] > answered)
     assert asked.counts["no connection"] > 0
     assert asked.counts["answered"] == asked.counts["requests"] > 0
     assert asked.counts["wrong"] == asked.counts["lost"] == 0
@@ -64,5 +64,5 @@ def test_a_fault_that_cannot_begin_is_told_at_the_end() -> None:
     def broken() -> None:
         raise RuntimeError("cannot begin")
 
-    with pytest.raises(RuntimeError, match="cannot begin"), failing({"broken": (broken, broken)}, 0.0, 0):
+    with pytest.raises(RuntimeError, match="cannot begin"), failing([Fault("broken", broken, broken)], 0.0, 0):
         time.sleep(0.05)

@@ -29,6 +29,7 @@ from tasks.deploy.device_side.steps import DeploymentSteps
 from tasks.errors import UserError
 from tests.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
 from tests.runtime.local_client import LocalClient
+from tests.threads import beside
 
 needs_service = pytest.mark.skipif("serve" not in COMMANDS, reason="this version of the run time has no service")
 KILLED = """
@@ -192,13 +193,10 @@ def test_the_link_always_leads_to_a_whole_release(
         while not ended.is_set():
             seen.append(json.loads((tmp_path / "current" / "bundle" / "bundle.json").read_bytes())["version"])
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    steps.open(str(tmp_path))
-    for turn in range(100):
-        assert steps.activate(names[turn % 2], start=False, ready_s=1)["former"] == names[1 - turn % 2]
-    ended.set()
-    watcher.join()
+    with beside(look, over=ended):
+        steps.open(str(tmp_path))
+        for turn in range(100):
+            assert steps.activate(names[turn % 2], start=False, ready_s=1)["former"] == names[1 - turn % 2]
     assert len(seen) > 10
     assert set(seen) == {2}
 

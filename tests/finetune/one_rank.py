@@ -1,10 +1,12 @@
 """A training of one rank in this process: the loop alone, without torchrun and without a process that imports everything."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.artifacts import read_lines
+from tasks.finetune import checkpoint
 from tasks.finetune.job import Job
 from tasks.finetune.worker import train
 
@@ -20,3 +22,23 @@ def train_here(job: Job) -> list[dict[str, Any]]:
             patch.setenv(name, value)
         train(job, job.folder)
     return read_lines(job.history)
+
+
+def killed_at(job: Job, stop: int) -> None:
+    """Train until the checkpoint after step `stop` is written."""
+
+    class Killed(Exception):
+        pass
+
+    real = checkpoint.save
+
+    def save(path: Path, module: Any, optimiser: Any, step: int, *more: Any) -> None:
+        real(path, module, optimiser, step, *more)
+        if step == stop:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", save)
+        with pytest.raises(Killed):
+            train_here(job)
+    assert checkpoint.finished_steps(job.checkpoint) == stop

@@ -28,7 +28,7 @@ from tasks.finetune.networks.sampling import sample_roles, with_alternatives
 from tasks.finetune.phases import REFINING, phases_of, split_epochs
 from tasks.progress import Silent
 from tasks.schemas.stored import StageResult
-from tests.finetune.one_rank import train_here
+from tests.finetune.one_rank import killed_at, train_here
 from tests.finetune.small_training import MODEL
 from tests.finetune.test_train_faults import Listener
 
@@ -142,26 +142,6 @@ def job_of(compiled: Path, folder: Path, **changes: Any) -> Job:
     used = settings(processes=1, strategy="branches,tune", average=0.5, **changes)
     total = STEPS * used.epochs
     return Job(folder=folder, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=STEPS, total_steps=total)
-
-
-def killed_at(job: Job, stop: int) -> None:
-    """Train until the checkpoint after step `stop` is written."""
-
-    class Killed(Exception):
-        pass
-
-    real = checkpoint.save
-
-    def save(path: Path, module: Any, optimiser: Any, step: int, *more: Any) -> None:
-        real(path, module, optimiser, step, *more)
-        if step == stop:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
-        with pytest.raises(Killed):
-            train_here(job)
-    assert checkpoint.finished_steps(job.checkpoint) == stop
 
 
 def test_two_processes_give_the_loss_curves_of_one(compiled: Path, trained: Trained, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tasks.finetune.networks.exits.opening import joint_roles
 from tasks.finetune.phases import TrainingPhase, phases_of
 from tasks.finetune.settings import ExitTraining
 from tasks.progress import Silent
-from tests.finetune.one_rank import train_here
+from tests.finetune.one_rank import killed_at, train_here
 from tests.finetune.small_training import MODEL
 from tests.finetune.test_train_faults import Listener
 
@@ -124,22 +124,7 @@ def test_the_history_has_each_exits_loss_and_accuracy(trained: Any) -> None:
 def test_a_killed_training_goes_on_at_the_same_curve(compiled: Path, trained: Any, tmp_path: Path, stop: int) -> None:
     """Within a phase, between parts, within a part that improves the ones before."""
     job = job_of(compiled, tmp_path / "run", everything(checkpoint_every_s=0))
-
-    class Killed(Exception):
-        pass
-
-    real = checkpoint.save
-
-    def save(path: Path, module: Any, optimiser: Any, step: int, *more: Any) -> None:
-        real(path, module, optimiser, step, *more)
-        if step == stop:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
-        with pytest.raises(Killed):
-            train_here(job)
-    assert checkpoint.finished_steps(job.checkpoint) == stop
+    killed_at(job, stop)
     again = train_here(job)
     assert [line["loss"] for line in again] == pytest.approx([line["loss"] for line in trained[0]], rel=RTOL)
 

@@ -1,13 +1,14 @@
 """Locks between runs: an output folder and a device have one user at a time."""
 
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flows.machine.locks import only_run, only_user
 from tasks.errors import UserError
+from tests.threads import all_at_once
 
 
 def test_a_second_run_in_the_same_output_folder_is_refused(tmp_path: Path) -> None:
@@ -44,11 +45,7 @@ def test_a_device_is_used_by_one_at_a_time() -> None:
             time.sleep(0.3)
             order.append(f"{name} out")
 
-    threads = [threading.Thread(target=use, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(*(partial(use, name) for name in "ab"))
     assert [line.split()[1] for line in order] == ["in", "out", "in", "out"]
 
 

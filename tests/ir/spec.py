@@ -14,13 +14,13 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
-from tailor_ir import supernet
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.reading import importer
 from tailor_ir.reading.folding import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 from tailor_ir.rewriting import passes
+from tailor_ir.supernet import compiling
 
 Complaints = Iterator[str]
 IrCheck = Callable[[Graph, Tensors], Complaints]
@@ -313,9 +313,9 @@ def installed() -> Iterator[None]:
         for name in ("fold", "normalise"):
             patch.setattr(importer, name, after_onnx_pass(getattr(importer, name)))
         patch.setattr(importer, "PASSES", tuple(map(after_onnx_pass, importer.PASSES)))
-        patch.setattr(supernet, "import_onnx", after_import(supernet.import_onnx))
+        patch.setattr(compiling, "import_onnx", after_import(compiling.import_onnx))
         patch.setattr(passes, "apply_rule", after_ir_pass(passes.apply_rule))
         patch.setattr(passes, "PASSES", tuple(map(after_ir_pass, passes.PASSES)))
         for name in ("simplify", "repeat_for_samples", "transform_kernels"):
-            patch.setattr(supernet, name, after_ir_pass(getattr(supernet, name)))
+            patch.setattr(compiling, name, after_ir_pass(getattr(compiling, name)))
         yield

@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 import tailor_ir
+from profiling_agents.messages import MIB
 from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.errors import UserError
 from tasks.predict import resources
 from tasks.predict.energy import EnergyPredictor, EnergySettings, lone_energy_mj, operator_energy_mj
-from tasks.predict.memory import MIB, MemoryPredictor
+from tasks.predict.memory import MemoryPredictor
 from tasks.predict.sums import Sums, mac_sums, parameter_sums
 from tests.ir.elastic_networks import NETWORKS, compiled
 

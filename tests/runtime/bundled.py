@@ -28,6 +28,7 @@ from adaptive_runtime.bundles import (
 from adaptive_runtime.bundles.calibration import CALIBRATION_FILE
 from adaptive_runtime.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
+from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
 from tasks.export.bundles.adaptable import LABELLED, SOURCE_IMAGES_FILE, adaptable_net
@@ -48,7 +49,6 @@ DEVICE = BundleDevice(
     system="",
     fingerprint="",
 )
-MIB = 2**20
 OBSERVED_IMAGES = 16
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Variant
 from tests.ir.networks import perturb, small_net
 from tests.runtime.bundled import write_plain_bundle
+from tests.threads import beside
 
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "exits": ["stage.1.block.*"]}
 LARGE_MS, SMALL_MS, EXIT_MS = 16.0, 5.0, 8.0
@@ -269,15 +271,10 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
             while not over.is_set():
                 mine.append(model.infer(written.x))
 
-        threads = [threading.Thread(target=ask, args=(mine,)) for mine in found]
-        for thread in threads:
-            thread.start()
-        for factor in (1.0, SLOW, 1.0, SLOW):
-            load.factor, serving = factor, Variant(written.small if factor == SLOW else written.large)
-            wait_until(lambda serving=serving: model.state.serving == serving)  # type: ignore[misc]
-        over.set()
-        for thread in threads:
-            thread.join()
+        with beside(*(partial(ask, mine) for mine in found), over=over):
+            for factor in (1.0, SLOW, 1.0, SLOW):
+                load.factor, serving = factor, Variant(written.small if factor == SLOW else written.large)
+                wait_until(lambda serving=serving: model.state.serving == serving)  # type: ignore[misc]
         state = model.state
         assert model.adaptation is not None
         table, policy = model.adaptation.variants.table, model.adaptation.policy

@@ -23,6 +23,7 @@ from adaptive_runtime.service.told import state_told
 from tests.ir.networks import small_net
 from tests.runtime.bundled import SourceData, write_plain_bundle
 from tests.runtime.service_process import INFER, body, refused, served, soon
+from tests.threads import beside
 
 PATTERNS = functional.interpolate(torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(7)), (16, 16))
 MOST_IMAGES = 200
@@ -230,15 +231,10 @@ def test_requests_see_the_old_weights_or_the_new_ones(bundle: Path) -> None:
             while not over.is_set():
                 found.append(model.infer(x_NCHW).logits)
 
-        threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for _ in range(5):
-            subnet.serve_source()
-            subnet.serve_adapted()
-        over.set()
-        for thread in threads:
-            thread.join()
+        with beside(ask, ask, over=over):
+            for _ in range(5):
+                subnet.serve_source()
+                subnet.serve_adapted()
     assert not np.array_equal(source, adapted)
     seen = {one.tobytes() for one in found}
     assert seen <= {source.tobytes(), adapted.tobytes()}

@@ -12,7 +12,6 @@ from adaptive_runtime.choice import (
     ChoiceLimits,
     ChoiceState,
     CriterionWeights,
-    Decision,
     DecisionInputs,
     DecisionLog,
     DeviceContext,
@@ -29,20 +28,14 @@ from adaptive_runtime.choice.objectives import Objective
 from adaptive_runtime.choice.rules import RuleCondition
 from adaptive_runtime.choice.scoring import ACCURACY_FIRST, ENERGY_FIRST, LATENCY_FIRST
 from adaptive_runtime.errors import AdaptiveError
+from tests.runtime.variants import THREE, decided
 
-TABLE = VariantTable(
-    names=("small", "middle", "large"),
-    accuracy=(0.7, 0.8, 0.9),
-    latency_ms=(2.0, 5.0, 10.0),
-    energy_mj=(10.0, 20.0, 50.0),
-    memory_mib=(20.0, 40.0, 100.0),
-)
 LIMITS = ChoiceLimits(budget_ms=20.0)
 DWELL_S = 2.0
 SAVING = "battery < 20% -> energy first"
 
 
-def by(text: str, table: VariantTable = TABLE) -> ByRules:
+def by(text: str, table: VariantTable = THREE) -> ByRules:
     """With all policies around the switching that a model has that adapts."""
 
     def policy_of(objective: Objective) -> RunByRun:
@@ -54,14 +47,6 @@ def by(text: str, table: VariantTable = TABLE) -> ByRules:
 def at(now_s: float, load: float | None = None, **device: float | bool | None) -> DecisionInputs:
     context = DeviceContext.model_validate(device)
     return DecisionInputs(now_s=now_s, limits=LIMITS, factors=LoadFactors(), load=load, device=context)
-
-
-def decided(policy: ByRules, inputs: list[DecisionInputs]) -> list[Decision]:
-    state, made = ChoiceState(), []
-    for each in inputs:
-        state, decision = policy.decide(state, each)
-        made.append(decision)
-    return made
 
 
 def test_the_text_of_rules_says_what_they_are() -> None:
@@ -145,7 +130,7 @@ def test_a_text_that_is_no_rules_is_one_line(text: str, line: str) -> None:
 
 
 def test_a_rule_that_needs_what_the_table_does_not_know_is_refused() -> None:
-    bare = TABLE.model_copy(update={"energy_mj": None, "memory_mib": None})
+    bare = THREE.model_copy(update={"energy_mj": None, "memory_mib": None})
     for text, name in (
         (SAVING, "energy"),
         ("mu by battery", "energy"),
@@ -179,7 +164,7 @@ def test_where_no_rule_holds_the_most_accurate_variant_within_the_limits_is_best
 
 
 def test_limits_of_a_rule_and_the_memory_of_now_hold_at_once() -> None:
-    policy = by("battery < 20% -> at most 30 mJ; temperature > 70 C -> at most 20 MiB")
+    policy = by("battery < 20% -> at most 3 mJ; temperature > 70 C -> at most 20 MiB")
     rows = [at(0.0, battery=0.9), at(0.1, battery=0.1), at(0.2, battery=0.9, temperature_c=80)]
     made = decided(policy, rows)
     assert [(one.name, one.step) for one in made] == [("large", "start"), ("middle", "down"), ("small", "down")]
@@ -192,7 +177,7 @@ def test_limits_of_a_rule_and_the_memory_of_now_hold_at_once() -> None:
 
 
 def test_latency_first_is_the_fastest_under_load() -> None:
-    table = TABLE.model_copy(update={"load_class": (0, 1, 1)})
+    table = THREE.model_copy(update={"load_class": (0, 1, 1)})
     busy = at(0.0).model_copy(update={"factors": LoadFactors(mean=(3.0, 1.0), deviation=(0.0, 0.0))})
     assert decided(by("latency first", table), [busy])[0].name == "middle"
 
@@ -261,14 +246,14 @@ def test_decisions_by_rules_replay_from_their_log(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     policy = by(f"{SAVING}, at most 200 MiB; mu by battery")
     state = ChoiceState()
-    with DecisionLog(file, TABLE, state, policy.rules.text) as log:
+    with DecisionLog(file, THREE, state, policy.rules.text) as log:
         for step in range(40):
             charge = abs(20 - step) / 20
             inputs = at(2.0 * step, battery=charge, charging=step % 7 == 0, memory_available_mib=500.0 - 10 * step)
             state, decision = policy.decide(state, inputs)
             log.append(inputs, decision)
-    assert replay(file, TABLE, by(policy.rules.text)) == 40
+    assert replay(file, THREE, by(policy.rules.text)) == 40
     with pytest.raises(
         AdaptiveError, match=r"line 2 decided .*; its policy was 'battery < 20% .*; mu by battery'; replay"
     ):
-        replay(file, TABLE, by("accuracy first"))
+        replay(file, THREE, by("accuracy first"))

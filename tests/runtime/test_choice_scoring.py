@@ -30,16 +30,10 @@ from adaptive_runtime.choice.scoring.objective import KEPT_ORDERS
 from adaptive_runtime.choice.within import LARGEST_EXACT
 from adaptive_runtime.errors import AdaptiveError
 from benchmarks.lookup import limits_of, table_of
-from tests.runtime.variants import limits, load_factors, preference, tables
+from tests.runtime.variants import THREE, limits, load_factors, preference, tables
 
 weight = st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0])
 all_weights = st.builds(CriterionWeights, weight, weight, weight, weight).filter(any)
-SMALL = VariantTable(
-    names=("small", "middle", "large"),
-    accuracy=(0.7, 0.8, 0.9),
-    latency_ms=(2.0, 5.0, 10.0),
-    energy_mj=(1.0, 2.0, 5.0),
-)
 
 
 def answers(look_up: VariantLookUp) -> list[int]:
@@ -154,14 +148,14 @@ def test_a_decision_among_100000_variants_is_made_in_microseconds() -> None:
 
 
 def test_mu_goes_from_the_most_frugal_to_the_most_accurate_variant() -> None:
-    objectives = ScoredObjectives(VariantLookUp(SMALL))
+    objectives = ScoredObjectives(VariantLookUp(THREE))
     found = [objectives.of(CriterionWeights.of_mu(mu)) for mu in (0.0, 0.4, 0.75, 1.0)]
     limit, calm = ChoiceLimits(budget_ms=20.0), LoadFactors()
-    assert [SMALL.names[each.find(limit, calm).variant] for each in found] == ["small", "middle", "large", "large"]
+    assert [THREE.names[each.find(limit, calm).variant] for each in found] == ["small", "middle", "large", "large"]
     tight = ChoiceLimits(budget_ms=20.0, energy_mj=2.0)
-    assert SMALL.names[found[-1].find(tight, calm).variant] == "middle"
-    assert SMALL.names[found[-1].find(limit, LoadFactors(mean=(3.0,))).variant] == "middle"
-    assert SMALL.names[objectives.of(LATENCY_FIRST).find(limit, calm).variant] == "small"
+    assert THREE.names[found[-1].find(tight, calm).variant] == "middle"
+    assert THREE.names[found[-1].find(limit, LoadFactors(mean=(3.0,))).variant] == "middle"
+    assert THREE.names[objectives.of(LATENCY_FIRST).find(limit, calm).variant] == "small"
     assert objectives.of(CriterionWeights.of_mu(0.4)) is found[1]
     for step in range(KEPT_ORDERS):
         objectives.of(CriterionWeights.of_mu(step / 50))
@@ -169,7 +163,7 @@ def test_mu_goes_from_the_most_frugal_to_the_most_accurate_variant() -> None:
 
 
 def test_a_constant_column_does_not_count() -> None:
-    flat = SMALL.model_copy(update={"energy_mj": (3.0, 3.0, 3.0)})
+    flat = THREE.model_copy(update={"energy_mj": (3.0, 3.0, 3.0)})
     np.testing.assert_allclose(CriterionWeights.of_mu(0.5).scores_V(flat, range(3)), [0.0, 0.25, 0.5], rtol=1e-12)
     assert (
         BestScore.of(VariantLookUp(flat), CriterionWeights.of_mu(0.01))
@@ -189,7 +183,7 @@ def test_a_constant_column_does_not_count() -> None:
 )
 def test_weights_that_cannot_be_are_one_line(weights: CriterionWeights, line: str) -> None:
     with pytest.raises(AdaptiveError, match=f"^objective: {line}"):
-        BestScore.of(VariantLookUp(SMALL), weights)
+        BestScore.of(VariantLookUp(THREE.model_copy(update={"memory_mib": None})), weights)
 
 
 def test_mu_falls_with_the_battery_in_steps_and_does_not_flap() -> None:

@@ -1,7 +1,6 @@
 """Switching: down at once, up after a wait with a margin, never more often than allowed, and the same again from a log."""
 
 import itertools
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +29,8 @@ from adaptive_runtime.choice import (
 )
 from adaptive_runtime.choice.switching import MINUTE_S
 from adaptive_runtime.errors import AdaptiveError
-from tests.runtime.variants import limits, load_factors, tables
+from tests.runtime.variants import THREE, decided, limits, load_factors, tables
 
-TABLE = VariantTable(
-    names=("small", "middle", "large"),
-    accuracy=(0.7, 0.8, 0.9),
-    latency_ms=(2.0, 5.0, 10.0),
-    energy_mj=(1.0, 2.0, 4.0),
-)
 LIMITS = ChoiceLimits(budget_ms=12.0, quantile=0.5)
 
 
@@ -46,13 +39,8 @@ def at(now_s: float, slow_down: float, limit: ChoiceLimits = LIMITS) -> Decision
     return DecisionInputs(now_s=now_s, limits=limit, factors=factors, ratio=slow_down, load=slow_down)
 
 
-def decided(policy: ChoicePolicy, inputs: Iterable[DecisionInputs]) -> list[tuple[DecisionInputs, Decision]]:
-    state, made = ChoiceState(), []
-    for each in inputs:
-        state, decision = policy.decide(state, each)
-        assert state.running == decision.variant
-        made.append((each, decision))
-    return made
+def with_inputs(policy: ChoicePolicy, inputs: list[DecisionInputs]) -> list[tuple[DecisionInputs, Decision]]:
+    return list(zip(inputs, decided(policy, inputs), strict=True))
 
 
 @st.composite
@@ -82,7 +70,7 @@ def test_switching_keeps_its_promises(
     table, inputs = drawn
     look_up = VariantLookUp(table)
     policy = Switching(MostAccurate(look_up), margin=margin, dwell_s=dwell_s, most_per_minute=most)
-    made = decided(policy, inputs)
+    made = with_inputs(policy, inputs)
     switches_s = [decision.now_s for _, decision in made if decision.step in ("up", "down")]
     for time_s in switches_s:
         assert sum(time_s - MINUTE_S < other <= time_s for other in switches_s) <= most
@@ -104,9 +92,9 @@ def test_switching_keeps_its_promises(
 
 
 def test_a_step_of_load_is_followed_down_at_once_and_up_after_the_wait() -> None:
-    policy = Switching(MostAccurate(VariantLookUp(TABLE)), margin=0.1, dwell_s=2.0)
+    policy = Switching(MostAccurate(VariantLookUp(THREE)), margin=0.1, dwell_s=2.0)
     load = [(0, 1.0), (1, 2.0), (2, 1.0), (3, 1.15), (4, 1.0), (5, 1.0), (6, 1.0)]
-    made = [decision for _, decision in decided(policy, [at(*each) for each in load])]
+    made = decided(policy, [at(*each) for each in load])
     assert [decision.name for decision in made] == ["large", "middle", "middle", "middle", "middle", "middle", "large"]
     assert [decision.step for decision in made] == ["start", "down", "stay", "stay", "stay", "stay", "up"]
     assert made[1].reason == (
@@ -118,14 +106,14 @@ def test_a_step_of_load_is_followed_down_at_once_and_up_after_the_wait() -> None
 
 
 def test_an_up_that_made_a_request_late_makes_the_next_one_wait_twice_as_long() -> None:
-    policy = Switching(MostAccurate(VariantLookUp(TABLE)), dwell_s=1.0, most_dwell_s=4.0)
+    policy = Switching(MostAccurate(VariantLookUp(THREE)), dwell_s=1.0, most_dwell_s=4.0)
     late_s, in_time_s, until_s = (3.5, 6.5, 12.0), (1.0, 18.0), 22.0
     steps = np.arange(0.0, until_s, 0.5).tolist()
     inputs = [
         at(now_s, 2.0 if now_s in (*late_s, *in_time_s) else 1.0).model_copy(update={"late": now_s in late_s})
         for now_s in steps
     ]
-    made = [decision for _, decision in decided(policy, inputs)]
+    made = decided(policy, inputs)
     assert [decision.now_s for decision in made if decision.step == "down"] == sorted((*late_s, *in_time_s))
     ups_s = [decision.now_s for decision in made if decision.step == "up"]
     calm_s = [max(at_s for at_s in (*late_s, *in_time_s) if at_s < up_s) + 0.5 for up_s in ups_s]
@@ -133,23 +121,23 @@ def test_an_up_that_made_a_request_late_makes_the_next_one_wait_twice_as_long() 
 
 
 def test_where_nothing_fits_the_fastest_runs_and_is_told() -> None:
-    policy = Switching(MostAccurate(VariantLookUp(TABLE)))
-    (_, first), (_, second) = decided(policy, [at(0, 1.0), at(1, 10.0)])
+    policy = Switching(MostAccurate(VariantLookUp(THREE)))
+    first, second = decided(policy, [at(0, 1.0), at(1, 10.0)])
     assert first.within
     assert (second.name, second.within, second.step) == ("small", False, "down")
     assert "small (70.00%) breaks a limit with 20 ms" in second.reason
 
 
 def test_half_of_the_switches_are_kept_for_switches_down() -> None:
-    policy = Switching(MostAccurate(VariantLookUp(TABLE)), dwell_s=0.0, most_per_minute=4)
+    policy = Switching(MostAccurate(VariantLookUp(THREE)), dwell_s=0.0, most_per_minute=4)
     load = [1.0, 2.0, 1.0, 2.0, 1.0, 5.0, 1.0]
-    made = [decision for _, decision in decided(policy, [at(now_s, each) for now_s, each in enumerate(load)])]
+    made = decided(policy, [at(now_s, each) for now_s, each in enumerate(load)])
     assert [decision.name for decision in made] == ["large", "middle", "large", "middle", "middle", "small", "small"]
     assert made[-1].reason.endswith("but 4 switches were in the last minute")
 
 
 def test_least_cost_keeps_the_accuracy_while_it_can() -> None:
-    look_up = VariantLookUp(TABLE)
+    look_up = VariantLookUp(THREE)
     objective = LeastCost(look_up, alpha_per_ms=1.0, beta_per_mj=0.1, least_accuracy=0.75)
     factors = LoadFactors(mean=(2.0,))
     assert objective.find(LIMITS, factors).variant == 1
@@ -178,15 +166,15 @@ def test_least_cost_is_that_of_trying_all(data: st.DataObject) -> None:
 
 
 def test_published_policies_take_the_best_by_one_number_at_once() -> None:
-    look_up = VariantLookUp(TABLE)
+    look_up = VariantLookUp(THREE)
     load = [at(now_s, each) for now_s, each in enumerate([1.0, 2.0, 1.0])]
     by_ratio = decided(RatioChoice(MostAccurate(look_up)), load)
-    assert [decision.name for _, decision in by_ratio] == ["large", "middle", "large"]
-    assert [decision.step for _, decision in by_ratio] == ["start", "down", "up"]
+    assert [decision.name for decision in by_ratio] == ["large", "middle", "large"]
+    assert [decision.step for decision in by_ratio] == ["start", "down", "up"]
     cheap = LeastCost(look_up, 1.0, 0.0, least_accuracy=0.75)
     bands = LoadBandChoice.measured(cheap, [1.0, 1.2, 5.0, 5.2], [1.0, 1.0, 5.0, 5.0], bands=2)
     assert [factors.mean for factors in bands.by_band] == [(1.0,), (5.0,)]
-    assert [decision.name for _, decision in decided(bands, [at(0, 1.0), at(1, 5.0)])] == ["middle", "small"]
+    assert [decision.name for decision in decided(bands, [at(0, 1.0), at(1, 5.0)])] == ["middle", "small"]
 
 
 @settings(deadline=None, max_examples=30)
@@ -197,7 +185,7 @@ def test_a_log_replays_to_the_same_decisions(
     table, inputs = drawn
     for policy in policies(table):
         file = tmp_path_factory.mktemp("log") / "decisions.jsonl"
-        made = decided(policy, inputs)
+        made = with_inputs(policy, inputs)
         with DecisionLog(file, table, ChoiceState()) as log:
             for each, decision in made:
                 log.append(each, decision)
@@ -208,22 +196,22 @@ def test_a_log_replays_to_the_same_decisions(
 
 def test_a_log_that_cannot_be_replayed_is_told_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
-    objective = MostAccurate(VariantLookUp(TABLE))
-    with DecisionLog(file, TABLE, ChoiceState()) as log:
-        for each, decision in decided(Switching(objective), [at(0, 1.0), at(1, 2.0)]):
+    objective = MostAccurate(VariantLookUp(THREE))
+    with DecisionLog(file, THREE, ChoiceState()) as log:
+        for each, decision in with_inputs(Switching(objective), [at(0, 1.0), at(1, 2.0)]):
             log.append(each, decision)
     whole = file.read_text()
     with pytest.raises(AdaptiveError, match=r"line 2 decided '.*', the replay '.*'; replay it with the policy"):
-        replay(file, TABLE, FixedChoice(objective, 0))
+        replay(file, THREE, FixedChoice(objective, 0))
     with pytest.raises(AdaptiveError, match="line 1 and after were decided with another table"):
-        replay(file, TABLE.model_copy(update={"accuracy": (0.1, 0.2, 0.3)}), Switching(objective))
+        replay(file, THREE.model_copy(update={"accuracy": (0.1, 0.2, 0.3)}), Switching(objective))
     file.write_text(whole[:-20])  # the last line was cut off
-    assert replay(file, TABLE, Switching(objective)) == 1
-    with DecisionLog(file, TABLE, ChoiceState()) as log:  # another process goes on
-        for each, decision in decided(Switching(objective), [at(0, 2.0), at(1, 2.0), at(2, 2.0)]):
+    assert replay(file, THREE, Switching(objective)) == 1
+    with DecisionLog(file, THREE, ChoiceState()) as log:  # another process goes on
+        for each, decision in with_inputs(Switching(objective), [at(0, 2.0), at(1, 2.0), at(2, 2.0)]):
             log.append(each, decision)
     assert [section.line for section in read_log(file)] == [1, 3]
-    assert replay(file, TABLE, Switching(objective)) == 4
+    assert replay(file, THREE, Switching(objective)) == 4
     file.write_text(whole.replace('"step":"start"', '"step":"begin"'))
     with pytest.raises(AdaptiveError, match=r"decisions\.jsonl, line 2: .*step: Input should be"):
         read_log(file)

@@ -1,7 +1,6 @@
 """A deployed bundle: every answer is of the SubNet that it names, while SubNets are swapped, fail, and lose files."""
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from adaptive_runtime.exits import Decider, Thresholds
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.pool.scaling import BILINEAR, scaling
 from tests.ir.networks import perturb, small_net
+from tests.runtime.asking import Answers, answers_while_switched
 from tests.runtime.bundled import answers_of_files, write_plain_bundle
 
 TOLERANCE = 1e-5
@@ -132,33 +132,18 @@ def test_of_a_chain_the_segments_alone_are_loaded_that_a_request_needs(written: 
 
 def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swapped(written: Written) -> None:
     total, threads, switches = 10_000, 4, 50
-    expected = written.answers
+    expected, rng = written.answers, np.random.default_rng(1)
     wanted = [Variant(*key) for key in expected]
-    found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
-    done = threading.Event()
-
     with adaptive_runtime.load(written.folder, memory_mib=30.0) as model:
 
-        def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
-            while len(mine) < total // threads or model.state.switches <= switches:
-                at = len(mine) % IMAGES
-                mine.append((at, model.infer(written.x[at : at + 1])))
+        def enough(mine: Answers) -> bool:
+            return len(mine) >= total // threads and model.state.switches > switches
 
         def switch() -> None:
-            rng = np.random.default_rng(1)
-            while not done.is_set():
-                model.use(*wanted[rng.integers(len(wanted))][:2], wait=bool(rng.integers(2)))
+            model.use(*wanted[rng.integers(len(wanted))][:2], wait=bool(rng.integers(2)))
 
-        asking = [threading.Thread(target=ask, args=(mine,)) for mine in found]
-        switching = threading.Thread(target=switch)
-        for thread in (*asking, switching):
-            thread.start()
-        for thread in asking:
-            thread.join()
-        done.set()
-        switching.join()
+        answers = answers_while_switched(model, written.x, threads, enough, switch)
         state = model.state
-    answers = [pair for mine in found for pair in mine]
     assert len(answers) == state.requests >= total
     assert not state.taken_out
     assert len({answer.subnet for _, answer in answers}) == len(written.digests)

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import threading
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from adaptive_runtime.service.metrics import ServiceMetrics
 from adaptive_runtime.service.models import ServedModel
 from adaptive_runtime.service.remembered import ChoiceMemory
 from tests.ir.networks import perturb, small_net
+from tests.runtime.asking import Answers, answers_while_switched
 from tests.runtime.bundled import write_plain_bundle
 from tests.runtime.formats import LOST, SLOWER, answers_in, with_formats
 
@@ -79,33 +79,19 @@ def test_each_subnet_in_each_format_answers_as_its_own_file(written: Written) ->
 
 def test_no_request_of_three_threads_is_lost_while_formats_are_switched(written: Written) -> None:
     total, threads, switches = 600, 3, 12
-    found: list[list[tuple[int, adaptive_runtime.ModelAnswer]]] = [[] for _ in range(threads)]
-    done, seen = threading.Event(), set[BundleFormat]()
+    seen, wanted, rng = set[BundleFormat](), list(written.answers), np.random.default_rng(1)
     with adaptive_runtime.load(written.folder, prepares=False) as model:
 
-        def ask(mine: list[tuple[int, adaptive_runtime.ModelAnswer]]) -> None:
-            while len(mine) < total // threads or model.state.switches <= switches or len(seen) < len(FORMATS):
-                at = len(mine) % IMAGES
-                answer = model.infer(written.x[at : at + 1])
-                seen.update(answer.formats)
-                mine.append((at, answer))
+        def enough(mine: Answers) -> bool:
+            seen.update(form for _, answer in mine[-1:] for form in answer.formats)
+            return len(mine) >= total // threads and model.state.switches > switches and len(seen) >= len(FORMATS)
 
         def switch() -> None:
-            rng, wanted = np.random.default_rng(1), list(written.answers)
-            while not done.is_set():
-                digest, form = wanted[rng.integers(len(wanted))]
-                model.use(digest, format=form, wait=bool(rng.integers(2)))
+            digest, form = wanted[rng.integers(len(wanted))]
+            model.use(digest, format=form, wait=bool(rng.integers(2)))
 
-        asking = [threading.Thread(target=ask, args=(mine,)) for mine in found]
-        switching = threading.Thread(target=switch)
-        for thread in (*asking, switching):
-            thread.start()
-        for thread in asking:
-            thread.join()
-        done.set()
-        switching.join()
+        answers = answers_while_switched(model, written.x, threads, enough, switch)
         state = model.state
-    answers = [pair for mine in found for pair in mine]
     assert len(answers) == state.requests >= total
     assert not state.taken_out
     for at, answer in answers:

@@ -17,17 +17,18 @@ import pytest
 from adaptive_runtime.cli import main
 from adaptive_runtime.cli.client_source import SOURCES
 from adaptive_runtime.service.inference import MOST_SAMPLES
+from profiling_agents.messages import MIB
 from tests.docs.documents import ROOT, blocks
 from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
 from tests.runtime.service_process import SAMPLE, images, served
 from tests.runtime.test_local_socket import by_http
+from tests.threads import beside
 
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PROGRAM = Path(__file__).with_name("local_client_program.c")
 TIMEOUT_MS = 30_000
-MIB = 2**20
 
 
 def compiled(*words: str | Path) -> None:
@@ -276,12 +277,8 @@ def hostile(folder: Path, serve: Callable[[socket.socket], None]) -> Iterator[Pa
                 connection.settimeout(30)
                 serve(connection)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with beside(run):
             yield path
-        finally:
-            thread.join()
 
 
 def taken(connection: socket.socket, count: int) -> None:

@@ -19,12 +19,12 @@ from adaptive_runtime.service.inference import MOST_SAMPLES
 from adaptive_runtime.service.local import listening
 from adaptive_runtime.service.local.listener import MOST_CLIENTS
 from adaptive_runtime.service.local.socket_file import MOST_PATH_BYTES
+from profiling_agents.messages import MIB
 from tests.runtime.conftest import LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import PREFIX, REQUEST, LocalClient, request
 from tests.runtime.service_process import INFER, SAMPLE, Served, body, error_of, images, refused, soon
 
 NOBODY = 65534
-MIB = 2**20
 MOST_GROWN_MIB = 64
 
 

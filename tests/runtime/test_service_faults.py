@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from tests.runtime.service_process import (
     served,
     soon,
 )
+from tests.threads import beside
 
 PATIENT_MS = 60_000
 AT_ONCE = 2000
@@ -391,13 +391,9 @@ def test_a_service_that_is_stopped_answers_what_it_has_accepted(copy: Path, tmp_
             response = httpx.post(service.url + INFER, timeout=60, **sent)
             found.append(response.status_code)
 
-        threads = [threading.Thread(target=one) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        assert soon(lambda: service.state()["queue"]["depth"] + len(found) >= 5)
-        service.process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join()
+        with beside(*[one] * 6):
+            assert soon(lambda: service.state()["queue"]["depth"] + len(found) >= 5)
+            service.process.send_signal(signal.SIGTERM)
         assert found == [200] * 6
         assert service.process.wait(30) == 0
         assert service.lines() == []

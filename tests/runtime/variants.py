@@ -1,15 +1,41 @@
-"""Tables of variants, limits and slow-downs that tests draw, and the slow way to choose."""
+"""Tables of variants, limits and slow-downs that tests draw, and the slow way to choose; a small table, and its decisions."""
 
+from collections.abc import Iterable
 from math import inf, sqrt
 from statistics import NormalDist
 
 import numpy as np
 from hypothesis import strategies as st
 
-from adaptive_runtime.choice import ChoiceLimits, LoadFactors, VariantTable
+from adaptive_runtime.choice import (
+    ChoiceLimits,
+    ChoicePolicy,
+    ChoiceState,
+    Decision,
+    DecisionInputs,
+    LoadFactors,
+    VariantTable,
+)
 
 eighths = st.integers(1, 8).map(lambda k: k / 8)
 MOST_CLASSES = 3
+THREE = VariantTable(
+    names=("small", "middle", "large"),
+    accuracy=(0.7, 0.8, 0.9),
+    latency_ms=(2.0, 5.0, 10.0),
+    energy_mj=(1.0, 2.0, 5.0),
+    memory_mib=(20.0, 40.0, 100.0),
+)
+
+
+def decided(policy: ChoicePolicy, inputs: Iterable[DecisionInputs]) -> list[Decision]:
+    """What a policy decides one after the other; what runs is always what was decided last."""
+    state, made = ChoiceState(), []
+    for each in inputs:
+        state, decision = policy.decide(state, each)
+        assert state.running == decision.variant
+        made.append(decision)
+    return made
 
 
 @st.composite

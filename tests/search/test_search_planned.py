@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailor_ir
+from profiling_agents.messages import MIB
 from tailor_ir.memory import Rules
 from tailor_ir.memory.planned_file import plan_file
 from tasks.errors import UserError
-from tasks.predict.memory import MIB, MemoryPredictor, MemoryWithin
+from tasks.predict.memory import MemoryPredictor, MemoryWithin
 from tasks.progress import Silent
 from tasks.search import Settings, Target, run
 from tests.ir.branches import WideBlocks

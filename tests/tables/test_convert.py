@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import ncnn
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,6 +11,7 @@ import pytest
 from tasks.ncnn import joined_models
 from tasks.ncnn.conversion import ConversionError, ConversionLimits, convert, convert_operators
 from tasks.ncnn.files import NcnnFiles
+from tests.tables.ncnn_runs import run_ncnn
 from tests.tables.operator_models import OPERATORS, convolution, model
 
 TOLERANCE = 1e-5  # relative to the largest output
@@ -20,25 +20,6 @@ TOLERANCE = 1e-5  # relative to the largest output
 @pytest.fixture(scope="module")
 def converted() -> dict[str, NcnnFiles | ConversionError]:
     return dict(zip(OPERATORS, convert_operators(list(OPERATORS.values())), strict=True))
-
-
-def run_ncnn(files: NcnnFiles, inputs: list[np.ndarray], outputs: int, folder: Path) -> list[np.ndarray]:
-    (folder / "m.param").write_bytes(files.param)
-    (folder / "m.bin").write_bytes(files.bin)
-    net = ncnn.Net()
-    net.opt.num_threads = 1
-    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
-    assert net.load_param(str(folder / "m.param")) == 0
-    assert net.load_model(str(folder / "m.bin")) == 0
-    extractor = net.create_extractor()
-    for index, array in enumerate(inputs):
-        extractor.input(f"in{index}", ncnn.Mat(array[0]).clone())
-    results = []
-    for index in range(outputs):
-        status, mat = extractor.extract(f"out{index}")
-        assert status == 0
-        results.append(np.array(mat)[np.newaxis])
-    return results
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import ncnn
 import numpy as np
 import onnx
 import pytest
@@ -18,24 +17,10 @@ from tasks.ncnn.files import NcnnFiles
 from tasks.ncnn.kernels import MASKS, has_kernels, implementations, masks_of, require_masks, with_implementation
 from tasks.schemas.operators import ChosenImplementations
 from tests.ir.networks import perturb
+from tests.tables.ncnn_runs import run_ncnn
 from tests.tables.operator_models import OPERATORS, convolution, model
 
 TOLERANCE = 1e-4  # relative to the largest output; Winograd's algorithm rounds differently
-
-
-def output(files: NcnnFiles, x: np.ndarray, folder: Path) -> np.ndarray:
-    (folder / "m.param").write_bytes(files.param)
-    (folder / "m.bin").write_bytes(files.bin)
-    net = ncnn.Net()
-    net.opt.num_threads = 1
-    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
-    assert net.load_param(str(folder / "m.param")) == 0
-    assert net.load_model(str(folder / "m.bin")) == 0
-    extractor = net.create_extractor()
-    extractor.input("in0", ncnn.Mat(x[0]).clone())
-    status, mat = extractor.extract("out0")
-    assert status == 0
-    return np.array(mat)
 
 
 def transposed(channels: int, filters: int, size: int) -> bytes:
@@ -61,12 +46,13 @@ def test_a_convolution_computes_the_same_by_each_of_its_kernels(name: str, tmp_p
     assert implementations(files) == expected
     shape = [dim.dim_value for dim in onnx.load_from_string(content).graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    own = output(files, x, tmp_path)
+    (own,) = run_ncnn(files, [x], 1, tmp_path)
     for implementation in expected:
         chosen = with_implementation(files, implementation)
         assert set(masks_of(chosen).values()) == {MASKS[implementation]}
         assert chosen.bin == files.bin
-        np.testing.assert_allclose(output(chosen, x, tmp_path), own, atol=TOLERANCE * np.abs(own).max(), rtol=0)
+        (got,) = run_ncnn(chosen, [x], 1, tmp_path)
+        np.testing.assert_allclose(got, own, atol=TOLERANCE * np.abs(own).max(), rtol=0)
     assert masks_of(with_implementation(files, "")) == {}
 
 

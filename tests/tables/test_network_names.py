@@ -21,7 +21,7 @@ from onnx2torch.utils.common import OperationConverterResult
 import tailor_ir
 from tasks.ncnn.conversion import convert
 from tests.agents import hostile_names
-from tests.tables.test_convert import run_ncnn
+from tests.tables.ncnn_runs import run_ncnn
 
 SHAPE = (1, 3, 8, 8)
 OUTPUT = (1, 4, 4, 4)

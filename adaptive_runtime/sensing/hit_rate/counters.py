@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from adaptive_runtime.sensing.state import HitRateSource
+from adaptive_runtime.shares import clipped_share
 
 SYSCALLS = {"x86_64": 298, "aarch64": 241}
 HARDWARE, SOFTWARE = 0, 1
@@ -82,7 +83,7 @@ class CacheCounters:
         references, misses = (after - earlier for earlier, after in zip(before, self._before, strict=True))
         if references < FEWEST_REFERENCES:
             return None
-        return min(1.0, max(0.0, 1.0 - misses / references))
+        return clipped_share(1.0 - misses / references)
 
     def close(self) -> None:
         """Stop counting."""

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.sensing.state import HitRateSource
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import MIB, Message, one_line
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
 from profiling_agents.sensing.machine import available_cores
@@ -60,7 +61,7 @@ class ProbeCalibration(Message):
 
     def hit_rate(self, now_ns: float) -> float:
         """Share of the lines that came from the caches, at this time for one line."""
-        return min(1.0, max(0.0, (self.miss_ns - now_ns) / (self.miss_ns - self.hit_ns)))
+        return clipped_share((self.miss_ns - now_ns) / (self.miss_ns - self.hit_ns))
 
 
 class CacheProbe:

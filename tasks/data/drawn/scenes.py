@@ -3,23 +3,19 @@
 A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in a colour of its
 own; a later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and
 i. The classes take turns: the first character of scene i is of class i modulo their number, and is left out where that is 0.
-Legend: B batch, C channels, H height, W width, F fonts, K characters, M side of a mask; positions in an image go from -1 to 1.
+Legend: B batch, C channels, H height, W width; positions in an image go from -1 to 1.
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
-from tasks.data.drawn.fonts import masks
-from tasks.data.drawn.glyphs import MOST_PIXELS, PIECE
-from tasks.data.drawn.grain import Grain
-from tasks.data.drawn.ground import Ground
+from tasks.data.drawn.characters import CharacterImages, colour
 from tasks.data.drawn.numbers import Numbers
-from tasks.data.drawn.placing import Placing, per_image, placed, rows
+from tasks.data.drawn.placing import Placing, per_image, placed
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling, complete_splits
+from tasks.data.source import complete_splits
 from tasks.errors import UserError
 
 BACKGROUND = "background"
@@ -35,26 +31,12 @@ INK = 0.5
 """The least share of a character in a pixel of its class."""
 
 
-class GlyphScenes:
-    """Masks of all characters, textures and noise in memory; scenes are drawn from them."""
-
-    scaling = Scaling("none", "none")
+class GlyphScenes(CharacterImages):
+    """Scenes of several characters; class k is the character number k, and class 0 the background."""
 
     def __init__(self, settings: DataSettings) -> None:
         characters = _characters(settings.classes or DEFAULT_CHARACTERS)
-        self.class_names = (BACKGROUND, *characters)
-        self.labels = np.arange(settings.images, dtype=np.int64) % len(self.class_names)
-        self._seed, self._size, self._channels = settings.seed, settings.resolution, settings.channels
-        side = min(MOST_PIXELS, settings.resolution * 3 // 4)
-        self._masks_FKMM = torch.from_numpy(masks(characters, side))
-        rng = np.random.default_rng(settings.seed)
-        self._ground = Ground(rng, self._size)
-        self._grain = Grain(rng, self._channels, self._size)
-        self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="draw")
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """Any order: every scene is drawn on its own."""
-        return rng.permutation(indices)
+        super().__init__(settings, characters, (BACKGROUND, *characters))
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """The images of scenes. Without masks they cannot be augmented: `draws` is None."""
@@ -63,18 +45,16 @@ class GlyphScenes:
 
     def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64."""
-        starts = range(PIECE, len(indices), PIECE)
         x_BCHW = torch.empty(len(indices), self._channels, self._size, self._size)
         y_BHW = torch.zeros(len(indices), self._size, self._size, dtype=torch.int64)
-        pieces = np.split(indices, starts), x_BCHW.split(PIECE), y_BHW.split(PIECE)
-        list(self._pool.map(self._draw, *pieces))
+        self._in_pieces(self._draw, indices, x_BCHW, y_BHW)
         return x_BCHW, y_BHW
 
     def _draw(self, indices_B: np.ndarray, out_BCHW: torch.Tensor, y_BHW: torch.Tensor) -> None:
         numbers = Numbers(self._seed, indices_B, NUMBERS)
         light_B = numbers.between(0, 1)
-        near = self._colour(numbers, light_B + numbers.between(-0.2, 0))
-        far = self._colour(numbers, light_B + numbers.between(0, 0.2))
+        near = colour(light_B + numbers.between(-0.2, 0), self._tint(numbers))
+        far = colour(light_B + numbers.between(0, 0.2), self._tint(numbers))
         x_BCHW = torch.lerp(near, far, self._ground.drawn(numbers))
         label_B = torch.from_numpy(self.labels[indices_B])
         for number in range(OBJECTS):
@@ -91,17 +71,13 @@ class GlyphScenes:
     ) -> torch.Tensor:
         """The images with a character of each class, which is entered in `y_BHW`; none where the class is 0."""
         contrast_B = numbers.between(0.35, 0.7) * torch.where(light_B > 0.5, -1.0, 1.0)
-        colour = self._colour(numbers, light_B + contrast_B)
+        own_colour = colour(light_B + contrast_B, self._tint(numbers))
         font_B, character_B = numbers.below(len(self._masks_FKMM)), (class_B - 1).clamp_min(0)
-        squares_B1MM = self._masks_FKMM[font_B, character_B][:, None].float().div_(255)
-        ink_B1HW = placed(squares_B1MM, _placing(numbers), self._size) * per_image((class_B > 0).float())
+        ink_B1HW = placed(self._ink(font_B, character_B), _placing(numbers), self._size) * per_image(
+            (class_B > 0).float()
+        )
         y_BHW.copy_(torch.where(ink_B1HW[:, 0] >= INK, class_B[:, None, None], y_BHW))
-        return torch.lerp(x_BCHW, colour, ink_B1HW)
-
-    def _colour(self, numbers: Numbers, level_B: torch.Tensor) -> torch.Tensor:
-        """(B, C, 1, 1) about a brightness."""
-        tint_BC = torch.stack([numbers.between(-0.15, 0.15) for _ in range(self._channels)], 1)
-        return (rows(level_B) + tint_BC - tint_BC.mean(1, keepdim=True))[:, :, None, None]
+        return torch.lerp(x_BCHW, own_colour, ink_B1HW)
 
 
 def _characters(classes: int) -> str:

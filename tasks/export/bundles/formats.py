@@ -10,6 +10,7 @@ import onnxruntime
 
 from adaptive_runtime.bundles import CHAIN_FORMATS, BundledNet, BundleFormat, BundleRun, NetFigures
 from adaptive_runtime.chains import ChainFormat, ChainTensor, session_options
+from adaptive_runtime.shares import clipped_share
 from profiling_agents.messages import Capabilities
 from tasks.export.chains import BundledChain
 from tasks.export.files import SUFFIXES, Images, in_batches
@@ -62,7 +63,7 @@ class FurtherFormat:
         row = self.rows[card.digest]
         lost, file = self.own[card.digest].accuracy - row.accuracy, card.files.get(FILES[self.form])
         int8 = None if file is None else file.int8
-        by_row = {split: min(1.0, max(0.0, share - lost)) for split, share in card.accuracy.items()}
+        by_row = {split: clipped_share(share - lost) for split, share in card.accuracy.items()}
         known = row.figures(next(iter(card.accuracy), "validation"))
         return known.model_copy(update={"accuracy": by_row if int8 is None else int8.accuracy})
 

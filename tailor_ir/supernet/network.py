@@ -1,21 +1,17 @@
 """The SuperNet: the result of `compile`, and everything that can be asked of it."""
 
-import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from onnx import ModelProto
 from torch import nn
 
 from tailor_ir import storage
-from tailor_ir.alternatives import FirstWeights, Refused, add_alternatives, fit_alternatives
-from tailor_ir.dims import Windows
+from tailor_ir.alternatives import FirstWeights, Refused, fit_alternatives
 from tailor_ir.errors import InputError
-from tailor_ir.exits import FirstExit, add_exits, fit_exits
+from tailor_ir.exits import FirstExit, fit_exits
 from tailor_ir.graph import GivenInputs, Graph, Tensors
 from tailor_ir.memory.activations import ActivationMemory
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules
@@ -23,25 +19,15 @@ from tailor_ir.operators.features import OperatorFeature
 from tailor_ir.operators.table import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.operators.templates import element_types
 from tailor_ir.partition import PrePartition, split_parts
-from tailor_ir.reading.comparison import compare
-from tailor_ir.reading.folded_norms import folded_norms
-from tailor_ir.reading.importer import import_onnx
-from tailor_ir.reading.inputs import GivenExample, examples_of_file, examples_of_module
-from tailor_ir.reading.trace import load_onnx, trace_module
-from tailor_ir.rewriting.kernel_transforms import matrices_of, transform_kernels
-from tailor_ir.rewriting.passes import simplify
-from tailor_ir.rewriting.samples import repeat_for_samples
+from tailor_ir.rewriting.kernel_transforms import matrices_of
 from tailor_ir.spaces.kinds.exit import EXIT
 from tailor_ir.spaces.proposal import propose
 from tailor_ir.spaces.selectors import SpaceSpec
 from tailor_ir.spaces.space import Space
 from tailor_ir.spaces.structure import Structure
 from tailor_ir.spaces.variables import Choice, Config
-from tailor_ir.structure.propagation import AxisMap, propagate
-from tailor_ir.structure.regions import Regions, find_regions, repeats
-from tailor_ir.structure.resolutions import Resolutions
+from tailor_ir.structure.finding import find_axes_and_regions
 from tailor_ir.subnets.batch_norms import Statistics
-from tailor_ir.subnets.batch_statistics import statistics_names, with_statistics
 from tailor_ir.subnets.branches import Branches
 from tailor_ir.subnets.cuts import sort_channels
 from tailor_ir.subnets.elastic import Elastic
@@ -49,19 +35,15 @@ from tailor_ir.subnets.onnx_export import answers_onnx, parts_onnx, subnet_onnx,
 from tailor_ir.subnets.segments import (
     BlockPart,
     BlockSegment,
-    Part,
     Segment,
     exits_of,
     find_block_parts,
     find_parts,
     with_all_answers,
 )
-from tailor_ir.subnets.shared_weights import CommonWeights, write_together
 from tailor_ir.subnets.standalone import build, build_nodes
 from tailor_ir.summary import describe
-
-BLOCKS, STATISTICS = "blocks", "statistics"
-"""What the names of files of `SuperNet.block_segments` begin with."""
+from tailor_ir.supernet.exporting import WithStatistics, export_together
 
 
 class SuperNet:
@@ -78,7 +60,7 @@ class SuperNet:
         """Alternatives and exits that `compile` did not take, and why; not saved."""
         self._operator_tables: dict[int, OperatorTable] = {}
         self._pre_partition: PrePartition | None = None
-        structure = propose(graph, *_read(graph, tensors), spec)
+        structure = propose(graph, *find_axes_and_regions(graph, tensors), spec)
         self._spec = spec
         self._memories: dict[Rules, ActivationMemory] = {}
         space = replace(structure.space, describe=lambda: describe(structure))
@@ -307,10 +289,10 @@ class SuperNet:
 
     def export_together(
         self,
-        subnets: Mapping[str, tuple[Mapping[str, Choice], Statistics | None]],
+        subnets: Mapping[str, WithStatistics],
         folder: str | Path,
         chains: Mapping[str, Sequence[str]] | None = None,
-        blocks: tuple[Mapping[str, Choice], Statistics | None] | None = None,
+        blocks: WithStatistics | None = None,
         observed_images: int | None = None,
     ) -> None:
         """Write SubNets by name, each with its statistics, as `NAME.onnx` into a folder; common weights are there once.
@@ -323,56 +305,7 @@ class SuperNet:
         the statistics of its BatchNorms' inputs (`with_statistics`). Mean and variance of BatchNorms are then no part of the
         ONNX files, whatever their size, so that a runtime can take others for them.
         """
-        rows = {name: self.space.row(config) for name, (config, _) in subnets.items()}
-        chains = chains or {}
-        ended = {name: self.space.row({**subnets[name][0], EXIT.name: exits[-1]}) for name, exits in chains.items()}
-        parts = [self.structure.subnet(row, self.batch) for row in rows.values()]
-        parts += [with_all_answers(self.structure, ended[name], exits, self.batch) for name, exits in chains.items()]
-        ways = () if blocks is None else find_block_parts(self.structure, self.space.row(blocks[0]), self.batch)
-        common = CommonWeights(self.elastic, [*parts, *(way.subnet for way in ways)])
-        models = ((name, self._shared_model(row, subnets[name][1], common)) for name, row in rows.items())
-        segments = (
-            one
-            for name, exits in chains.items()
-            for one in self._shared_parts(
-                name, find_parts(self.structure, ended[name], exits, self.batch), subnets[name][1], common
-            )
-        )
-        own = self._shared_parts(BLOCKS, ways, None if blocks is None else blocks[1], common)
-        if observed_images is None:
-            write_together(itertools.chain(models, segments, own), Path(folder))
-            return
-        observed = (
-            (f"{name}.{STATISTICS}", with_statistics(model))
-            for name, row in rows.items()
-            if statistics_names(model := self._shared_model(row, subnets[name][1], common, observed_images))
-        )
-        outside = frozenset(self.structure.graph.statistics)
-        write_together(itertools.chain(models, segments, own, observed), Path(folder), outside)
-
-    def _shared_model(
-        self, row: np.ndarray, statistics: Statistics | None, common: CommonWeights, batch: int | None = None
-    ) -> ModelProto:
-        """A SubNet whose weights are cut out of common ones. batch: None: the SuperNet's own."""
-        return subnet_onnx(
-            self.elastic,
-            row,
-            statistics=statistics,
-            fold_batch_norm=False,
-            batch=self.batch if batch is None else batch,
-            weights=True,
-            take=common.take,
-        )
-
-    def _shared_parts(
-        self, name: str, parts: Sequence[Part], statistics: Statistics | None, common: CommonWeights
-    ) -> Iterator[tuple[str, ModelProto]]:
-        """Parts by names `NAME.0`, `NAME.1`, …, whose weights are cut out of common ones."""
-        models = parts_onnx(
-            self.elastic, parts, statistics=statistics, fold_batch_norm=False, weights=True, take=common.take
-        )
-        for number, model in enumerate(models):
-            yield f"{name}.{number}", model
+        export_together(self.elastic, self.batch, subnets, Path(folder), chains or {}, blocks, observed_images)
 
     def _operator_table(self, batch: int) -> OperatorTable:
         if batch not in self._operator_tables:
@@ -474,77 +407,3 @@ class SuperNet:
         """Write the SuperNet into a folder: JSON and safetensors."""
         tensors = {name: tensor.cpu() for name, tensor in self.elastic.tensors().items()}
         storage.save(Path(path), self.structure.graph, tensors, self._spec)
-
-
-def _read(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
-    """Axes and regions of a network. Producers of one value have the same axes; regions are those of the original network.
-
-    Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
-    layers that keep the shape are given the same axes on both sides, so that they can.
-    """
-    windows: Windows = "number"
-    same = tuple((each.value, each.producer) for each in graph.alternatives)
-    original = graph.original()
-    axis_map = propagate(graph, tensors, joins=same)
-    sides = () if graph.image is None else graph.shapes[graph.image][2:]
-    if len(set(sides)) == 1 and _choices(axis_map, sides[0]) == 1:
-        other = propagate(graph, tensors, "size", same)
-        if _choices(other, sides[0]) > 1:
-            axis_map, windows = other, "size"
-    regions = find_regions(original, axis_map)
-    joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
-    if joins:
-        axis_map = propagate(graph, tensors, windows, (*joins, *same))
-        regions = find_regions(original, axis_map, joins)
-    return axis_map, regions
-
-
-def _choices(axis_map: AxisMap, base: int) -> int:
-    return 1 if axis_map.resolution_frozen else len(Resolutions(axis_map, base).proposed())
-
-
-def compile(
-    model: nn.Module | str | Path,
-    example_input: GivenExample | None = None,
-    space: SpaceSpec | None = None,
-    kernel_transform: bool = False,
-) -> SuperNet:
-    """Turn a network into a SuperNet.
-
-    model: a module (`example_input`: one sample (1, C, H, W) at full resolution) or the path of an ONNX file (an example
-    is needed only where the file leaves the input's height or width open). A network with several inputs takes one sample
-    of each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones.
-    space: selectors of variable names -> choices or "auto"; what is not named stays as it is. None proposes a space.
-    kernel_transform: smaller kernels are learned transforms of larger ones, which start as their centre (OFA, ICLR 2020).
-    ImportFailed: the network cannot be read. SpaceError: the space asks for what this network cannot do.
-    """
-    if isinstance(model, nn.Module):
-        examples = examples_of_module(model, example_input)
-        proto, state = trace_module(model, examples)
-        graph, tensors = import_onnx(proto, state)
-    else:
-        proto = load_onnx(Path(model))
-        graph, tensors = import_onnx(proto, example_shapes=examples_of_file(proto, example_input))
-    graph, tensors = repeat_for_samples(*simplify(graph, tensors))
-
-    def read(graph: Graph, tensors: Tensors) -> Structure:
-        return propose(graph, *_read(graph, tensors), space)
-
-    graph, tensors, refused = add_alternatives(graph, tensors, space, read)
-    graph, tensors, no_exits = add_exits(graph, tensors, space, read)
-    if kernel_transform:
-        graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
-    net = SuperNet(graph, tensors, space)
-    net.refused = (*refused, *no_exits)
-    if isinstance(model, nn.Module):
-        net.remarks = compare(model, net.elastic, examples)
-    else:
-        net.remarks = folded_norms(proto)
-    for remark in net.remarks:
-        logging.getLogger(__name__).warning(remark)
-    return net
-
-
-def load(path: str | Path, *, batch: int = 1) -> SuperNet:
-    """Read a SuperNet that `SuperNet.save` wrote. batch: of the SubNets to export, and of their operators."""
-    return SuperNet(*storage.load(Path(path)), batch)

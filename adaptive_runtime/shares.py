@@ -1,0 +1,6 @@
+"""Shares: numbers from 0 to 1."""
+
+
+def clipped_share(value: float) -> float:
+    """The nearest share."""
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,34 @@
+"""Axes and regions of a network that are found together: which windows positions have, and which layers can be skipped."""
+
+from tailor_ir.dims import Windows
+from tailor_ir.graph import Graph, Tensors
+from tailor_ir.structure.propagation import AxisMap, propagate
+from tailor_ir.structure.regions import Regions, find_regions, repeats
+from tailor_ir.structure.resolutions import Resolutions
+
+
+def find_axes_and_regions(graph: Graph, tensors: Tensors) -> tuple[AxisMap, Regions]:
+    """Axes and regions of a network. Producers of one value have the same axes; regions are those of the original network.
+
+    Windows of positions are many or large, whichever leaves resolutions to choose from. Where nothing can be skipped,
+    layers that keep the shape are given the same axes on both sides, so that they can.
+    """
+    windows: Windows = "number"
+    same = tuple((each.value, each.producer) for each in graph.alternatives)
+    original = graph.original()
+    axis_map = propagate(graph, tensors, joins=same)
+    sides = () if graph.image is None else graph.shapes[graph.image][2:]
+    if len(set(sides)) == 1 and _choices(axis_map, sides[0]) == 1:
+        other = propagate(graph, tensors, "size", same)
+        if _choices(other, sides[0]) > 1:
+            axis_map, windows = other, "size"
+    regions = find_regions(original, axis_map)
+    joins = () if any(stage.trailing for stage in regions.stages) else repeats(original, regions)
+    if joins:
+        axis_map = propagate(graph, tensors, windows, (*joins, *same))
+        regions = find_regions(original, axis_map, joins)
+    return axis_map, regions
+
+
+def _choices(axis_map: AxisMap, base: int) -> int:
+    return 1 if axis_map.resolution_frozen else len(Resolutions(axis_map, base).proposed())
