@@ -8,7 +8,7 @@ STAGE_TESTS := tests/finetune tests/links tests/tables tests/docs
 .PHONY: help setup demo test lint types imports unit unit-flows unit-stages unit-rest device-wheel lock clean
 
 help:
-	@echo "make demo   install what is missing, then run the whole pipeline on bundled data"
+	@echo "make demo   install what is missing, then run the whole pipeline on bundled data, and serve what comes of it under stress"
 	@echo "make test   install what is missing, then lint, types, import rules and tests"
 	@echo "make setup  install only"
 	@echo "make device-wheel  the run time alone, as a wheel for devices, in dist/"
@@ -25,7 +25,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/autotailor run
+	$(BIN)/autotailor run +preset=demo
+	$(BIN)/autotailor stress onnxruntime
 
 test: lint types imports unit
 

@@ -1,7 +1,7 @@
 """Loads that come and go as often as decisions are made: switches, and requests in time beside the best that never changes.
 
     python -m benchmarks.oscillation --bundle DIR [--seconds 120] [--requests-per-s 12] [--slack 2.5] [--most-per-minute 60]
-        [--markdown] [--json FILE]
+        [--copies 1] [--cores 2] [--markdown] [--json FILE]
 
 Square waves with periods from half the time between samples of the device to five times as long; load makes all rows 1.5, 3
 or 6 times slower for a fifth, a half or four fifths of a period. The rows are those of the bundle, in its own format; each
@@ -10,13 +10,19 @@ does. *Static*: of all rows the one that, always run, has the highest accuracy o
 the wave. A row of the table is all waves of one period: means, and the worst wave. *Lost*: points below the static row; the
 worst is negative where ours is ahead of it everywhere.
 
+With --copies 2 two services with a loop each are on one device, and get their requests at the same moments. All processes have
+an equal share of --cores cores: a service is slower while another one runs a request, which no loop knows. A row then has
+the waves of all copies. *Static* is the one row that all of them always run.
+
 Bars: never more switches in a minute than allowed; in time no less than the static row.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +30,16 @@ import numpy as np
 
 from adaptive_runtime.adapting import BundleVariants
 from adaptive_runtime.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.choice import ChoiceLimits, MostAccurate, Switching, VariantLookUp, VariantTable
-from adaptive_runtime.simulation import SimulatedRequests, Simulation, best_static
+from adaptive_runtime.choice import (
+    ChoiceLimits,
+    ChoicePolicy,
+    FixedChoice,
+    MostAccurate,
+    Switching,
+    VariantLookUp,
+    VariantTable,
+)
+from adaptive_runtime.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
 from adaptive_runtime.traces import square_wave
 from benchmarks.tables import show
 
@@ -49,9 +63,10 @@ class Wave(NamedTuple):
 
 
 def waves(table: VariantTable, options: argparse.Namespace) -> list[Wave]:
-    """All of them."""
+    """All of them, of each copy."""
     budget_ms = options.slack * max(zip(table.accuracy, table.latency_ms, strict=True))[1]
-    policy = Switching(MostAccurate(VariantLookUp(table)), most_per_minute=options.most_per_minute)
+    best = MostAccurate(VariantLookUp(table))
+    policy = Switching(best, most_per_minute=options.most_per_minute)
     found = []
     for period_s, slow_down, busy, phase in product(PERIODS_S, SLOW_DOWNS, SHARES, PHASES):
         trace = square_wave(
@@ -63,21 +78,29 @@ def waves(table: VariantTable, options: argparse.Namespace) -> list[Wave]:
             requests_per_s=options.requests_per_s,
             classes=table.load_classes,
         )
-        requests = SimulatedRequests.drawn(table, trace, seed=0)
-        simulation = Simulation(requests=requests, limits=ChoiceLimits(budget_ms=budget_ms))
-        ours = simulation.run(policy)
-        _, static = best_static(simulation, 0.0)
-        found.append(
+        drawn = [SimulatedRequests.drawn(table, trace, seed=copy) for copy in range(options.copies)]
+        services = [Simulation(requests=one, limits=ChoiceLimits(budget_ms=budget_ms)) for one in drawn]
+        ours = played(services, policy, options.cores)
+        once = [replace(one, every_s=inf) for one in services]
+        statics = (played(once, FixedChoice(best, row), options.cores) for row in range(len(table)))
+        static = max(statics, key=lambda copies: sum(one.accuracy for one in copies))
+        found += [
             Wave(
                 period_s,
-                ours.attainment,
-                static.attainment,
-                ours.accuracy,
-                static.accuracy,
-                ours.switches / max(1.0, options.seconds / 60),
+                own.attainment,
+                fixed.attainment,
+                own.accuracy,
+                fixed.accuracy,
+                own.switches / max(1.0, options.seconds / 60),
             )
-        )
+            for own, fixed in zip(ours, static, strict=True)
+        ]
     return found
+
+
+def played(services: Sequence[Simulation], policy: ChoicePolicy, cores: int) -> list[SimulatedOutcome]:
+    """All copies under one policy, each with a state of its own."""
+    return run_together(services, [policy] * len(services), cores)
 
 
 def cells(found: Sequence[Wave]) -> list[list[str]]:
@@ -108,6 +131,8 @@ def main() -> None:
     parser.add_argument("--requests-per-s", type=float, default=12.0)
     parser.add_argument("--slack", type=float, default=2.5)
     parser.add_argument("--most-per-minute", type=int, default=60)
+    parser.add_argument("--copies", type=int, default=1, help="of the loop on one device")
+    parser.add_argument("--cores", type=int, default=2, help="that copies and load share")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

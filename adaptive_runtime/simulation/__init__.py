@@ -11,6 +11,7 @@ from adaptive_runtime.simulation.requests import SimulatedRequests
 from adaptive_runtime.simulation.scenario_device import LinkHistory, ScenarioDevice
 from adaptive_runtime.simulation.scored import PlayedScenario, ScoredSystem
 from adaptive_runtime.simulation.server import SimulatedSurroundings, Simulation
+from adaptive_runtime.simulation.shared import run_together
 
 __all__ = [
     "Level",
@@ -30,4 +31,5 @@ __all__ = [
     "best_static",
     "clairvoyant",
     "compare",
+    "run_together",
 ]

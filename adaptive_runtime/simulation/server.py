@@ -54,15 +54,20 @@ class Simulation:
 
     def run(self, policy: ChoicePolicy, heard: Heard | None = None) -> SimulatedOutcome:
         """What becomes of all requests under a policy. heard: is told each decision."""
-        run = _Run(self, policy, heard)
-        while run.next():
+        server = SimulatedServer(self, policy, heard)
+        while server.next():
             pass
-        return run.outcome()
+        return server.outcome()
 
 
-class _Run:
-    def __init__(self, simulation: Simulation, policy: ChoicePolicy, heard: Heard | None) -> None:
-        self.simulation, self.policy, self.heard = simulation, policy, heard
+class SimulatedServer:
+    """A simulation under a policy, from request to request.
+
+    heard: is told each decision. slower: the factor by which its next run is slower, besides the trace's load.
+    """
+
+    def __init__(self, simulation: Simulation, policy: ChoicePolicy, heard: Heard | None = None) -> None:
+        self.simulation, self.policy, self.heard, self.slower = simulation, policy, heard, 1.0
         self.requests, self.around = simulation.requests, simulation.around
         self.elsewhere: Set[int] = frozenset() if self.around is None else self.around.elsewhere
         table, trace = self.requests.table, self.requests.trace
@@ -77,12 +82,19 @@ class _Run:
         self.latencies_ms: list[float] = self.requests.latency_ms_V.tolist()
         self.classes: list[int] = table.load_class_V.tolist()
 
+    @property
+    def next_s(self) -> float:
+        """When the next request's turn comes; infinite: there is none."""
+        if self.waiting:
+            return self.free_s
+        return max(self.free_s, self.arrivals_s[self.arrived]) if self.arrived < len(self.arrivals_s) else inf
+
     def next(self) -> bool:
         """Serve or reject the next request; False: there is none."""
         if not self.waiting:
-            if self.arrived == len(self.arrivals_s):
+            if self.next_s == inf:
                 return False
-            self.free_s = max(self.free_s, self.arrivals_s[self.arrived])
+            self.free_s = self.next_s
         self._arrive(self.free_s)
         request, now_s = self.waiting[0], self.free_s
         left_ms = self.simulation.limits.budget_ms - (now_s - self.arrivals_s[request]) * 1e3
@@ -140,7 +152,8 @@ class _Run:
         if self.around is not None and variant in self.elsewhere:
             service_ms = self.around.service_ms(variant, request, left_ms - switching_ms)
         else:
-            service_ms = self.latencies_ms[variant] * float(requests.factor_CR[self.classes[variant], request])
+            factor = self.slower * float(requests.factor_CR[self.classes[variant], request])
+            service_ms = self.latencies_ms[variant] * factor
         in_time = switching_ms + service_ms <= left_ms
         self.ends[request] = RequestEnds.IN_TIME if in_time else RequestEnds.LATE
         self.late |= not in_time

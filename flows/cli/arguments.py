@@ -21,8 +21,9 @@ EXPORTING = "export"
 CONVERTING = "convert"
 DEPLOYING = "deploy"
 PARTITIONING = "partition"
+STRESSING = "stress"
 MODEL_END = ".onnx"
-WITH_WORDS = ("lut", COMPARING, DEPLOYING)
+WITH_WORDS = ("lut", COMPARING, DEPLOYING, STRESSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Arguments:
     config_folder: Path | None
     view: Path | bool  # True: `VIEW_FILE` in the output folder
     dry_run: bool
-    words: tuple[str, ...] = ()  # of `lut`: the action and its names; of `convert`: the files; of `deploy`: the device
+    words: tuple[
+        str, ...
+    ] = ()  # of `lut`: the action and its names; of `convert`: the files; of `deploy` and `stress`: the device
     device: str | None = None
     question: Question | None = None
     shows_config: bool = False

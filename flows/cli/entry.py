@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, Arguments, help_of, parse
+from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, STRESSING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
 from flows.machine.signals import Terminated, interruptible
 from tasks.errors import UserError
@@ -62,8 +62,8 @@ def _execute(arguments: Arguments) -> int:
     if arguments.command in ("lut", CONVERTING, PARTITIONING):
         return _execute_alone(arguments)
 
-    if arguments.command == DEPLOYING:
-        return _execute_deployment(arguments)
+    if arguments.command in (DEPLOYING, STRESSING):
+        return _execute_bundle(arguments)
 
     from flows.machine.environment import prepare
     from flows.machine.server import start_server
@@ -111,14 +111,14 @@ def _execute_alone(arguments: Arguments) -> int:
     return 0
 
 
-def _execute_deployment(arguments: Arguments) -> int:
-    """A flow without stages."""
+def _execute_bundle(arguments: Arguments) -> int:
+    """A command that takes the bundle of a finished run."""
     from adaptive_runtime.errors import AdaptiveError
-    from flows.cli import deploy
+    from flows.cli import deploy, stress
     from profiling_agents.messages import AgentError
 
     try:
-        result = deploy.execute(arguments)
+        result: Any = (deploy if arguments.command == DEPLOYING else stress).execute(arguments)
     except (AdaptiveError, AgentError) as error:
         return _refuse(error)
     if arguments.json:

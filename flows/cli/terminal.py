@@ -2,8 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 WIDE = 10_000
@@ -29,6 +33,49 @@ class Terminal:
     def say(self, line: str) -> None:
         """A line of plain text, in one piece, so that paths in it can be copied."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class _TerminalBar:
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars, self._task = bars, task
+
+    def advance(self, count: int = 1) -> None:
+        self._bars.advance(self._task, count)
+
+    def note(self, text: str) -> None:
+        self._bars.update(self._task, note=text)
+
+
+class TerminalProgress:
+    """`tasks.progress.Progress` of a command that works no stage: bars with estimates on standard error, inside a block."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=Console(stderr=True))
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    @contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[_TerminalBar]:
+        """A bar of `total` pieces, of which `done` are there."""
+        yield _TerminalBar(self._bars, self._bars.add_task(name, total=total, completed=done, note=""))
+
+    def metrics(self, values: dict[str, float], step: int) -> None:
+        """A command without a run keeps none."""
+
+    def say(self, line: str) -> None:
+        """A line above the bars."""
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tables(shown: RenderableType) -> Iterator[Table]:

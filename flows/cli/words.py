@@ -228,6 +228,21 @@ COMMANDS = {
             "autotailor deploy board --config-dir devices deploy.wheels=wheels deploy.start=false",
         ),
     ),
+    "stress": Command(
+        summary="a bundle served while other processes come and go, and what it did: stress DEVICE",
+        about="Serves the bundle of the latest run for the device (export.bundle=true) on this machine, adapting, within a "
+        "latency budget (1.3 times the latency of its most accurate SubNet), beside a service of that SubNet alone. Asks both "
+        "for the images in the bundle, while processes that compute come and go. Shows for each phase how many answers came "
+        "in time, how accurate they were and which SubNets gave them, and each switch with its reason. The services have a "
+        "live page; all processes end with the command, also where it is killed.",
+        forms=("DEVICE [OVERRIDE…] [FLAG…]", "stress.bundle=FOLDER [OVERRIDE…] [FLAG…]"),
+        flags=EVERYWHERE,
+        examples=(
+            "autotailor stress onnxruntime",
+            "autotailor stress ncnn stress.budget_ms=5 stress.seconds=60 --json stress.json",
+            "autotailor stress stress.bundle=outputs/exports/ncnn/bundle stress.bandwidth_processes=2",
+        ),
+    ),
     "partition": Command(
         summary="a SubNet over several devices: partition.devices=[HOME,DEVICE…]",
         about="Reads the tables of a finished run, and finds where the operators of a SubNet run fastest for given "

@@ -5,13 +5,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from adaptive_runtime.bundles import BUNDLE_FILE
+from flows.config.bundles import bundle_of
 from flows.config.device import DeviceName, DeviceProfile
-from flows.config.run import EXPORTS_FOLDER
 from profiling_agents.client.ssh import SshTarget
 from tasks.deploy import Settings
-from tasks.errors import UserError
-from tasks.export.bundles import BUNDLE_FOLDER
 
 
 class DeployConfig(BaseModel):
@@ -39,8 +36,4 @@ class DeployConfig(BaseModel):
 
     def bundle_of(self, device: str) -> Path:
         """The folder of the bundle. UserError: it is not there."""
-        found = self.deploy.bundle or self.output_dir / EXPORTS_FOLDER / device / BUNDLE_FOLDER
-        if not (found / BUNDLE_FILE).is_file():
-            hint = "the run writes it with export.bundle=true: autotailor export export.bundle=true …; or deploy.bundle=FOLDER"
-            raise UserError(f"bundle '{found}'", "is not there", next_step=hint)
-        return found
+        return bundle_of(self.output_dir, device, self.deploy.bundle, "deploy.bundle")

@@ -13,6 +13,7 @@ import flows.cli.convert
 import flows.cli.deploy
 import flows.cli.lut
 import flows.cli.partition
+import flows.cli.stress
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
@@ -72,6 +73,8 @@ def test_a_shown_command_is_accepted(command: Command, tmp_path: Path, monkeypat
         assert flows.cli.deploy.config_of(parse(command.words))
     elif command.words[0] == "partition":
         assert flows.cli.partition.config_of(parse(command.words))
+    elif command.words[0] == "stress":
+        assert flows.cli.stress.config_of(parse(command.words))
     elif command.words[0] == "lut":
         arguments = parse(command.words)
         flows.cli.lut.check(arguments)

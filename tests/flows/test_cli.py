@@ -89,7 +89,12 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "example",
-    [line for name in OWN if name not in ("lut", "convert", "deploy", "partition") for line in COMMANDS[name].examples],
+    [
+        line
+        for name in OWN
+        if name not in ("lut", "convert", "deploy", "partition", "stress")
+        for line in COMMANDS[name].examples
+    ],
 )
 def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.config import AdaptConfig, RunConfig

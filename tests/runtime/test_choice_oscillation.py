@@ -23,7 +23,8 @@ from adaptive_runtime.choice import (
     VariantTable,
     parse_rules,
 )
-from adaptive_runtime.simulation import SimulatedRequests, Simulation
+from adaptive_runtime.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
+from adaptive_runtime.simulation.shared import shared_slow_down
 from adaptive_runtime.traces import square_wave
 
 TABLE = VariantTable(
@@ -110,3 +111,42 @@ def test_two_models_on_one_device_do_not_push_each_other_to_and_fro(
         "a rule on the load that they make themselves does not come to rest"
     )
     assert np.mean(in_time) >= 1 - lost
+
+
+def two_services(wave_s: float, policy: ChoicePolicy, every_s: float) -> list[SimulatedOutcome]:
+    """Two services on two cores, asked at the same moments, under one square wave."""
+    wave = square_wave(period_s=wave_s, busy=0.5, slow_down=1.5, duration_s=DURATION_S, requests_per_s=20.0)
+    limits = ChoiceLimits(budget_ms=BUDGET_MS)
+    drawn = [SimulatedRequests.drawn(TABLE, wave, seed=seed) for seed in range(2)]
+    simulations = [Simulation(requests=one, limits=limits, every_s=every_s) for one in drawn]
+    return run_together(simulations, [policy] * 2, cores=2)
+
+
+def test_two_loops_that_share_cores_switch_seldom_and_keep_up_with_the_best_row() -> None:
+    best = MostAccurate(LOOK_UP)
+    ours = two_services(1.0, switching(best), 0.0)
+    fixed = [two_services(1.0, FixedChoice(best, row), inf) for row in range(len(TABLE))]
+    static = max(fixed, key=lambda copies: sum(one.accuracy for one in copies))
+    for own, other in zip(ours, static, strict=True):
+        assert own.switches <= MOST_PER_MINUTE
+        assert own.attainment >= other.attainment - MOST_LOST
+
+
+def test_services_slow_each_other_down_where_the_load_leaves_no_core() -> None:
+    calm, loaded = 1.0, 1.5  # two processes that compute, on two cores
+    assert shared_slow_down(calm, 1, cores=2) == 1.0
+    assert shared_slow_down(calm, 2, cores=2) == 1.5
+    assert shared_slow_down(loaded, 0, cores=2) == loaded
+    assert shared_slow_down(loaded, 1, cores=2) == 2.0
+
+
+def test_a_service_alone_is_served_as_without_others() -> None:
+    wave = square_wave(period_s=2.0, busy=0.5, slow_down=3.0, duration_s=5.0, requests_per_s=REQUESTS_PER_S)
+    requests = SimulatedRequests.drawn(TABLE, wave, seed=0)
+    simulation = Simulation(requests=requests, limits=ChoiceLimits(budget_ms=BUDGET_MS))
+    policy = switching(MostAccurate(LOOK_UP))
+    (together,) = run_together([simulation], [policy], cores=2)
+    alone = simulation.run(policy)
+    assert (together.ends_R == alone.ends_R).all()
+    assert (together.latency_ms_R == alone.latency_ms_R).all()
+    assert together.switches == alone.switches

@@ -1,0 +1,55 @@
+"""`autotailor stress`: a bundle served while other processes come and go."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.arguments import STRESSING, Arguments
+from flows.cli.terminal import Terminal, TerminalProgress
+from flows.compose import compose_config
+from flows.groups import nearest
+from flows.validate import validate
+from tasks.errors import UserError
+
+if TYPE_CHECKING:
+    from flows.config.stress import StressConfig
+
+StressJson = Mapping[str, Any]
+"""What `--json` writes: `tasks.stress.StressReport`."""
+
+
+def config_of(arguments: Arguments) -> "StressConfig":
+    """The validated config. UserError: an option that cannot be, or not one device."""
+    from flows.config.stress import StressConfig
+
+    config = validate(StressConfig, compose_config(STRESSING, arguments.overrides, arguments.config_folder))
+    count = len(arguments.words)
+    if count > 1 or (not count and config.stress.bundle is None):
+        next_step = f"write autotailor {STRESSING} DEVICE, or stress.bundle=FOLDER"
+        raise UserError(STRESSING, f"got {count} devices", allowed="one", next_step=next_step)
+    return config
+
+
+def execute(arguments: Arguments) -> StressJson:
+    """Serve, ask and stress the bundle, show what it did, and return it as JSON. AdaptiveError: one line."""
+    config = config_of(arguments)
+    bundle = _bundle(config, next(iter(arguments.words), ""))
+
+    from tasks.stress import run, stress_tables
+
+    with TerminalProgress() as progress:
+        report = run(config.stress, bundle, progress)
+    Terminal().show(stress_tables(report))
+    return report.to_json()
+
+
+def _bundle(config: "StressConfig", device: str) -> Path:
+    from flows.config.bundles import bundle_of, devices_with_bundles
+
+    known = devices_with_bundles(config.output_dir)
+    if known and config.stress.bundle is None and device not in known:
+        hint = nearest(device, known) or "the run writes it with export.bundle=true"
+        raise UserError(
+            STRESSING, f"'{device}' has no bundle in '{config.output_dir}'", allowed=", ".join(known), next_step=hint
+        )
+    return bundle_of(config.output_dir, device, config.stress.bundle, "stress.bundle")

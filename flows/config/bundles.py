@@ -1,0 +1,23 @@
+"""Bundles of the latest run."""
+
+from pathlib import Path
+
+from adaptive_runtime.bundles import BUNDLE_FILE
+from flows.config.run import EXPORTS_FOLDER
+from tasks.errors import UserError
+from tasks.export.bundles import BUNDLE_FOLDER
+
+
+def bundle_of(output_dir: Path, device: str, given: Path | None, option: str) -> Path:
+    """The folder of a device's bundle, or the one that was given. UserError: it is not there."""
+    found = given or output_dir / EXPORTS_FOLDER / device / BUNDLE_FOLDER
+    if not (found / BUNDLE_FILE).is_file():
+        hint = f"the run writes it with export.bundle=true: autotailor export export.bundle=true …; or {option}=FOLDER"
+        raise UserError(f"bundle '{found}'", "is not there", next_step=hint)
+    return found
+
+
+def devices_with_bundles(output_dir: Path) -> list[str]:
+    """The devices whose bundles the latest run has written."""
+    files = sorted((output_dir / EXPORTS_FOLDER).glob(f"*/{BUNDLE_FOLDER}/{BUNDLE_FILE}"))
+    return [file.parent.parent.name for file in files]

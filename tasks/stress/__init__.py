@@ -1,0 +1,11 @@
+"""A bundle under stress on this machine: a service that adapts answers while other processes come and go.
+
+Beside it a second service answers the same images by the most accurate SubNet alone.
+"""
+
+from tasks.stress.results import StressReport
+from tasks.stress.settings import Settings
+from tasks.stress.stressing import run
+from tasks.stress.tables import stress_tables
+
+__all__ = ["Settings", "StressReport", "run", "stress_tables"]

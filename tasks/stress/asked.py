@@ -1,0 +1,78 @@
+"""A bundle as the source of requests: its images, what is right for them, and a budget that fits it.
+
+Legend: N images, C channels, H height, W width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.adapting import BundleVariants
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.deployed.formats import serving_formats
+from tasks.errors import UserError
+from tasks.stress.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class AskedBundle:
+    """images (N, C, H, W): as a service takes them. labels (N,): None: they have none. split: of whose images accuracies are.
+
+    accuracies: by digest and exit; exit None: of the whole SubNet.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64] | None
+    accuracies: Mapping[tuple[str, str | None], float]
+    split: str
+    budget_ms: float
+
+    @classmethod
+    def open(cls, folder: Path, settings: Settings) -> "AskedBundle":
+        """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
+        bundle = OpenBundle.open(folder)
+        left_out: list[str] = []
+        found = BundleVariants.of(bundle.manifest, *serving_formats(bundle, settings.format, left_out.append))
+        rows = list(zip(found.variants, found.table.accuracy, strict=True))
+        labelled = bundle.source_images()
+        first = bundle.manifest.subnets[0]
+        return cls(
+            images=_sample(bundle) if labelled is None else labelled.normalised(first.preparation),
+            labels=None if labelled is None else labelled.labels,
+            accuracies={(one.digest, one.exit): accuracy for one, accuracy in reversed(rows) if not one.early},
+            split=next(iter(first.accuracy), "test"),
+            budget_ms=_budget_ms(found, settings),
+        )
+
+    def accuracy(self, subnet: str, exit: str) -> float:
+        """Of a SubNet that has answered at an exit."""
+        return self.accuracies.get((subnet, exit), self.accuracies[subnet, None])
+
+
+def _sample(bundle: OpenBundle) -> NDArray[np.float32]:
+    """The images of the calibration sample in the data's resolution."""
+    first, sample = bundle.manifest.subnets[0], bundle.calibration()
+    shape = (first.input_shape[1], first.preparation.resolution, first.preparation.resolution)
+    if sample is None or shape not in sample.inputs:
+        got = f"has no images of {'x'.join(map(str, shape))} to ask with"
+        raise UserError(f"bundle '{bundle.folder}'", got, next_step="export it with export.adaptable=true")
+    return sample.inputs[shape]
+
+
+def _budget_ms(found: BundleVariants, settings: Settings) -> float:
+    """The given budget, or by the most accurate variant. UserError: no variant keeps it, even when nothing else runs."""
+    latency_ms, accuracy = found.table.latency_ms, found.table.accuracy
+    _, most_accurate_ms = max(zip(accuracy, latency_ms, strict=True), key=lambda row: (row[0], -row[1]))
+    if (budget_ms := settings.budget_ms) is None:
+        budget_ms = settings.slack * most_accurate_ms
+    if budget_ms < (fastest_ms := min(latency_ms)):
+        named = "budget_ms" if settings.budget_ms is not None else "slack"
+        got = f"no variant keeps {budget_ms:.3g} ms; the fastest takes {fastest_ms:.3g} ms without load"
+        allowed = f"{fastest_ms if named == 'budget_ms' else fastest_ms / most_accurate_ms:.3g} and more"
+        raise UserError(
+            f"stress.{named}", got, allowed=allowed, next_step=f"the most accurate takes {most_accurate_ms:.3g} ms"
+        )
+    return budget_ms

@@ -1,0 +1,109 @@
+"""What a bundle did under stress."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any, Literal, NamedTuple
+
+System = Literal["adapts", "largest alone"]
+SYSTEMS: tuple[System, ...] = ("adapts", "largest alone")
+WHOLE = "in all"
+"""The row of all phases together."""
+
+
+class StressedAnswer(NamedTuple):
+    """An answer of a service. latency_ms: in the model. round_trip_ms: with HTTP. accuracy: of what answered, by the bundle.
+
+    right: whether its class is the label, or where images have none, that of the largest SubNet.
+    """
+
+    phase: str
+    system: System
+    subnet: str
+    latency_ms: float
+    round_trip_ms: float
+    accuracy: float
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StressedPhase:
+    """The answers of a service in a phase. in_time, right: shares of them; accuracy: means, the second with late ones as wrong.
+
+    subnets: how many of them each SubNet gave, the most first.
+    """
+
+    phase: str
+    system: System
+    answers: int
+    in_time: float
+    mean_ms: float
+    mean_round_trip_ms: float
+    accuracy: float
+    accuracy_in_time: float
+    right: float
+    subnets: dict[str, int]
+
+    @classmethod
+    def of(cls, phase: str, system: System, answers: Sequence[StressedAnswer], budget_ms: float) -> "StressedPhase":
+        """From one answer and more."""
+        in_time = [one.latency_ms <= budget_ms for one in answers]
+        return cls(
+            phase=phase,
+            system=system,
+            answers=len(answers),
+            in_time=mean(in_time),
+            mean_ms=mean(one.latency_ms for one in answers),
+            mean_round_trip_ms=mean(one.round_trip_ms for one in answers),
+            accuracy=mean(one.accuracy for one in answers),
+            accuracy_in_time=mean(one.accuracy * kept for one, kept in zip(answers, in_time, strict=True)),
+            right=mean(one.right for one in answers),
+            subnets=dict(Counter(one.subnet for one in answers).most_common()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StressedSwitch:
+    """A change of what serves. at_s: since the first request; reason: as the loop tells it."""
+
+    at_s: float
+    phase: str
+    step: str
+    variant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StressReport:
+    """All of it. split: of whose images accuracies are; labelled: whether the images of the requests have labels."""
+
+    bundle: str
+    budget_ms: float
+    split: str
+    labelled: bool
+    phases: tuple[StressedPhase, ...]
+    switches: tuple[StressedSwitch, ...]
+
+    def whole(self, system: System) -> StressedPhase:
+        """All phases of a service together."""
+        return next(one for one in self.phases if (one.phase, one.system) == (WHOLE, system))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` writes."""
+        return asdict(self)
+
+
+def by_phase(answers: Sequence[StressedAnswer], budget_ms: float) -> tuple[StressedPhase, ...]:
+    """A row for each phase that has answers, and one of all, for each service."""
+    found = []
+    for phase in (*dict.fromkeys(one.phase for one in answers), WHOLE):
+        for system in SYSTEMS:
+            own = list(_of(answers, phase, system))
+            if own:
+                found.append(StressedPhase.of(phase, system, own, budget_ms))
+    return tuple(found)
+
+
+def _of(answers: Iterable[StressedAnswer], phase: str, system: System) -> Iterable[StressedAnswer]:
+    return (one for one in answers if one.system == system and phase in (one.phase, WHOLE))

@@ -1,0 +1,49 @@
+"""Settings of a bundle under stress."""
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from adaptive_runtime.bundles import BundleFormat
+from adaptive_runtime.traces import Scenario, ScenarioPhase
+
+PER_CORE = 2
+"""Processes that compute for each core: a single one leaves a service, which mostly waits, nearly its whole core."""
+PHASES = (("calm", 0.0), ("stress", 1.0), ("calm again", 0.0))
+"""Phases, with the share of their time that other processes work."""
+
+
+class Settings(BaseModel):
+    """The bundle, the budget of its requests, how often they come, and what else works meanwhile."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: Path | None = Field(default=None, description="null: that of the latest run for the device")
+    format: BundleFormat | None = Field(
+        default=None, description="null: all formats that the bundle's device was measured in, whose runtime is here"
+    )
+    budget_ms: float | None = Field(default=None, gt=0, description="null: by slack")
+    slack: float = Field(default=1.3, gt=0, description="budget over the latency of the most accurate SubNet")
+    seconds: float = Field(default=21.0, gt=0, le=3600, description="a third each of calm, stress, and calm again")
+    requests_per_s: float = Field(default=20.0, gt=0, le=1000)
+    cpu_processes: int | None = Field(
+        default=None, ge=0, le=1024, description=f"that compute; null: {PER_CORE} per core"
+    )
+    bandwidth_processes: int = Field(default=0, ge=0, le=1024, description="that stream through memory")
+    ready_s: float = Field(default=60.0, gt=0, le=3600, description="time for a service to become ready")
+
+    @property
+    def computing(self) -> int:
+        """Processes that compute."""
+        return PER_CORE * len(os.sched_getaffinity(0)) if self.cpu_processes is None else self.cpu_processes
+
+    @property
+    def scenario(self) -> Scenario:
+        """What happens around the services."""
+        lasts_s, rate = self.seconds / len(PHASES), self.requests_per_s
+        phases = tuple(
+            ScenarioPhase(name=name, lasts_s=lasts_s, requests_per_s=rate, cpu=share, bandwidth=share)
+            for name, share in PHASES
+        )
+        return Scenario(origin="autotailor stress", memory_total_mib=1.0, phases=phases)

@@ -1,0 +1,152 @@
+"""`autotailor stress`: a bundle served while other processes come and go."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from adaptive_runtime.bundles import BundleManifest
+from flows.cli import main
+from flows.compose import compose_config
+from flows.config.stress import StressConfig
+from flows.validate import validate
+from tailor_ir import SuperNet
+from tasks.stress import Settings
+from tasks.stress.asked import AskedBundle
+from tasks.stress.results import WHOLE, StressedAnswer, by_phase
+
+
+@pytest.fixture
+def output(bundle: Path, tmp_path: Path) -> Path:
+    """The output folder of a run with a bundle of two SubNets for onnxruntime."""
+    shutil.copytree(bundle, tmp_path / "out" / "exports" / "onnxruntime" / "bundle")
+    return tmp_path / "out"
+
+
+def test_the_defaults_in_conf_are_the_defaults_in_code() -> None:
+    assert validate(StressConfig, compose_config("stress", [])) == StressConfig()
+
+
+def test_the_demo_s_run_writes_what_the_stress_serves() -> None:
+    config = compose_config("config", ["+preset=demo"])
+    assert config["export"]["bundle"] is True
+    assert "onnxruntime" in config["device"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    {
+        "no device": (["output_dir={out}"], "stress: got 0 devices; allowed: one; write autotailor stress DEVICE"),
+        "two devices": (["ncnn", "onnxruntime"], "stress: got 2 devices"),
+        "no such device": (
+            ["onxruntime", "output_dir={out}"],
+            "'onxruntime' has no bundle in '{out}'; allowed: onnxruntime; did you mean 'onnxruntime'",
+        ),
+        "no bundle": (
+            ["onnxruntime", "output_dir={out}/none"],
+            r"bundle '{out}/none/exports/onnxruntime/bundle': is not there; .* export\.bundle=true",
+        ),
+        "no such option": (
+            ["onnxruntime", "stress.budgetms=5"],
+            "option 'stress.budgetms': is unknown; .*did you mean 'stress.budget_ms'",
+        ),
+        "no time": (["onnxruntime", "stress.seconds=0"], "stress.seconds: got 0; allowed: greater than 0"),
+        "a budget that nothing keeps": (
+            ["onnxruntime", "output_dir={out}", "stress.budget_ms=5"],
+            "stress.budget_ms: no variant keeps 5 ms; the fastest takes 999 ms without load; allowed: 999 and more",
+        ),
+        "too little slack": (["onnxruntime", "output_dir={out}", "stress.slack=0.5"], "stress.slack: no variant keeps"),
+        "a format that is not there": (
+            ["onnxruntime", "output_dir={out}", "stress.format=ncnn"],
+            "has no SubNets in ncnn; allowed: onnx",
+        ),
+    }.values(),
+)
+def test_bad_input_is_one_line(output: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    assert main(["stress", *(word.format(out=output) for word in words)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert re.search(line.format(out=output), lines[0]), lines
+
+
+def test_a_damaged_bundle_is_one_line(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (output / "exports" / "onnxruntime" / "bundle" / "calibration.npz").unlink()
+    assert main(["stress", "onnxruntime", f"output_dir={output}"]) == 2
+    assert "calibration.npz: cannot be read" in capsys.readouterr().err
+
+
+def test_all_phases_are_answered_and_told_and_nothing_stays_behind(
+    output: Path, bundle: Path, net: SuperNet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pace = ["stress.seconds=1.2", "stress.requests_per_s=10", "stress.cpu_processes=1"]
+    file = output / "stress.json"
+    assert main(["stress", "onnxruntime", f"output_dir={output}", *pace, "--json", str(file)]) == 0
+    shown, found = capsys.readouterr(), json.loads(file.read_text())
+    rows: dict[tuple[str, str], Any] = {(row["phase"], row["system"]): row for row in found["phases"]}
+    phases = list(dict.fromkeys(phase for phase, _ in rows))
+    assert phases[-1] == WHOLE
+    assert phases[0] == "calm"
+    largest = net.space.digest(net.max_config)
+    for phase in phases:
+        assert rows[phase, "adapts"]["answers"] == rows[phase, "largest alone"]["answers"] > 0
+        assert list(rows[phase, "largest alone"]["subnets"]) == [largest]
+        assert rows[phase, "largest alone"]["right"] == 1.0  # without labels its answers are the right ones
+    assert 3 <= rows[WHOLE, "adapts"]["answers"] <= 12
+    assert found["budget_ms"] == pytest.approx(1300.0)
+    assert found["switches"][0]["step"] == "start"
+    assert f"budget {1300:.3g} ms" in found["switches"][0]["reason"]
+    assert "live page: http://127.0.0.1:" in shown.err
+    for text in ("under stress, within 1.3e+03 ms", "what serves, and why", "the largest alone"):
+        assert text in shown.out
+    assert not psutil.Process().children(recursive=True)
+    assert BundleManifest.from_json((bundle / "bundle.json").read_text()).source_images is None
+
+
+def test_a_service_ends_when_the_process_that_started_it_is_killed(output: Path) -> None:
+    bundle = output / "exports" / "onnxruntime" / "bundle"
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom tasks.stress.service import bundle_service\n"
+        "with bundle_service(Path(sys.argv[1]), [], 600):\n    print('torch' in sys.modules, flush=True)\n    time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(bundle)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "False\n", "a stress needs no torch"
+        started = psutil.Process(parent.pid).children(recursive=True)
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert started
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+
+
+def answer(phase: str, latency_ms: float, subnet: str = "a", **changed: Any) -> StressedAnswer:
+    """An answer of the service that adapts."""
+    return StressedAnswer(phase, "adapts", subnet, latency_ms, latency_ms + 1, 0.8, right=True)._replace(**changed)
+
+
+def test_a_phase_has_shares_and_means_of_its_answers() -> None:
+    given = [answer("calm", 2.0), answer("calm", 6.0, "b", accuracy=0.6, right=False), answer("stress", 4.0)]
+    calm, stress, whole = by_phase(given, budget_ms=5.0)
+    assert (calm.answers, calm.in_time, calm.mean_ms, calm.mean_round_trip_ms) == (2, 0.5, 4.0, 5.0)
+    assert (calm.accuracy, calm.accuracy_in_time, calm.right) == pytest.approx((0.7, 0.4, 0.5))
+    assert (stress.phase, stress.in_time, stress.subnets) == ("stress", 1.0, {"a": 1})
+    assert (whole.phase, whole.answers, whole.subnets) == (WHOLE, 3, {"a": 2, "b": 1})
+    assert whole.in_time == pytest.approx(2 / 3)
+
+
+def test_the_budget_is_given_or_follows_the_most_accurate_subnet(bundle: Path) -> None:
+    assert AskedBundle.open(bundle, Settings(slack=2.0)).budget_ms == pytest.approx(2000.0)
+    assert AskedBundle.open(bundle, Settings(budget_ms=999.5, slack=2.0)).budget_ms == 999.5
+
+
+def test_the_stress_is_a_third_of_the_time() -> None:
+    scenario = Settings(seconds=30.0).scenario
+    assert [scenario.at(time_s).phase.cpu for time_s in (0, 9.9, 10, 19.9, 20, 30)] == [0, 0, 1, 1, 0, 0]
