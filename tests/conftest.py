@@ -5,6 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
+"""How long an example takes to draw and to run says what else the machine does, and fails no test."""
 
 COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 

@@ -32,7 +32,8 @@ class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
-    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images.
+    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. `clock_ns`: what tells
+    latencies; it can be set, too.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DeployedModel:
         weights: WeightAdaptation | None = None,
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
+        self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
         self._taken_out: dict[Variant, str] = {}
@@ -77,7 +79,7 @@ class DeployedModel:
         subnet: the digest of the SubNet that answers this request, whole, and is loaded for it; None: the one that serves.
         AdaptiveError: another shape or type, the model is closed, no SubNet is left that works, or `subnet` is not there.
         """
-        start_ns = time.perf_counter_ns()
+        start_ns = self.clock_ns()
         self._check(x_NCHW)
         with self._counting:
             if self._closed:
@@ -191,10 +193,10 @@ class DeployedModel:
         for start in starts:
             active, effective_ms = self._adapted(request)
             parts.append(self._run(active, x_NCHW[start : start + size], served))
-            request = request.after(effective_ms, (time.perf_counter_ns() - start_ns) / 1e6)
+            request = request.after(effective_ms, (self.clock_ns() - start_ns) / 1e6)
         if self.adaptation is not None:
             self.adaptation.served(served, request)
-        return ModelAnswer.of(parts, (time.perf_counter_ns() - start_ns) / 1e6)
+        return ModelAnswer.of(parts, (self.clock_ns() - start_ns) / 1e6)
 
     def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         """The answer of one SubNet alone, in the first format in which it works.
@@ -212,7 +214,7 @@ class DeployedModel:
             return self._answer_by(subnet, x_NCHW, start_ns)
         if self.adaptation is not None:
             self.adaptation.served(served)
-        return ModelAnswer.of([answer], (time.perf_counter_ns() - start_ns) / 1e6)
+        return ModelAnswer.of([answer], (self.clock_ns() - start_ns) / 1e6)
 
     def _run_size(self, samples: int) -> int:
         """How many samples run together before the model adapts again: a batch of the runtime, or all."""
@@ -230,9 +232,9 @@ class DeployedModel:
 
     def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
         """Answers of one variant. VariantError."""
-        is_loaded, run_ns = active.is_loaded, time.perf_counter_ns()
+        is_loaded, run_ns = active.is_loaded, self.clock_ns()
         found = active.answer(x_NCHW)
-        run_ms = (time.perf_counter_ns() - run_ns) / 1e6
+        run_ms = (self.clock_ns() - run_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)
         names = active.chain.manifest.exits

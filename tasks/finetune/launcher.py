@@ -1,4 +1,4 @@
-"""Start torchrun as a child process, follow its progress, and say in one line why it ended."""
+"""Start torchrun, or a rank that is alone, as a child process; follow its progress; say in one line why it ended."""
 
 import ipaddress
 import os
@@ -30,6 +30,8 @@ from tasks.processes import end
 from tasks.progress import Bar, Progress
 
 LOOPBACK = "127.0.0.1"
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+"""What torchrun would tell the only rank."""
 ALLOWED_HOST = "HOST:PORT of the first node, as the others reach it"
 POLL_S = 0.1
 GRACE_S = 10.0
@@ -85,7 +87,7 @@ def _smaller_micro_batch(job: Job, errors: Sequence[RankError]) -> int | None:
 
 
 def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str]]:
-    """One call of torchrun; its exit code, and ranks that were ended since they did not answer."""
+    """One start of the ranks; the exit code, and ranks that were ended since they did not answer."""
     _clear(job)
     write_bytes(job.folder / JOB_FILE, job.model_dump_json(indent=1).encode())
     done = checkpoint.finished_steps(job.checkpoint)
@@ -93,7 +95,7 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
     with progress.bar(name, job.total_steps, done) as bar, _meeting(job) as meeting:
         watchdog = Watchdog(job, meeting, name, progress.say)
         plans = PlanTeller(job.folder, name, progress)
-        with _torchrun(job, meeting) as process:
+        with _ranks(job, meeting) as process:
             lines = Tail(job.history, done)
             while process.poll() is None:
                 plans.look(done)
@@ -187,9 +189,14 @@ def _meeting(job: Job) -> Iterator[Path]:
         yield Path(meeting)
 
 
+def _is_alone(settings: TrainSettings) -> bool:
+    """Whether a rank meets no other one and is not started again: torchrun, which takes seconds to start, has nothing to do."""
+    return settings.nodes == settings.processes == 1 and settings.restarts == 0
+
+
 @contextmanager
-def _torchrun(job: Job, meeting: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun and its workers; ended, whatever happens, on leaving."""
+def _ranks(job: Job, meeting: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """torchrun and its workers, or the only worker; ended, whatever happens, on leaving."""
     process = _start(job, meeting)
     try:
         yield process
@@ -199,26 +206,36 @@ def _torchrun(job: Job, meeting: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def _start(job: Job, meeting: Path) -> subprocess.Popen[bytes]:
     settings = job.settings
-    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(settings.restarts)]
-    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
     own = _own_address(settings.rendezvous)
-    command += ["--local-addr", own, "--log-dir", str(meeting)]
-    worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE), str(meeting)]
-    if settings.rendezvous is None:
-        command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]
-        command += ["--rdzv-id", meeting.name]
+    environment = _environment(settings, _interface(own))
+    if _is_alone(settings):
+        command, environment = [sys.executable], {**environment, **ALONE}
     else:
-        command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", f"join_timeout={MEETING_S}"]
-        command += ["--rdzv-id", digest_of(settings.model_dump(mode="json"))]
+        command = _torchrun(settings, meeting, own)
+    worker = ["-m", "tasks.finetune.worker", str(job.folder / JOB_FILE), str(meeting)]
     with (job.folder / LOG_FILE).open("wb") as log:
         return subprocess.Popen(
             [*command, *worker],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(settings, _interface(own)),
+            env=environment,
             start_new_session=True,
         )
+
+
+def _torchrun(settings: TrainSettings, meeting: Path, own: str) -> list[str]:
+    """The command line up to that of the worker. own: this machine's address on the way to the others."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", str(settings.restarts)]
+    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes), "--rdzv-backend", "c10d"]
+    command += ["--local-addr", own, "--log-dir", str(meeting)]
+    if settings.rendezvous is None:
+        command += ["--rdzv-endpoint", str(meeting / "torchrun"), "--rdzv-conf", "store_type=file"]
+        command += ["--rdzv-id", meeting.name]
+    else:
+        command += ["--rdzv-endpoint", settings.rendezvous, "--rdzv-conf", f"join_timeout={MEETING_S}"]
+        command += ["--rdzv-id", digest_of(settings.model_dump(mode="json"))]
+    return command
 
 
 def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent: Mapping[int, str]) -> UserError:
@@ -231,6 +248,7 @@ def _failure(job: Job, name: str, code: int, errors: Sequence[RankError], silent
         int(rank): int(exit_code)
         for rank, exit_code in re.findall(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)", log)
     }
+    exits |= {0: code} if _is_alone(job.settings) else {}
     killed = {rank: -exit_code for rank, exit_code in exits.items() if exit_code < 0 and -exit_code != signal.SIGTERM}
     again = (
         f"see {job.folder / LOG_FILE}; the same command goes on from step "

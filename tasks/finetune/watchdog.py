@@ -167,8 +167,8 @@ class Watchdog:
         numbers = self._numbers.tolist()
         return [Sign(*numbers[start : start + WORDS]) for start in range(0, len(numbers), WORDS)]
 
-    def look(self, torchrun: int) -> None:
-        """See after the ranks of process `torchrun`. UserError for one that cannot be ended."""
+    def look(self, started: int) -> None:
+        """See after the ranks of process `started`, torchrun or the only rank. UserError for one that cannot be ended."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -177,7 +177,7 @@ class Watchdog:
         for local_rank, seconds in enumerate(self._silences.look(signs, now_s)):
             if seconds < min(settings.silence_remark_s, settings.silence_end_s):
                 self._remarked.discard(local_rank)
-            elif process := _rank(torchrun, local_rank):
+            elif process := _rank(started, local_rank):
                 try:
                     self._judge(local_rank, signs[local_rank], seconds, process)
                 except psutil.Error:
@@ -222,13 +222,14 @@ class Watchdog:
             )
 
 
-def _rank(torchrun: int, local_rank: int) -> psutil.Process | None:
+def _rank(started: int, local_rank: int) -> psutil.Process | None:
     """The process of a rank; None while there is none."""
     try:
-        for child in psutil.Process(torchrun).children(recursive=True):
-            environment = child.environ() if "tasks.finetune.worker" in child.cmdline() else {}
+        process = psutil.Process(started)
+        for one in (process, *process.children(recursive=True)):
+            environment = one.environ() if "tasks.finetune.worker" in one.cmdline() else {}
             if environment.get("LOCAL_RANK") == str(local_rank):
-                return child
+                return one
     except psutil.Error:
         return None
     return None

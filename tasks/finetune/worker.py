@@ -1,4 +1,4 @@
-"""One rank of a training, started by torchrun: `torchrun … -m tasks.finetune.worker JOB.json MEETING`.
+"""One rank of a training, started by torchrun, or by itself if it is the only one: `-m tasks.finetune.worker JOB.json MEETING`.
 
 The ranks of one machine find each other through a file in folder MEETING, those of several through torchrun; their signs of
 life are in the folder, too. Standard input is a pipe from the launcher; its end means that the launcher is gone, and the rank

@@ -52,7 +52,7 @@ def started(
 def refused(*options: str, token: str | None = TOKEN) -> str:
     """The one line of an agent that does not start, which exits with 2."""
     done = subprocess.run(
-        command(*options), capture_output=True, text=True, env=environment(token), timeout=120, check=False
+        command(*options), capture_output=True, text=True, env=environment(token), timeout=300, check=False
     )
     assert done.returncode == 2
     assert done.stdout == ""
@@ -60,7 +60,7 @@ def refused(*options: str, token: str | None = TOKEN) -> str:
     return done.stderr
 
 
-def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 180.0) -> bool:
     """Whether the condition becomes true in time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

@@ -36,7 +36,7 @@ def agent(backend: str, request: pytest.FixtureRequest) -> AgentClient:
 @pytest.fixture(scope="session")
 def small_agents() -> Iterator[dict[str, AgentClient]]:
     """Agents with tight limits, by backend."""
-    limits = ["--wall-limit-s", "2", "--memory-limit-mib", "1024", "--max-model-mib", "64"]
+    limits = ["--wall-limit-s", "6", "--memory-limit-mib", "1024", "--max-model-mib", "64"]
     with (
         local_agent("ncnn", options=limits) as ncnn,
         local_agent("onnxruntime", options=limits) as onnxruntime,

@@ -27,7 +27,7 @@ def started_relay(*options: str) -> Iterator[str]:
         yield line.removeprefix("relay ready: ").strip()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         process.stdout.close()
 
 

@@ -106,7 +106,7 @@ def test_a_generated_token_is_in_a_private_file_that_goes_with_the_agent() -> No
             assert client.capabilities().threads == 1
         workers = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert not file.parent.exists()
         assert not any(worker.is_running() for worker in workers)
 
@@ -119,7 +119,7 @@ def test_interrupting_stops_cleanly(at_start: Any) -> None:
         with processes.started() as (process, _):
             signal.signal(signal.SIGINT, before)
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -14,6 +14,7 @@ import pytest
 from profiling_agents.client import AgentBusyError, AgentClient, AgentError, local_agent
 from tests.agents import agent_models as models
 from tests.agents import agent_processes as processes
+from tests.agents.test_agents_queue import process_of
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def test_a_second_client_is_locked_out_until_the_lease_ends(ncnn_agent: AgentCli
 
 
 def test_a_lease_is_renewed_while_it_is_held(ncnn_agent: AgentClient, second: AgentClient) -> None:
-    with ncnn_agent.lease(ttl_s=0.6):
-        time.sleep(1.2)
+    with ncnn_agent.lease(ttl_s=10.0):
+        time.sleep(12.0)
         with pytest.raises(AgentBusyError), second.lease():
             pass
 
@@ -45,22 +46,23 @@ def test_a_lease_that_is_not_renewed_expires_and_its_holder_is_told(
 ) -> None:
     ncnn_agent._lease = ncnn_agent._acquire(0.3, 0.0)
     try:
-        with second.lease(wait_s=5.0), pytest.raises(AgentError, match="no valid lease"):
+        with second.lease(wait_s=60.0), pytest.raises(AgentError, match="no valid lease"):
             list(ncnn_agent.measure([models.convolution("ncnn", "conv")]))
     finally:
         ncnn_agent._lease = None
 
 
 def test_a_stream_that_is_left_stops_the_model_and_frees_the_device() -> None:
-    with local_agent("ncnn", options=["--wall-limit-s", "60"]) as client:
+    with local_agent("ncnn", options=["--wall-limit-s", "600"]) as client:
         jobs = [models.convolution("ncnn", "first"), models.endless("ncnn", "endless")]
         stream = client.measure(jobs)
         assert next(stream).state == "ok"
+        before = set(process_of(client).children())
         stream.close()
-        start = time.monotonic()
         (after,) = client.measure([models.convolution("ncnn", "after")])
         assert after.state == "ok"
-        assert time.monotonic() - start < 10
+        assert before
+        assert processes.soon(lambda: not before & set(process_of(client).children())), "what ran the model was ended"
 
 
 def test_wrong_token_is_one_line(ncnn_agent: AgentClient) -> None:
@@ -115,7 +117,7 @@ def test_a_local_agent_dies_with_its_parent() -> None:
         "from profiling_agents.client import local_agent\n"
         "with local_agent('ncnn'):\n"
         "    print(*[one.pid for one in psutil.Process().children(recursive=True)], flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -50,7 +50,7 @@ def jobs(modules: Mapping[str, nn.Module]) -> Mapping[str, ModelJob]:
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[AgentClient]:
-    with local_agent("executorch", options=["--wall-limit-s", "10"]) as client:
+    with local_agent("executorch", options=["--wall-limit-s", "60"]) as client:
         yield client
 
 
@@ -82,7 +82,7 @@ def test_layers_come_in_order_with_those_that_xnnpack_does_not_run(
     products = [kind for kind in kinds if kind.startswith(("Convolution", "Fully Connected"))]
     assert products == ["Convolution", "Fully Connected"]
     assert kinds.index("Convolution") < kinds.index("native_call_erf.out") < kinds.index("Fully Connected")
-    assert 0.5 * found.p50_ms <= sum(layer.time_ms for layer in found.layers) <= 1.5 * found.p50_ms
+    assert found.p50_ms / 3 <= sum(layer.time_ms for layer in found.layers) <= 3 * found.p50_ms
 
 
 def test_times_grow_with_the_model_and_threads_are_taken(jobs: Mapping[str, ModelJob]) -> None:

@@ -100,7 +100,7 @@ def test_an_agent_says_what_it_pinned_and_undoes_it_when_it_ends(tree: Path) -> 
             assert (core.min_mhz, core.max_mhz) == ((600.0, 1800.0) if mhz is None else (mhz, mhz))
             prints.add(found.fingerprint)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         assert limits(tree, CORES[0]) == LIMITS
     assert len(prints) == 3
 

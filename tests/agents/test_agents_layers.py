@@ -11,7 +11,7 @@ from tests.agents.agent_models import convolution_weights, ncnn_job, onnx_job
 
 SIZE = 96
 SETTINGS = MeasureSettings(warmup_ms=5.0, time_cap_ms=100.0, layers_ms=100.0)
-FACTOR = 2.0  # a shared machine moves a single measurement
+FACTOR = 3.0  # a shared machine moves a single measurement
 
 
 def chain(backend: str) -> ModelJob:

@@ -28,7 +28,7 @@ LAYERS = MeasureSettings(warmup_ms=2.0, time_cap_ms=20.0, layers_ms=30.0)
 
 @pytest.fixture(scope="module")
 def openvino_agent() -> Iterator[AgentClient]:
-    with local_agent("openvino", options=["--memory-limit-mib", "1024", "--wall-limit-s", "5"]) as client:
+    with local_agent("openvino", options=["--memory-limit-mib", "1024", "--wall-limit-s", "6"]) as client:
         yield client
 
 
@@ -162,7 +162,7 @@ def test_faults_stay_with_the_model_that_has_them(openvino_agent: AgentClient) -
         "external data": replace(good, key="external", files=(external.SerializeToString(),)),
         "elsewhere": replace(good, key="names", output_names=("elsewhere",)),
         "Nonsense": models.onnx_job("unknown", [helper.make_node("Nonsense", ["in0"], ["out0"])], {}, (1, 4)),
-        "wall-clock limit: not finished after 5 s": models.endless("openvino", "loop"),
+        "wall-clock limit: not finished after 6 s": models.endless("openvino", "loop"),
         "memory limit: needs more than 1024 MiB": models.memory_bomb("openvino", "bomb"),
     }
     results = list(openvino_agent.measure(job for model in bad.values() for job in (model, good)))

@@ -52,6 +52,21 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     return one
 
 
+def test_short_runs_are_repeated_until_a_sample_can_be_timed_and_cost_little(core: Core) -> None:
+    runs = 0
+
+    def repeat(count: int) -> None:
+        nonlocal runs
+        runs += count
+        core.work(50.0 * count)
+
+    timing = measure(repeat, MeasureSettings())
+    assert timing.p50_ms == pytest.approx(0.05)
+    assert 2 <= timing.repeats <= 6
+    assert timing.n >= 5
+    assert runs * 0.05 < 90  # ms
+
+
 def test_a_slow_core_is_noticed_and_a_calm_one_again(core: Core) -> None:
     pace = core.pace()
     found = []

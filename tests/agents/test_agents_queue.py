@@ -1,7 +1,6 @@
 """The queue of a real agent: progress, cancelling, back-pressure, reconnecting, the end of a lease."""
 
 import secrets
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -44,15 +43,18 @@ def test_submitted_jobs_are_measured_without_anybody_waiting_for_them(leased: Ag
 
 
 def test_progress_tells_position_counts_and_the_rest(leased: AgentClient) -> None:
-    numbers = leased.submit(jobs(4), SLOW)
+    first, third = (models.endless("ncnn", name) for name in ("first", "third"))
+    second, last = jobs(2)
+    numbers = leased.submit([first, second, third, last], SLOW)
     assert processes.soon(lambda: leased.progress(numbers[0]).state == "running")
-    last = leased.progress(numbers[-1])
-    assert (last.state, last.position, last.total - last.done, last.rest_s) == ("queued", 3, 4, None)
-    assert processes.soon(lambda: leased.progress(numbers[1]).state == "done")
+    before = leased.progress(numbers[-1])
+    assert (before.state, before.position, before.total - before.done, before.rest_s) == ("queued", 3, 4, None)
+    leased.cancel(numbers[0])
+    assert processes.soon(lambda: leased.progress(numbers[2]).state == "running")
     later = leased.progress(numbers[-1])
-    assert later.position <= 1
+    assert (later.state, later.position, later.total - later.done) == ("queued", 1, 2)
     assert later.rest_s is not None
-    assert 0.2 < later.rest_s < 4.0
+    assert later.rest_s > 0
 
 
 def test_a_cancelled_job_says_so_and_the_others_are_measured(leased: AgentClient) -> None:
@@ -60,10 +62,8 @@ def test_a_cancelled_job_says_so_and_the_others_are_measured(leased: AgentClient
     numbers = leased.submit([endless, *others])
     leased.cancel(numbers[2])
     assert processes.soon(lambda: leased.progress(numbers[0]).state == "running")
-    start_s = time.monotonic()
     leased.cancel(numbers[0])
     results = list(leased.results(numbers))
-    assert time.monotonic() - start_s < 10
     assert [result.state for result in results] == ["failed", "ok", "failed", "ok"]
     assert {result.reason for result in results if result.state == "failed"} == {"cancelled by the client"}
     assert leased.cancel(numbers[1]).state == "done"
@@ -89,23 +89,14 @@ def test_a_batch_that_is_sent_twice_is_queued_once(leased: AgentClient) -> None:
     assert first == second == JobsQueued(first=0, next=1)
 
 
-def test_time_outs_start_when_the_device_starts_on_a_job() -> None:
-    with local_agent("ncnn", options=["--wall-limit-s", "1"]) as client, client.lease():
-        numbers = client.submit(jobs(8), SLOW)
-        start_s = time.monotonic()
-        results = list(client.results(numbers))
-        assert time.monotonic() - start_s > 2.0
-    assert {result.state for result in results} == {"ok"}
-
-
 def test_the_end_of_a_lease_stops_what_runs_and_drops_what_waits(ncnn_agent: AgentClient) -> None:
-    lease = ncnn_agent._acquire(0.5, 0.0)
+    lease = ncnn_agent._acquire(6.0, 0.0)
     ncnn_agent._lease = lease
     try:
         ncnn_agent._uploaded.clear()
         ncnn_agent.submit([models.endless("ncnn", "endless"), *jobs(3)])
         (worker,) = process_of(ncnn_agent).children()
-        assert processes.soon(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 5.0)
+        assert processes.soon(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(AgentError, match="no valid lease"):
             ncnn_agent.progress(0)
     finally:

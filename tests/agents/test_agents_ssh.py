@@ -100,10 +100,10 @@ def test_the_far_agent_ends_when_the_connection_dies(server: SshServer, target: 
 
 def test_an_agent_whose_parent_falls_silent_stops() -> None:
     with processes.started(
-        ["--backend", "ncnn", "--port", "0", "--stop-with-stdin", "--silence-limit-s", "3"], stdin=True
+        ["--backend", "ncnn", "--port", "0", "--stop-with-stdin", "--silence-limit-s", "8"], stdin=True
     ) as (process, _):
         assert process.stdin is not None
-        for _ in range(8):  # longer than the limit in all
+        for _ in range(18):  # longer than the limit in all
             process.stdin.write("\n")
             process.stdin.flush()
             assert not processes.soon(lambda: process.poll() is not None, within_s=0.5)

@@ -16,7 +16,7 @@ RUN_TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def torch_agent() -> Iterator[AgentClient]:
-    with local_agent("torch", options=["--memory-limit-mib", "1024", "--wall-limit-s", "5"]) as client:
+    with local_agent("torch", options=["--memory-limit-mib", "1024", "--wall-limit-s", "6"]) as client:
         yield client
 
 
@@ -72,7 +72,7 @@ def test_a_model_that_takes_too_long_is_stopped(torch_agent: AgentClient) -> Non
     nodes = [helper.make_node("MatMul", [names[i], "in0"], [names[i + 1]]) for i in range(count)]
     slow = models.onnx_job("slow", nodes, {}, (2048, 2048))
     stopped, after = torch_agent.measure([slow, models.convolution("torch", "after")])
-    assert stopped.reason == "wall-clock limit: not finished after 5 s"
+    assert stopped.reason == "wall-clock limit: not finished after 6 s"
     assert after.state == "ok"
 
 

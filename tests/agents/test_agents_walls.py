@@ -70,7 +70,7 @@ class Place:
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             cwd=self.folder,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -192,7 +192,7 @@ def test_an_agent_without_walls_says_so() -> None:
         with AgentClient(url, processes.TOKEN) as client:
             walls = client.capabilities().walls
             (found,) = client.measure([models.convolution("ncnn", "conv")], QUICK)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert walls.standing == ()
     assert found.state == "ok"
     line = "all: models can do what the agent's user can (--without-walls)"

@@ -77,7 +77,7 @@ def client(target: Target) -> Iterator[AgentClient]:
 
 @pytest.fixture
 def http(target: Target) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=target.url, headers={"Authorization": f"Bearer {target.token}"}, timeout=30) as one:
+    with httpx.Client(base_url=target.url, headers={"Authorization": f"Bearer {target.token}"}, timeout=120) as one:
         granted = one.post("/v1/lease", json={"lease": "cd" * 16, "ttl_s": 30}).json()
         one.headers["Lease"] = granted["lease"]
         yield one
@@ -327,7 +327,7 @@ def test_external_data_is_refused_wherever_a_model_keeps_it(
 def test_floods_without_a_token_are_refused_and_memory_stays_flat(target: Target) -> None:
     headers = {f"x-{number}": "y" * 400 for number in range(40)}
     before = target.process.memory_info().rss
-    with httpx.Client(base_url=target.url, timeout=30) as anonymous:
+    with httpx.Client(base_url=target.url, timeout=120) as anonymous:
         for _ in range(100):
             assert anonymous.post("/v1/models", content=bytes(MIB), headers=headers).status_code == 401
     assert target.process.memory_info().rss - before < 16 * MIB
@@ -356,7 +356,9 @@ def test_nothing_answers_without_the_token_over_tls_either(tmp_path: Path) -> No
     options += ["--tls-cert", str(certificate), "--tls-key", str(key)]
     with processes.started(options) as (_, printed):
         url = printed["agent ready"].replace("0.0.0.0", "127.0.0.1")
-        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate)) as anonymous:
+        with httpx.Client(
+            base_url=url, verify=ssl.create_default_context(cafile=certificate), timeout=120
+        ) as anonymous:
             assert anonymous.get("/v1/capabilities").status_code == 401
             assert anonymous.get("/v1/capabilities", headers={"Host": "evil.example"}).status_code == 403
 

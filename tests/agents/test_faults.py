@@ -77,7 +77,7 @@ def test_a_network_that_stays_cut_is_an_error_and_the_device_is_free_again(agent
     received: list[str] = []
 
     def measure() -> None:
-        with network(agent[1]) as wire, AgentClient(wire.url, processes.TOKEN) as client, client.lease(ttl_s=2.0):
+        with network(agent[1]) as wire, AgentClient(wire.url, processes.TOKEN) as client, client.lease(ttl_s=8.0):
             for result in client.measure(jobs(12), SLOW):
                 received.append(result.key)
                 if len(received) == 3:
@@ -86,7 +86,7 @@ def test_a_network_that_stays_cut_is_an_error_and_the_device_is_free_again(agent
     with pytest.raises(AgentError, match="not reachable"):
         measure()
     assert received == ["0", "1", "2"]
-    with AgentClient(agent[1], processes.TOKEN) as client, client.lease(wait_s=10.0):
+    with AgentClient(agent[1], processes.TOKEN) as client, client.lease(wait_s=120.0):
         rest = [result.key for result in client.measure(jobs(12)[3:])]
     assert rest == [f"{index}" for index in range(3, 12)]
 
@@ -153,11 +153,12 @@ def test_an_operator_that_crashes_the_runtime_is_named_and_the_others_are_measur
 
 
 def test_a_device_that_is_too_slow_for_one_operator_names_it_and_goes_on() -> None:
-    with local_agent("ncnn", options=["--wall-limit-s", "1"]) as client, client.lease():
+    """The jobs behind it have waited for longer than the limit, which counts from their own start."""
+    with local_agent("ncnn", options=["--wall-limit-s", "6"]) as client, client.lease():
         numbers = client.submit([*jobs(1), models.endless("ncnn", "too slow"), *jobs(1, "after ")])
         results = list(client.results(numbers))
     assert [result.state for result in results] == ["ok", "failed", "ok"]
-    assert results[1].reason == "wall-clock limit: not finished after 1 s"
+    assert results[1].reason == "wall-clock limit: not finished after 6 s"
 
 
 def test_two_clients_at_once_measure_one_after_the_other(agent: tuple[psutil.Process, str]) -> None:
@@ -165,7 +166,7 @@ def test_two_clients_at_once_measure_one_after_the_other(agent: tuple[psutil.Pro
     found: dict[str, list[str]] = {}
 
     def measure(name: str) -> None:
-        with AgentClient(agent[1], processes.TOKEN) as client, client.lease(wait_s=60.0):
+        with AgentClient(agent[1], processes.TOKEN) as client, client.lease(wait_s=300.0):
             start_s = time.monotonic()
             found[name] = [result.key for result in client.measure(jobs(6, name), SLOW)]
             intervals.append((start_s, time.monotonic()))
@@ -174,7 +175,7 @@ def test_two_clients_at_once_measure_one_after_the_other(agent: tuple[psutil.Pro
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
     assert found == {name: [f"{name}{index}" for index in range(6)] for name in ("a", "b", "c")}
     ordered = sorted(intervals)
     assert all(first[1] <= second[0] for first, second in pairwise(ordered))

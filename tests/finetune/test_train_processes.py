@@ -1,4 +1,4 @@
-"""Training under a real torchrun: same loss curve for 1 and 2 processes, one clear line when a rank dies."""
+"""Training by real ranks, alone or under torchrun: same loss curve for 1 and 2, one clear line when one dies."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from tests.finetune.small_training import STEPS, train
 Baseline = tuple[list[dict[str, Any]], StageResult, Path]
 RTOL = 1e-6
 """In float64: other orders of summation differ by 1e-16, and training lets that grow by several powers of ten."""
+KILLS = 5
+"""Trainings of which one is killed early enough."""
 COMPARED = 12
 """Steps of two processes that are compared with one; then a rank is killed."""
 
@@ -51,7 +53,7 @@ def listening_addresses(process: psutil.Process) -> set[str]:
     }
 
 
-def wait_for(condition: Any, seconds: float = 240) -> Any:
+def wait_for(condition: Any, seconds: float = 480) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -95,20 +97,27 @@ def test_two_processes_give_the_loss_curve_of_one_and_a_killed_rank_is_one_clear
     assert wait_for(lambda: not workers_of(psutil.Process()))
 
 
-def test_pipeline_killed_with_minus_9_leaves_no_rank_and_goes_on(baseline: Baseline, tmp_path: Path) -> None:
-    history, result, _ = baseline
-    folder = tmp_path / "run"
+def killed(folder: Path) -> int:
+    """Finished steps of a training that is killed when it has a checkpoint; no rank of it is left. All: it was too late."""
     script = Path(__file__).with_name("small_training.py")
     pipeline = subprocess.Popen([sys.executable, str(script), str(folder), "1"])
     checkpoint = folder / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.exists() and finished_steps(checkpoint) > 0)
-    ranks = workers_of(psutil.Process(pipeline.pid))
+    wait_for(lambda: pipeline.poll() is not None or (checkpoint.exists() and finished_steps(checkpoint) > 0))
+    ranks: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        ranks = workers_of(psutil.Process(pipeline.pid))
+        assert ranks == psutil.Process(pipeline.pid).children(), "a rank that is alone needs no torchrun"
     os.kill(pipeline.pid, signal.SIGKILL)
     pipeline.wait()
-    assert len(ranks) == 1
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
-    done = finished_steps(checkpoint)
-    assert 0 < done < STEPS, "killed too late to show anything"
+    assert not psutil.wait_procs(ranks, timeout=300)[1]
+    return finished_steps(checkpoint) if len(ranks) == 1 and checkpoint.exists() else STEPS
+
+
+def test_pipeline_killed_with_minus_9_leaves_no_rank_and_goes_on(baseline: Baseline, tmp_path: Path) -> None:
+    history, result, _ = baseline
+    folders = (tmp_path / f"run {number}" for number in range(KILLS))
+    done, folder = next(found for one in folders if (found := (killed(one), one))[0] < STEPS)
+    assert done > 0
 
     opened: list[int] = []
 

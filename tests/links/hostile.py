@@ -133,12 +133,12 @@ def hostile(device: HostileDevice) -> Iterator[DeviceAddress]:
     task = loop.create_task(serve())
     thread = threading.Thread(target=loop.run_until_complete, args=(task,), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield DeviceAddress(url=f"tcp://127.0.0.1:{ports[0]}", token="t" * 16)
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

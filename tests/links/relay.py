@@ -194,14 +194,14 @@ def relayed(
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield relay
     finally:
         relay.release()
         relay.soon(tasks[0].cancel)
-        assert ended.wait(10)
-        thread.join(10)
+        assert ended.wait(60)
+        thread.join(60)
 
 
 def address_of(relay: LinkRelay) -> str:

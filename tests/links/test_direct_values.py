@@ -37,9 +37,11 @@ from tests.links.relay import address_of, relayed
 from tests.links.test_segments_attacks import FP32, Caller, calling, frame, loaded
 
 PLAN = PlacedSegments(devices=(HOME, "b", "c", "c"))
-DEADLINE_MS = 5_000.0
-PATIENT = SplitOptions(spare_ms=200.0)
-"""The tests' machine is busy with other work."""
+DEADLINE_MS = 60_000.0
+SHORT_MS = 10_000.0
+"""Of requests that a frozen link keeps: home begins them 8 s before, that is after 2 s."""
+PATIENT = SplitOptions(spare_ms=8_000.0)
+"""The tests' machine is busy with other work, and stands still at times."""
 BOUNDARY_BYTES = 4 * 16 * 8 * 8
 
 
@@ -111,7 +113,7 @@ def test_many_requests_go_straight_at_once(
         assert network.wait_for(), network.states
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
         for x, future in zip(xs, futures, strict=True):
-            assert same(future.result(30).answer, reference(x))
+            assert same(future.result(120).answer, reference(x))
             assert not future.result().late
         assert network.counts.answered == len(xs)
         assert network.counts.by_device["c"] > 1
@@ -143,7 +145,7 @@ def test_where_a_device_cannot_be_reached_home_carries_the_value(
             assert same(found.answer, reference(x))
             assert found.devices == (HOME, "b", "c")
             assert found.at_home is None
-        assert states(network) == ["out"]
+        assert set(states(network)) == {"out"}
         assert line in next(event.reason for event in network.events if event.device == "b→c")
         assert not network.direct_links
         assert {name: state for name, (state, _) in network.states.items()} == {"b": "in", "c": "in"}
@@ -191,11 +193,11 @@ def test_a_frozen_link_between_two_devices_costs_no_deadline(
         with SplitNetwork(split, {"b": giver.address, "c": way}, [PLAN], PATIENT) as network:
             assert network.wait_for(), network.states
             for x in inputs(split, 3):
-                assert same(network.infer(x, 2_000).answer, reference(x))
+                assert same(network.infer(x, DEADLINE_MS).answer, reference(x))
             assert soon(lambda: states(network) == ["in"])
             relay.hold()
             for x in inputs(split, 3, 1):
-                found = network.infer(x, 2_000)
+                found = network.infer(x, SHORT_MS)
                 assert same(found.answer, reference(x))
                 assert not found.late
             assert states(network)[:2] == ["in", "out"]
@@ -208,7 +210,7 @@ def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_throug
 ) -> None:
     giving = GivingValues([at(taker.url)])
     liar = HostileDevice(split, values=lambda arrays: [1.5 * array for array in arrays], giving=giving)
-    options = SplitOptions(check_share=0.5, spare_ms=200.0)
+    options = SplitOptions(check_share=0.5)
     with (
         hostile(liar) as address,
         SplitNetwork(split, {"b": address, "c": taker.address}, [PLAN], options) as network,
@@ -228,7 +230,7 @@ def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_throug
 
 
 def run_for(split: SplitSubNet, **changes: Any) -> RunSegments:
-    fields = {"request": 7, "first": 0, "last": 0, "tensors": (FP32,), "coding": "fp32", "within_ms": 1000.0}
+    fields = {"request": 7, "first": 0, "last": 0, "tensors": (FP32,), "coding": "fp32", "within_ms": 60_000.0}
     return RunSegments.model_validate({**fields, **changes})
 
 
@@ -318,7 +320,7 @@ def test_another_device_gives_values_and_asks_for_nothing(split: SplitSubNet, ta
 def waiting(taker: ServingDevice, split: SplitSubNet, ticket: str) -> Iterator[Caller]:
     """A home whose run waits for its values."""
     with loaded(taker, split) as home:
-        home.send(frame(run_for(split, ticket=ticket, tensors=(), within_ms=20_000.0)))
+        home.send(frame(run_for(split, ticket=ticket, tensors=(), within_ms=60_000.0)))
         yield home
 
 

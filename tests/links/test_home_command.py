@@ -50,7 +50,7 @@ def test_a_file_is_answered_and_parts_and_times_are_told(
     xs = inputs(split, 3)
     np.save(tmp_path / "x.npy", np.concatenate(xs))
     words = ["split", str(folder), str(tmp_path / "x.npy"), "--device", f"a={device.url.removeprefix('tcp://')}"]
-    words += ["--device-token", f"a={token}", "--deadline-ms", "20000", "--wait-s", "30"]
+    words += ["--device-token", f"a={token}", "--deadline-ms", "60000", "--wait-s", "120"]
     words += ["--output", str(tmp_path / "y.npy"), "--json", str(tmp_path / "told.json")]
     assert main(words) == 0
     answers = np.load(tmp_path / "y.npy")
@@ -76,7 +76,7 @@ def test_home_stands_in_for_a_device_that_is_not_reached(
 ) -> None:
     np.save(tmp_path / "x.npy", inputs(split, 1)[0][0])
     words = ["split", str(folder), str(tmp_path / "x.npy"), "--device", f"a={ENDED}", "--device-token", f"a={token}"]
-    assert main([*words, "--wait-s", "0.5", "--deadline-ms", "20000"]) == 0
+    assert main([*words, "--wait-s", "0.5", "--deadline-ms", "60000"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^a is out \(", shown)
     assert "plan: home 0–3" in shown
@@ -160,7 +160,7 @@ def test_it_is_served_and_its_plan_follows_devices_that_go(
     x = inputs(split, 2)
     batch = np.concatenate(x)
     with serving() as own:
-        words = ("--device", f"a={own.url}", "--device-token", f"a={token}", "--deadline-ms", "20000")
+        words = ("--device", f"a={own.url}", "--device-token", f"a={token}", "--deadline-ms", "60000")
         with served(folder, tmp_path / "log", *words) as home:
             assert soon(lambda: home.state()["split"]["devices"][0]["state"] == "in")
 

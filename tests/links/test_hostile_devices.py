@@ -14,10 +14,10 @@ from tests.links.devices import Reference, inputs, same
 from tests.links.hostile import HostileDevice, fp32, hostile
 from tests.links.test_segments_attacks import frame
 
-PATIENT = SplitOptions(spare_ms=200.0)
-"""The tests' machine is busy with other work."""
+PATIENT = SplitOptions(spare_ms=8_000.0)
+"""The tests' machine is busy with other work, and stands still at times."""
 PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
-DEADLINE_MS = 2_000.0
+DEADLINE_MS = 10_000.0
 FLIGHTS = 4
 
 
@@ -86,7 +86,7 @@ def test_a_device_that_breaks_the_rules_goes_out_and_home_answers(
         xs = inputs(split, FLIGHTS)
         tracemalloc.start()
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
-        answers = [future.result(10) for future in futures]
+        answers = [future.result(120) for future in futures]
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         for x, found in zip(xs, answers, strict=True):

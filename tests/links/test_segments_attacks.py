@@ -81,7 +81,7 @@ class Caller:
 @contextmanager
 def calling(device: ServingDevice) -> Iterator[Caller]:
     parts = urlsplit(device.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=120) as connection:
         yield Caller(connection)
 
 

@@ -18,7 +18,7 @@ from tests.links.relay import address_of, relayed
 from tests.links.test_segments_attacks import greeted
 
 PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
-DEADLINE_MS = 5_000.0
+DEADLINE_MS = 60_000.0
 CHECKED = SplitOptions(check_share=1.0)
 
 
@@ -73,7 +73,7 @@ def test_a_device_ends_cleanly_with_its_children(split: SplitSubNet) -> None:
         children = psutil.Process(device.process.pid).children()
         assert children
         device.process.send_signal(signal.SIGTERM)
-        assert device.process.wait(10) == 0
+        assert device.process.wait(60) == 0
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
         assert soon(lambda: network.states["a"][0] == "out")
 
@@ -97,12 +97,17 @@ def test_a_recorded_link_is_replayed(split: SplitSubNet, device: ServingDevice) 
     trace = BandwidthTrace(
         origin="drawn", duration_s=100.0, times_s=(0.0,), up_mbps=(6.0,), down_mbps=(3.0,), round_trip_ms=(50.0,)
     )
-    with (
-        relayed(device.url, trace=trace) as relay,
-        split_over(split, DeviceAddress(url=address_of(relay), token=TOKEN)) as network,
-    ):
-        assert network.wait_for("a"), network.states
-        link = network.links["a"]
-    assert link.round_trip_ms == pytest.approx(50, abs=30)
-    assert link.up_mbps == pytest.approx(6, rel=0.6)
-    assert link.down_mbps == pytest.approx(3, rel=0.6)
+
+    def is_measured() -> bool:
+        """Whether what is measured is what was recorded; on a machine that stands still it may be slower."""
+        with (
+            relayed(device.url, trace=trace) as relay,
+            split_over(split, DeviceAddress(url=address_of(relay), token=TOKEN)) as network,
+        ):
+            assert network.wait_for("a"), network.states
+            link = network.links["a"]
+        assert (link.round_trip_ms or 0) >= 45
+        measured = (link.round_trip_ms, link.up_mbps, link.down_mbps)
+        return measured == (pytest.approx(50, abs=30), pytest.approx(6, rel=0.6), pytest.approx(3, rel=0.6))
+
+    assert soon(is_measured)

@@ -14,7 +14,7 @@ from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.links.devices import ServingDevice, inputs, same
 
-DEADLINE_MS = 5_000.0
+DEADLINE_MS = 60_000.0
 PLAN = PlacedSegments(devices=(HOME, HOME, "a", "a"))
 REQUESTS = 24
 

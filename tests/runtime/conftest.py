@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +17,17 @@ from tests.runtime.local_client import LocalClient
 from tests.runtime.service_process import Served, served
 
 LOCAL_QUEUE = 8
-IMPATIENT = """
+CODE = """
 import sys
 from adaptive_runtime.service.local import connection
-connection.BODY_S = 2.0
-connection.TAKEN_S = 1.0
+connection.BODY_S = {body_s}
+connection.TAKEN_S = {taken_s}
 from adaptive_runtime.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+PATIENT = CODE.format(body_s=300.0, taken_s=300.0)
+"""A service that loses no client, however long the machine lets either of the two wait."""
+IMPATIENT = CODE.format(body_s=2.0, taken_s=1.0)
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "exits": ["stage.1.block.*"]}
 
 
@@ -49,14 +53,26 @@ class LocalServed(NamedTuple):
         return LocalClient(self.path)
 
 
+@contextmanager
+def served_locally(bundle: Path, folder: Path, code: str) -> Iterator[LocalServed]:
+    """A service with a socket. The socket's folder is open to other users, the socket is not. folder: for its log."""
+    with tempfile.TemporaryDirectory() as sockets:
+        Path(sockets).chmod(0o711)
+        path = Path(sockets) / "socket"
+        options = ("--socket", str(path), "--queue", str(LOCAL_QUEUE), "--deadline-ms", "300000")
+        with served(bundle, folder / "log", *options, command=(sys.executable, "-c", code)) as service:
+            yield LocalServed(service, path, bundle)
+            assert service.process.poll() is None, "it has ended"
+
+
 @pytest.fixture(scope="module")
 def local(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
-    """One that loses its patience sooner. Its folder is open to other users, its socket is not."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o711)
-        path = Path(folder) / "socket"
-        options = ("--socket", str(path), "--queue", str(LOCAL_QUEUE), "--deadline-ms", "60000")
-        with served(plain_bundle, log, *options, command=(sys.executable, "-c", IMPATIENT)) as service:
-            yield LocalServed(service, path, plain_bundle)
-            assert service.process.poll() is None, "it has ended"
+    with served_locally(plain_bundle, tmp_path_factory.mktemp("log"), PATIENT) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def impatient(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
+    """One that gives clients up after a second or two."""
+    with served_locally(plain_bundle, tmp_path_factory.mktemp("log"), IMPATIENT) as one:
+        yield one

@@ -39,7 +39,7 @@ def request(x: np.ndarray, number: int = 1, deadline_ms: float = 0.0, subnet: st
 class LocalClient:
     """A connection."""
 
-    def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
+    def __init__(self, path: Path, timeout_s: float = 120.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout_s)
         try:

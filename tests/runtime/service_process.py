@@ -52,8 +52,11 @@ def served(
     command: Sequence[str] = COMMAND,
     before: Callable[[], None] | None = None,
 ) -> Iterator[Served]:
-    """A service on a free port, terminated at the end if it is still there. before: called in its process."""
-    words = [*command, "serve", str(bundle), "--port", "0", *options]
+    """A service on a free port, terminated at the end if it is still there. before: called in its process.
+
+    Its requests have minutes, unless the options say otherwise: this machine is busy, and stands still at times.
+    """
+    words = [*command, "serve", str(bundle), "--port", "0", "--deadline-ms", "300000", *options]
     environment = os.environ | {TOKEN_VARIABLE: TOKEN}
     with log.open("w") as told:
         process = subprocess.Popen(
@@ -64,7 +67,7 @@ def served(
         line = process.stdout.readline()
         assert line.startswith("service ready: "), f"it has not started: {log.read_text()}"
         url = line.removeprefix("service ready: ").strip()
-        with httpx.Client(base_url=url, headers=AUTHORIZATION, timeout=60) as http:
+        with httpx.Client(base_url=url, headers=AUTHORIZATION, timeout=300) as http:
             yield Served(process, url, log, http)
     finally:
         process.terminate()
@@ -75,7 +78,7 @@ def served(
 def refused(*words: str) -> str:
     """The one line of a command that does not start, which ends with 2."""
     environment = os.environ | {TOKEN_VARIABLE: TOKEN}
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
@@ -105,7 +108,7 @@ def error_of(response: httpx.Response) -> str:
     return line
 
 
-def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 180.0) -> bool:
     """Whether something comes true in time."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:

@@ -23,6 +23,7 @@ from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Variant
 from tests.ir.networks import perturb, small_net
 from tests.runtime.bundled import write_plain_bundle
+from tests.runtime.device_files import stat, write
 from tests.threads import beside
 
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "exits": ["stage.1.block.*"]}
@@ -33,9 +34,10 @@ SLOW = 6.0
 
 
 class Written(NamedTuple):
-    """A bundle of a large SubNet with an exit, and a small one; and an image for it."""
+    """A bundle of a large SubNet with an exit, and a small one; an image for it; and files of the device that it is on."""
 
     folder: Path
+    device: Path
     manifest: BundleManifest
     x: np.ndarray
 
@@ -70,7 +72,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     manifest = plain.model_copy(update={"subnets": rows})
     (folder / BUNDLE_FILE).write_text(manifest.to_json())
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
-    return Written(folder, manifest, x)
+    files = {"proc/stat": stat(busy=100, idle=900), "proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 2048 kB"}
+    return Written(folder, write(tmp_path_factory.mktemp("device"), files), manifest, x)
 
 
 def measured(p50_ms: float) -> SubNetLatency:
@@ -78,40 +81,59 @@ def measured(p50_ms: float) -> SubNetLatency:
 
 
 class Load:
-    """What makes all variants slower."""
+    """What makes all variants slower, and clocks that go on by what runs take alone, whatever the machine does meanwhile."""
 
-    factor = 1.0
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.now_s = time.monotonic()
+        self._of_thread, self._lock = threading.local(), threading.Lock()
+
+    def spend(self, duration_ms: float) -> None:
+        """A run of the calling thread takes so long."""
+        self._of_thread.ns = self.thread_ns() + round(duration_ms * 1e6)
+        with self._lock:
+            self.now_s += duration_ms * 1e-3
+
+    def thread_ns(self) -> int:
+        """What the runs of the calling thread have taken."""
+        return int(getattr(self._of_thread, "ns", 0))
+
+    def clock_s(self) -> float:
+        """What the runs of all threads have taken."""
+        return self.now_s
 
 
-class Slowed:
-    """A runtime that takes so much longer as the load says."""
+class Timed:
+    """A runtime whose runs take the latency that the bundle states, times the load, by the clocks of the load."""
 
     def __init__(self, runtime: ChainRuntime, latency_ms: float, load: Load) -> None:
         self.runtime, self.latency_ms, self.load = runtime, latency_ms, load
         self.batch = runtime.batch
 
     def start(self, x_NCHW: np.ndarray) -> ChainRun:
-        until_s = time.perf_counter() + self.latency_ms * self.load.factor * 1e-3
-        run = self.runtime.start(x_NCHW)
-        time.sleep(max(0.0, until_s - time.perf_counter()))
-        return run
+        self.load.spend(self.latency_ms * self.load.factor)
+        return self.runtime.start(x_NCHW)
 
     def close(self) -> None:
         self.runtime.close()
 
 
-def options(**given: Any) -> AdaptingOptions:
-    return AdaptingOptions(**{"policy": lambda best: Switching(best, dwell_s=DWELL_S), **given})
+def options(written: Written, **given: Any) -> AdaptingOptions:
+    """Those of a device whose load never changes."""
+    device = {"policy": lambda best: Switching(best, dwell_s=DWELL_S), "sensors_root": written.device}
+    return AdaptingOptions(**{**device, **given})
 
 
 def adapting(written: Written, load: Load, budget_ms: float = BUDGET_MS, **given: Any) -> DeployedModel:
-    """The bundle, whose variants take as long as its manifest says, times the load."""
-    model = adaptive_runtime.load(written.folder, budget_ms, adapts=options(**given), prepares=False)
+    """The bundle, whose variants take as long as its manifest says, times the load, once all of them are loaded."""
+    model = adaptive_runtime.load(written.folder, budget_ms, adapts=options(written, **given), prepares=False)
     assert model.adaptation is not None
+    model.clock_ns, model.adaptation._clock = load.thread_ns, load.clock_s
     rows = model.adaptation.variants
     for variant, latency_ms in zip(rows.variants, rows.table.latency_ms, strict=True):
         chain = model.pool.answerer(variant).chain
-        chain.runtime = Slowed(chain.runtime, latency_ms, load)
+        chain.runtime = Timed(chain.runtime, latency_ms, load)
+    wait_until(lambda: len(model.state.warm) >= 3)
     return model
 
 
@@ -123,7 +145,6 @@ def load() -> Load:
 @pytest.fixture
 def model(written: Written, load: Load) -> Iterator[DeployedModel]:
     with adapting(written, load) as model:
-        wait_until(lambda: len(model.state.warm) >= 3)
         yield model
 
 
@@ -163,9 +184,9 @@ def test_it_goes_down_at_once_under_load_and_up_after_the_wait(
     goes_to(model, written.x, written.large)
     load.factor = SLOW
     assert goes_to(model, written.x, written.small) <= 6
-    load.factor, calm_s = 1.0, time.monotonic()
+    load.factor, calm_s = 1.0, load.now_s
     goes_to(model, written.x, written.large)
-    assert time.monotonic() - calm_s >= DWELL_S
+    assert load.now_s - calm_s >= DWELL_S
     assert decided(model).step == "up"
     assert "a better variant has fitted for" in decided(model).reason
 
@@ -183,7 +204,7 @@ def test_the_state_tells_load_device_and_reason(written: Written, load: Load, mo
     assert state.memory_available_mib is not None
     assert state.device is not None
     assert state.battery == state.device.battery
-    assert state.slow_down[0] == pytest.approx(SLOW, rel=0.3)
+    assert state.slow_down[0] == pytest.approx(SLOW, rel=0.1)
     assert state.reason is not None
     assert "budget 40 ms" in state.reason or "no other variant" in state.reason
     assert state.limits == model.limits
@@ -252,7 +273,7 @@ def test_a_subnet_that_fails_is_never_chosen_again(
     goes_to(model, written.x, written.large)
     model.pool.answerer(Variant(written.large)).parts[0].value = Broken()
     answers = served_by(model, written.x, 20)
-    time.sleep(DWELL_S)
+    load.spend(1e3 * DWELL_S)
     answers += served_by(model, written.x, 20)
     assert {subnet for subnet, _ in answers} == {written.small}
     assert list(model.state.taken_out) == [written.large]
@@ -268,7 +289,7 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
     with adapting(written, load, decisions=file) as model:
 
         def ask(mine: list[Any]) -> None:
-            while not over.is_set():
+            while not over.is_set() or len(mine) < 10:
                 mine.append(model.infer(written.x))
 
         with beside(*(partial(ask, mine) for mine in found), over=over):
@@ -279,7 +300,6 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
         assert model.adaptation is not None
         table, policy = model.adaptation.variants.table, model.adaptation.policy
     assert sum(map(len, found)) == state.requests > 40
-    assert min(map(len, found)) > 5
     assert state.switches >= 3
     assert not state.taken_out
     sections = read_log(file)
@@ -287,28 +307,24 @@ def test_no_request_of_four_threads_is_lost_while_the_load_changes(
 
 
 def test_a_request_does_not_wait_for_what_is_loaded(written: Written, load: Load) -> None:
-    wait_s = 0.6
     with adapting(written, load, policy=lambda best: FixedChoice(best, 0)) as model:
-        wait_until(lambda: len(model.state.warm) >= 3)
         large = model.pool.answerer(Variant(written.large))
         (part,) = large.parts
-        loads = part.loads
+        loads, answered = part.loads, threading.Event()
 
         def slowly() -> Any:
-            time.sleep(wait_s)
+            answered.wait(60)
             return loads()
 
         assert served_by(model, written.x, 1)[0][0] == written.large
         model.use(written.small)
         part.value, part.loads = None, slowly
-        start_s, answers = time.monotonic(), []
-        while time.monotonic() < start_s + wait_s / 2:
-            answers.append(model.infer(written.x))
-        assert max(one.latency_ms for one in answers) < 1e3 * wait_s / 2
-        assert model.state.standby == Variant(written.large)
+        answers = [model.infer(written.x) for _ in range(10)]
+        assert model.state.standby == Variant(written.large), "the requests were answered while it was being loaded"
         assert decided(model).name == written.large
         assert decided(model).meanwhile is not None
         assert {one.exits[0] for one in answers} == {written.exit}  # the best that is warm and in time
+        answered.set()
         wait_until(lambda: model.state.standby is None)
         assert served_by(model, written.x, 1) == [(written.large, str(written.manifest.subnets[0].config["exit"]))]
 

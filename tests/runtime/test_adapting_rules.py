@@ -105,7 +105,7 @@ def test_a_service_follows_rules_and_tells_them(bundle: Path, tmp_path: Path) ->
     supply.mkdir(parents=True)
     for name, text in (("type", "Battery"), ("capacity", "100"), ("status", "Discharging")):
         (supply / name).write_text(text)
-    options = ("--adapts", "--budget-ms", f"{BUDGET_MS:g}", "--deadline-ms", "60000")
+    options = ("--adapts", "--budget-ms", "300000", "--deadline-ms", "300000")
     large, small = (one.digest for one in BundleManifest.from_json((bundle / BUNDLE_FILE).read_bytes()).subnets)
     with served(bundle, tmp_path / "log", *options, "--sensors-root", str(tmp_path / "root")) as service:
 
@@ -117,7 +117,7 @@ def test_a_service_follows_rules_and_tells_them(bundle: Path, tmp_path: Path) ->
         assert service.state()["model"]["rule"] == "rule 'mu by battery'"
         assert "autotailor_mu 1.0" in service.http.get("/metrics").text
         (supply / "capacity").write_text("10")
-        assert soon(lambda: answered_by(small) or told(service, "up")[:1] == [small], within_s=60.0)
+        assert soon(lambda: answered_by(small) or told(service, "up")[:1] == [small])
         assert told(service, "rule") == [large]
         assert service.state()["decisions"][0]["reason"].startswith("rule 'battery < 20% -> energy first' holds; ")
         held = "autotailor_rule{rule=\"rule 'battery < 20% -> energy first' holds\"} 1.0"

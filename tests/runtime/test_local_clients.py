@@ -21,19 +21,19 @@ from profiling_agents.messages import MIB
 from tests.docs.documents import ROOT, blocks
 from tests.runtime.conftest import IMPATIENT, LOCAL_QUEUE, LocalServed
 from tests.runtime.local_client import ANSWER, PREFIX, REFUSAL, REQUEST
-from tests.runtime.service_process import SAMPLE, images, served
+from tests.runtime.service_process import SAMPLE, images, served, soon
 from tests.runtime.test_local_socket import by_http
 from tests.threads import beside
 
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PROGRAM = Path(__file__).with_name("local_client_program.c")
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 300_000
 
 
 def compiled(*words: str | Path) -> None:
     """Run a compiler, which has nothing to say."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
@@ -133,7 +133,7 @@ class CClient:
 
     def end(self) -> str:
         """What it said to stderr, once it has ended."""
-        _, told = self.process.communicate(timeout=60)
+        _, told = self.process.communicate(timeout=300)
         return told
 
     def __enter__(self) -> Self:
@@ -214,10 +214,16 @@ def test_what_goes_wrong_in_c_has_its_status_and_one_line(local: LocalServed, pr
             if command != "infer 257 0 -":  # it would read beyond the values
                 assert client.tell(command)[0] == status, command
                 assert line in client.tell(command)[1]
-        found = [client.tell(f"submit {MOST_SAMPLES} 0 -") for _ in range(3 * LOCAL_QUEUE)]
-        told = [client.tell(f"wait {number}") for _, number in found]
-        assert {status for status, _ in told} == {0, 429}
-        assert all("the queue is full" in line for status, line in told if status == 429)
+
+        def is_full() -> bool:
+            """Whether some of many were refused; where they come slowly, all are answered."""
+            found = [client.tell(f"submit {MOST_SAMPLES} 0 -") for _ in range(3 * LOCAL_QUEUE)]
+            told = [client.tell(f"wait {number}") for _, number in found]
+            assert {status for status, _ in told} <= {0, 429}
+            assert all("the queue is full" in line for status, line in told if status == 429)
+            return any(status == 429 for status, _ in told)
+
+        assert soon(is_full)
         assert client.answer("infer 1 0 -").logits.shape == (1, 5)
         assert client.tell("close")[0] == 0
         assert client.tell(f"connect {local.path}x 100")[0] == 503
@@ -269,12 +275,12 @@ def hostile(folder: Path, serve: Callable[[socket.socket], None]) -> Iterator[Pa
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
-        listener.settimeout(30)
+        listener.settimeout(120)
 
         def run() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(30)
+                connection.settimeout(120)
                 serve(connection)
 
         with beside(run):
@@ -355,7 +361,7 @@ def test_a_silent_service_is_late_and_its_answer_is_waited_for_again(
 
     def serve(connection: socket.socket) -> None:
         taken(connection, 2 * ASKED)
-        goes_on.wait(30)
+        goes_on.wait(120)
         for part in (told(answer(), number=1) + told(answer(), number=2))[:-1], b"\0":
             connection.sendall(part)
         connection.recv(1)
@@ -378,7 +384,7 @@ def test_a_service_that_takes_nothing_is_gone(program: Path, values: Path, tmp_p
     done = threading.Event()
 
     def serve(connection: socket.socket) -> None:
-        assert done.wait(30)
+        assert done.wait(120)
 
     with hostile(tmp_path, serve) as path:
         with CClient(program, values) as client:
@@ -421,7 +427,7 @@ def test_the_example_classifies_images_of_a_file(
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         every = [str(program), *map(str, words)]
-        return subprocess.run(every, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(every, capture_output=True, text=True, timeout=300, check=False)
 
     done = run(local.path, tmp_path / "x.f32", *SAMPLE)
     assert (done.returncode, done.stderr) == (0, "")

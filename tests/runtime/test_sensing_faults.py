@@ -46,16 +46,15 @@ def test_a_stalled_sensor_stops_no_other_and_is_told_in_one_line(
     reader = DeadlineReader([TemperatureSensor(stalled), MemorySensor(SYSTEM)], DEADLINE_S)
     with caplog.at_level(logging.INFO, "adaptive_runtime.sensing"):
         values, faults = reader.read()
-        start_s = time.monotonic()
+        waiting = threading.active_count()
         again, _ = reader.read()
-        second_s = time.monotonic() - start_s
+        assert threading.active_count() == waiting, "a sensor that is known to stall is not waited for"
     assert values["memory_total_mib"] > 0
     assert again["memory_total_mib"] > 0
     assert "temperature_c" not in values
     assert [(fault.sensor, fault.kind) for fault in faults] == [("temperature", "stalled")]
     assert "\n" not in faults[0].line
     assert len(caplog.records) == 1, "told once, not with every sample"
-    assert second_s < DEADLINE_S, "a sensor that is known to stall is not waited for"
     reader.close()
 
 

@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def service(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("log") / "log"
-    with served(plain_bundle, log, "--max-body-mib", str(MAX_BODY_MIB), "--deadline-ms", "30000") as found:
+    with served(plain_bundle, log, "--max-body-mib", str(MAX_BODY_MIB), "--deadline-ms", "300000") as found:
         yield found
 
 

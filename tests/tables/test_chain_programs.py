@@ -57,7 +57,7 @@ def shown(language: str, first_line: str) -> str:
 
 
 def run(command: list[str]) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -104,7 +104,7 @@ def test_layers_of_a_subnet_add_up_and_operators_run_alone() -> None:
             attributed = WholeSubNet(placed, job).attribute(measured.layers)
             total_ms = sum(time_ms for time_ms, _ in attributed)
             assert total_ms == pytest.approx(sum(layer.time_ms for layer in measured.layers))
-            assert 0.5 * measured.p50_ms <= total_ms <= 1.5 * measured.p50_ms
+            assert measured.p50_ms / 3 <= total_ms <= 3 * measured.p50_ms
             products = [
                 count
                 for (_, count), one in zip(attributed, placed.operators, strict=True)

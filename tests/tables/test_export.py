@@ -193,7 +193,7 @@ class Lost(Silent):
     def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         if name == "export":
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         with super().bar(name, total, done) as bar:
             yield bar
 

