@@ -1,5 +1,6 @@
 """Locks between runs: an output folder and a device have one user at a time."""
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
