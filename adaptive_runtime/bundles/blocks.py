@@ -4,23 +4,19 @@ Boundaries are counted from the network's input, 0, to its answer. A segment rea
 a later one. `bundle.json` has the digests of all files.
 """
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.subnets import Choice
 from adaptive_runtime.chains import ChainTensor, ImagePreparation
 from adaptive_runtime.chains.manifest import FileName
-from adaptive_runtime.errors import AdaptiveError
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.message_files import FileMessage
+from profiling_agents.messages import Message
 
 BLOCKS_FILE = "blocks.json"
 VERSION = 1
 AGAIN = "export the bundle again"
-
-Kind = TypeVar("Kind", bound=Message)
 
 
 class BundledSegment(Message):
@@ -44,12 +40,17 @@ class BundledSegment(Message):
     accuracy_loss: float | None = None
 
 
-class BlocksManifest(Message):
+class BlocksManifest(FileMessage):
     """All segments of one SuperNet, whose variables of other kinds than `block` are as in `config`.
 
     weights: the file that segments refer to. accuracy: of the network's own layers, by split. relative_difference: the largest
     from torch, of the SubNets that were checked, over the largest value.
     """
+
+    WHERE: ClassVar[str] = BLOCKS_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "blocks"
 
     version: int = VERSION
     config: dict[str, Choice]
@@ -97,30 +98,3 @@ class BlocksManifest(Message):
         passed = {name for name, end in ends.items() for one in taken if one.start < end < one.end}
         chosen = {one.variable: one.choice for one in taken if one.variable is not None and one.choice is not None}
         return {name: choice for name, choice in {**self.config, **chosen}.items() if name not in passed}
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """From a file. AdaptiveError in one line: no such manifest, or of another version."""
-        return read_versioned(cls, file, VERSION, AGAIN)
-
-
-def read_versioned(kind: type[Kind], file: Path, version: int, next_step: str) -> Kind:
-    """A message that tells its version, from a JSON file. AdaptiveError in one line."""
-    try:
-        content: Any = json.loads(file.read_bytes())
-    except OSError as error:
-        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=next_step) from error
-    except ValueError as error:  # also of decoding
-        raise AdaptiveError(str(file), f"is no JSON ({error})", next_step=next_step) from error
-    found = content.get("version") if isinstance(content, dict) else None
-    if found != version:
-        got = "has no version" if found is None else f"has version {found}"
-        raise AdaptiveError(str(file), got, allowed=str(version), next_step=next_step)
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise AdaptiveError(str(file), one_line(error), next_step=next_step) from error

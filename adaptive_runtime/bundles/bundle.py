@@ -14,12 +14,13 @@ from adaptive_runtime.bundles.blocks import BLOCKS_FILE, BlocksManifest
 from adaptive_runtime.bundles.calibration import CalibrationSample
 from adaptive_runtime.bundles.formats import CHAIN_FORMATS, BundleFormat
 from adaptive_runtime.bundles.found import FoundSubNets
-from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest, read_bytes
+from adaptive_runtime.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest
 from adaptive_runtime.bundles.signatures import read_key, verify
 from adaptive_runtime.bundles.sources import AdaptationSource, SourceImages
 from adaptive_runtime.bundles.subnets import AdaptableNet, BundledSubNet
 from adaptive_runtime.chains import ChainManifest, ChainSegment
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.message_files import read_bytes
 
 Stamp = tuple[int, int, int]
 
@@ -41,7 +42,7 @@ class OpenBundle:
         also: the folder of a search on this device, whose SubNets join those of the bundle.
         """
         folder = Path(folder)
-        content = read_bytes(folder / BUNDLE_FILE)
+        content = read_bytes(folder / BUNDLE_FILE, AGAIN)
         if key_file is not None:
             verify(content, folder / SIGNATURE_FILE, read_key(key_file))
         digest = hashlib.sha256(content).hexdigest()
@@ -101,7 +102,7 @@ class OpenBundle:
                 where, f"has no exits in {form}", next_step="use the whole SubNet, or export.segments=true"
             )
         (file,) = self.verified(name)
-        found = ChainManifest.from_json(read_bytes(file), str(file))
+        found = ChainManifest.from_json(read_bytes(file, AGAIN), str(file))
         if subnet.nets[form].figures is None:
             return found
         return found.model_copy(update={"settings": self.manifest.runs[form].settings})
@@ -112,7 +113,7 @@ class OpenBundle:
             next_step = "export a SuperNet with alternatives by export.blocks=true"
             raise AdaptiveError(str(self.folder), "has no segments of blocks", next_step=next_step)
         (file,) = self.verified(BLOCKS_FILE)
-        found = BlocksManifest.read(file)
+        found = BlocksManifest.from_file(file)
         for name in (found.weights, *(one.file for one in found.segments)):
             if name not in self.manifest.files:
                 raise AdaptiveError(str(file), f"'{name}' is not among the bundle's files", next_step=AGAIN)
@@ -123,19 +124,19 @@ class OpenBundle:
         if self.manifest.calibration is None:
             return None
         (file,) = self.verified(self.manifest.calibration)
-        return CalibrationSample.from_bytes(read_bytes(file), str(file))
+        return CalibrationSample.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def source_images(self) -> SourceImages | None:
         """Labelled images like those of training; None where no SubNet can adapt."""
         if self.manifest.source_images is None:
             return None
         (file,) = self.verified(self.manifest.source_images)
-        return SourceImages.from_bytes(read_bytes(file), str(file))
+        return SourceImages.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def adaptation_source(self, net: AdaptableNet) -> AdaptationSource:
         """What is usual for a SubNet that can adapt."""
         (file,) = self.verified(net.source)
-        return AdaptationSource.from_bytes(read_bytes(file), str(file))
+        return AdaptationSource.from_bytes(read_bytes(file, AGAIN), str(file))
 
     def _stamp(self, name: str) -> Stamp:
         file, expected = self.folder / name, self.manifest.files[name].bytes

@@ -4,15 +4,15 @@ The file names files of the bundle, and has none of its own. It belongs to one b
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from adaptive_runtime.bundles.blocks import read_versioned
 from adaptive_runtime.bundles.manifest import BundleManifest
 from adaptive_runtime.bundles.subnets import BundledSubNet
 from adaptive_runtime.errors import AdaptiveError
-from profiling_agents.messages import Digest, Message
+from adaptive_runtime.message_files import FileMessage
+from profiling_agents.messages import Digest
 
 FOUND_FILE = "found.json"
 VERSION = 1
@@ -21,12 +21,17 @@ HERE = "device"
 """The split of accuracies that a search on the device has measured."""
 
 
-class FoundSubNets(Message):
+class FoundSubNets(FileMessage):
     """What a search has found. bundle: sha256 of its manifest.
 
     images: on which accuracies were measured. labels: given by the user, or the largest SubNet's answers. accuracies: of the
     bundle's own SubNets on the same images, by digest. subnets: found ones; their files are run one behind the other.
     """
+
+    WHERE: ClassVar[str] = FOUND_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "a search"
 
     version: int = VERSION
     bundle: Digest
@@ -35,14 +40,10 @@ class FoundSubNets(Message):
     accuracies: dict[str, float]
     subnets: tuple[BundledSubNet, ...]
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
     @classmethod
     def read(cls, folder: Path) -> Self:
         """From the folder of a search. AdaptiveError in one line."""
-        return read_versioned(cls, folder / FOUND_FILE, VERSION, AGAIN)
+        return cls.from_file(folder / FOUND_FILE)
 
     def joined(self, manifest: BundleManifest, digest: str, folder: Path) -> BundleManifest:
         """The manifest with these SubNets, all with the accuracies on the device first. AdaptiveError: of another bundle.

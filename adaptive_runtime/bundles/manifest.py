@@ -1,15 +1,14 @@
 """`bundle.json`: what a device needs to choose among the SubNets of a bundle, to run them, and to check their answers."""
 
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from adaptive_runtime.bundles.formats import BUNDLE_FORMATS, BundleFormat
 from adaptive_runtime.bundles.subnets import BundledSubNet
-from adaptive_runtime.chains import manifest as chains
-from adaptive_runtime.chains.manifest import FileName, manifest_of
+from adaptive_runtime.chains.manifest import FileName
+from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message
 
 BUNDLE_FILE = "bundle.json"
@@ -62,7 +61,7 @@ class BundleOrigin(Message):
     digests: dict[str, str]
 
 
-class BundleManifest(Message):
+class BundleManifest(FileMessage):
     """The SubNets of a bundle, which all take `batch` samples in ONNX, and one in ncnn.
 
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
@@ -70,6 +69,11 @@ class BundleManifest(Message):
     file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
     chooses; None: there are none, and the file does not name them.
     """
+
+    WHERE: ClassVar[str] = BUNDLE_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "a bundle"
 
     version: int = VERSION
     batch: int = Field(ge=1)
@@ -120,13 +124,3 @@ class BundleManifest(Message):
         if len(self.known_formats) == 1:
             absent["subnets"] = {"__all__": {"nets": {"__all__": {"figures"}}}}
         return self.model_dump_json(indent=1, exclude=absent or None) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = BUNDLE_FILE) -> Self:
-        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
-        return manifest_of(cls, VERSION, text, where, "a bundle", AGAIN)
-
-
-def read_bytes(file: Path) -> bytes:
-    """The content of a file of a bundle. AdaptiveError in one line."""
-    return chains.read_bytes(file, AGAIN)

@@ -1,16 +1,16 @@
 """`segments.json`: what a host program needs to run a SubNet with exits, segment by segment."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
-from profiling_agents.messages import Digest, Message, one_line
+from adaptive_runtime.message_files import FileMessage, read_bytes
+from profiling_agents.messages import Digest, Message
 
 SEGMENTS_FILE = "segments.json"
 VERSION = 1
@@ -21,7 +21,6 @@ FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """A name in the manifest's own folder."""
 NcnnPair = tuple[FileName, FileName]
 """Names of a .param and a .bin."""
-Manifest = TypeVar("Manifest", bound=Message)
 
 
 class ChainTensor(Message):
@@ -68,13 +67,17 @@ class ImagePreparation(Message):
     size_interpolation: str
 
 
-class ChainManifest(Message):
+class ChainManifest(FileMessage):
     """A SubNet with exits as files, in the folder of this one.
 
     files: sha256 by name. segments: in the order in which they run, each up to its exit; the last one gives the SubNet's own
     answer. classes: names, in the order of answers. runtime, settings: with which the files were checked, by the names of the
     runtime's own API. thresholds: name of a file of `adaptive_runtime.exits.Thresholds`; None: there is none yet.
     """
+
+    WHERE: ClassVar[str] = SEGMENTS_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
 
     version: int = VERSION
     format: ChainFormat
@@ -121,19 +124,10 @@ class ChainManifest(Message):
             found.append(so_far)
         return tuple(found)
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = SEGMENTS_FILE) -> Self:
-        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
-        return manifest_of(cls, VERSION, text, where)
-
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
-        found = cls.from_json(read_bytes(file), str(file))
+        found = cls.from_file(file)
         check_files(file, found.files)
         return found
 
@@ -142,7 +136,7 @@ class ChainManifest(Message):
         if self.thresholds is None:
             return None
         file = folder / self.thresholds
-        return Thresholds.from_json(read_bytes(file), str(file))
+        return Thresholds.from_json(read_bytes(file, AGAIN), str(file))
 
     def written(self) -> Iterator[str]:
         """Names of all files of the chain but the manifest's own."""
@@ -151,47 +145,9 @@ class ChainManifest(Message):
             yield self.thresholds
 
 
-def manifest_of(
-    kind: type[Manifest], version: int, text: str | bytes, where: str, what: str = "segments", again: str = AGAIN
-) -> Manifest:
-    """A manifest of a kind and version from a file's text. AdaptiveError in one line: something else.
-
-    what, again: of what it is a manifest, and what to do next.
-    """
-    found = _object(text, where, what, again).get("version")
-    if isinstance(found, int) and found > version:
-        got = f"has version {found}, of a later autotailor"
-        raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
-    if found != version:
-        got = f"has {'no version' if found is None else f'version {found}'}"
-        raise AdaptiveError(where, got, allowed=str(version), next_step=again)
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise AdaptiveError(where, one_line(error), next_step=again) from error
-
-
 def check_files(manifest: Path, digests: Mapping[str, str]) -> None:
     """AdaptiveError in one line: a file beside a manifest is not the file of its digest."""
     for name, digest in digests.items():
-        if hashlib.sha256(read_bytes(manifest.parent / name)).hexdigest() != digest:
+        if hashlib.sha256(read_bytes(manifest.parent / name, AGAIN)).hexdigest() != digest:
             got = f"is not the file that {manifest.name} names"
             raise AdaptiveError(str(manifest.parent / name), got, next_step=AGAIN)
-
-
-def _object(text: str | bytes, where: str, what: str, again: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:  # also of decoding
-        raise AdaptiveError(where, f"is no JSON ({error})", next_step=again) from error
-    if not isinstance(content, dict):
-        raise AdaptiveError(where, f"is no manifest of {what}", next_step=again)
-    return content
-
-
-def read_bytes(file: Path, again: str = AGAIN) -> bytes:
-    """The content of a file. AdaptiveError in one line: it cannot be read."""
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=again) from error

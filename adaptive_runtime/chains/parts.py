@@ -6,11 +6,12 @@ has one name everywhere, so that it is sent once.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from adaptive_runtime.chains.manifest import FileName, NcnnPair, check_files, manifest_of, read_bytes
+from adaptive_runtime.chains.manifest import AGAIN, FileName, NcnnPair, check_files
+from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message
 
 PARTS_FILE = "parts.json"
@@ -42,12 +43,16 @@ class SubnetPart(Message):
     macs: int
 
 
-class PartsManifest(Message):
+class PartsManifest(FileMessage):
     """A SubNet in parts, in the folder of this file. digest: of the SubNet. files: sha256 by name. home: has input and output.
 
     parts: in the order in which they run. difference: of the parts' answer from that of the whole SubNet, over the largest
     value.
     """
+
+    WHERE: ClassVar[str] = PARTS_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
 
     version: int = VERSION
     digest: str
@@ -73,19 +78,10 @@ class PartsManifest(Message):
                 raise ValueError(f"the answer '{tensor.name}' is not what a part gives")
         return self
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = PARTS_FILE) -> Self:
-        """From a file's text. AdaptiveError in one line: no manifest, or of another version."""
-        return manifest_of(cls, VERSION, text, where)
-
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the manifest and check that its files are there as they were written. AdaptiveError in one line."""
-        found = cls.from_json(read_bytes(file), str(file))
+        found = cls.from_file(file)
         check_files(file, found.files)
         return found
 

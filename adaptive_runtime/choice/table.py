@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.message_files import read_bytes
 from profiling_agents.messages import Message, one_line
 
 Column = tuple[Annotated[float, Field(ge=0)], ...]
@@ -111,11 +112,7 @@ class VariantTable(Message):
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the file. AdaptiveError in one line."""
-        try:
-            text = file.read_bytes()
-        except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=AGAIN) from error
-        return cls.from_json(text, str(file))
+        return cls.from_json(read_bytes(file, AGAIN), str(file))
 
     def _or_zeros(self, column: Sequence[float] | None) -> NDArray[np.float64]:
         return np.zeros(len(self)) if column is None else np.array(column, np.float64)

@@ -1,19 +1,21 @@
 """What was measured of exits on one device, as a file: the choices that `ResourcePolicy` looks up."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
-from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits.resources import NO_EXIT, ExitChoice, ResourcePolicy
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.message_files import FileMessage
 
 
-class ExitTable(Message):
+class ExitTable(FileMessage):
     """SubNets by name, exits by name, and what each SubNet takes up to each exit.
 
     subnets, exits: what the numbers of an `ExitChoice` count. choices: as measured on the device.
     """
+
+    WHERE: ClassVar[str] = "exit table"
+    NEXT_STEP: ClassVar[str] = "make the table again"
 
     version: Literal[1] = 1
     subnets: tuple[str, ...]
@@ -32,15 +34,3 @@ class ExitTable(Message):
     def policy(self) -> ResourcePolicy:
         """The look-up."""
         return ResourcePolicy(self.choices)
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "exit table") -> Self:
-        """From a file's text. AdaptiveError in one line: another version, or no such table."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step="make the table again") from error

@@ -1,13 +1,13 @@
 """Thresholds as a file: what a device needs to leave early, and the promise that stands behind it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits.measures import MEASURES, MeasureName
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.message_files import FileMessage
+from profiling_agents.messages import Message
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -35,11 +35,14 @@ class Promise(Message):
         return self
 
 
-class Thresholds(Message):
+class Thresholds(FileMessage):
     """When a sample leaves: at the first exit where its confidence is at least the threshold.
 
     thresholds: one for each exit before the full answer; null: nobody leaves there. The exit behind them answers what is left.
     """
+
+    WHERE: ClassVar[str] = "thresholds"
+    NEXT_STEP: ClassVar[str] = "make the thresholds again"
 
     version: Literal[1] = 1
     measure: MeasureName
@@ -71,15 +74,3 @@ class Thresholds(Message):
         """For a network with some of the exits alone, all that are `needed` among them."""
         early = tuple(self.thresholds[place] for place in places if place < self.full_exit)
         return self.model_copy(update={"thresholds": early})
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "thresholds") -> Self:
-        """From a file's text. AdaptiveError in one line: another version, or no thresholds."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step="make the thresholds again") from error

@@ -3,16 +3,17 @@
 import time
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 import numpy as np
 
 from adaptive_runtime.bundles import BlocksManifest, OpenBundle
-from adaptive_runtime.bundles.blocks import read_versioned
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.local_search.sessions import SegmentSessions
 from adaptive_runtime.local_search.space import Floats
 from adaptive_runtime.local_search.state import write_whole
-from profiling_agents.messages import Digest, Message
+from adaptive_runtime.message_files import FileMessage
+from profiling_agents.messages import Digest
 
 LATENCIES_FILE = "latencies.json"
 VERSION = 1
@@ -20,8 +21,13 @@ WARM_UP_RUNS, FEWEST_RUNS, MOST_RUNS = 3, 10, 200
 SEGMENT_S = 0.05
 
 
-class SegmentLatencies(Message):
+class SegmentLatencies(FileMessage):
     """Medians by position of segment [ms]. bundle: digest of its manifest. runtime: version. took_s: to measure all of them."""
+
+    WHERE: ClassVar[str] = LATENCIES_FILE
+    NEXT_STEP: ClassVar[str] = "remove it"
+    READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "latencies"
 
     version: int = VERSION
     bundle: Digest
@@ -42,7 +48,7 @@ def known_latencies(bundle: OpenBundle, blocks: BlocksManifest, folder: Path) ->
     file = folder / LATENCIES_FILE
     if file.exists():
         try:
-            found = read_versioned(SegmentLatencies, file, VERSION, "remove it")
+            found = SegmentLatencies.from_file(file)
             if (found.bundle, found.runtime) == (bundle.digest, onnxruntime.__version__):
                 return found
         except AdaptiveError:

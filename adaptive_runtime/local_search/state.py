@@ -1,12 +1,13 @@
 """What a search has evaluated so far, as a file: written whole after each generation, and read when the search goes on."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
-from adaptive_runtime.bundles.blocks import read_versioned
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.files import replace_file
+from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message
 
 STATE_FILE = "search.json"
@@ -20,12 +21,17 @@ class EvaluatedPath(Message):
     right: int = Field(ge=0)
 
 
-class SearchState(Message):
+class SearchState(FileMessage):
     """A search after some generations. key: digest of bundle, settings, images and latencies; another search has another one.
 
     largest: right answers of the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as of `RunCounts`.
     There are neither images nor labels.
     """
+
+    WHERE: ClassVar[str] = STATE_FILE
+    NEXT_STEP: ClassVar[str] = "remove it"
+    READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "a search"
 
     version: int = VERSION
     key: Digest
@@ -47,7 +53,7 @@ class SearchState(Message):
         file = folder / STATE_FILE
         if file.exists():
             try:
-                found = read_versioned(cls, file, VERSION, "remove it")
+                found = cls.from_file(file)
             except AdaptiveError:
                 return cls(key=key)
             if found.key == key:

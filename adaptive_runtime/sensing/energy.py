@@ -4,23 +4,26 @@ The energy of the processor's accesses that the caches answer falls with its fre
 of memory. Multiply-accumulates, which the equation leaves out, have a coefficient of their own.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from adaptive_runtime.errors import AdaptiveError
-from profiling_agents.messages import Message, one_line
+from adaptive_runtime.message_files import FileMessage
 
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-class EnergyCalibration(Message):
+class EnergyCalibration(FileMessage):
     """Coefficients of one device.
 
     mac_pj: energy of one multiply-accumulate [pJ]. cpu_w, gpu_w, memory_w: power while accesses are answered [W].
     accesses_per_cycle: accesses that one cycle answers. memory_mhz, gpu_mhz: their clocks. error: mean absolute relative
     error of energies against measured ones, where some were measured.
     """
+
+    WHERE: ClassVar[str] = "energy calibration"
+    NEXT_STEP: ClassVar[str] = "calibrate the device again"
 
     version: Literal[1] = 1
     mac_pj: NotNegative
@@ -31,18 +34,6 @@ class EnergyCalibration(Message):
     gpu_mhz: Annotated[float, Field(gt=0)] | None = None
     accesses_per_cycle: Annotated[float, Field(gt=0)] = 1.0
     error: NotNegative | None = None
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "energy calibration") -> Self:
-        """From a file's text. AdaptiveError in one line: no such calibration."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step="calibrate the device again") from error
 
     def energy_mj(
         self, *, macs: float, accesses: float, cpu_mhz: float, hit_rate: float, gpu_accesses: float = 0.0

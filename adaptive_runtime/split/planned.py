@@ -6,12 +6,13 @@ and down. So a plan is a plane over these, and the plans together are the lower 
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from adaptive_runtime.chains.manifest import manifest_of, read_bytes
+from adaptive_runtime.chains.manifest import AGAIN
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.message_files import FileMessage
 from adaptive_runtime.split.plans import HOME, DeviceName, PlacedSegments, way_name
 from adaptive_runtime.split.segments import SplitSubNet
 from profiling_agents.messages import Digest, Message
@@ -70,13 +71,17 @@ class PlannedPlacement(PlacedSegments):
         return self
 
 
-class PlacementPlans(Message):
+class PlacementPlans(FileMessage):
     """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides home.
 
     home_ms: of each segment at home without load, as predicted. bandwidth_mbps, slow_down: the ranges (low, high) for which the
     plans were made. plans: the first one sends nothing. Of a set of devices, those plans count that need no other device.
     ways: by `way_name`, between other devices, as far as something is known of them.
     """
+
+    WHERE: ClassVar[str] = PLANS_FILE
+    NEXT_STEP: ClassVar[str] = AGAIN
+    READ_VERSION: ClassVar[int | None] = VERSION
 
     version: int = VERSION
     digest: Digest
@@ -105,19 +110,10 @@ class PlacementPlans(Message):
                 raise ValueError(f"plan {number} names devices besides {', '.join(sorted(known))}")
         return self
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = PLANS_FILE) -> Self:
-        """From a file's text. AdaptiveError in one line: no plans, or of another version."""
-        return manifest_of(cls, VERSION, text, where)
-
     @classmethod
     def read(cls, file: str | Path, split: SplitSubNet) -> Self:
         """The plans of a SubNet. AdaptiveError in one line: the file cannot be read, or has the plans of another SubNet."""
-        found = cls.from_json(read_bytes(Path(file)), str(file))
+        found = cls.from_file(Path(file))
         if found.digest != split.subnet.digest:
             got = f"has plans for segments {found.digest[:12]}"
             allowed = f"plans for {split.subnet.digest[:12]}, which is open"

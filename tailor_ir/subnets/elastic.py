@@ -257,15 +257,6 @@ class Elastic(nn.Module):
         run(plan.outline.weight_calls, plan.weight_modules, values)
         return values
 
-    def stored_statistics(self) -> Statistics:
-        """The stored BatchNorm statistics, cut to the active SubNet."""
-        names = set(self._graph.statistics)
-        return {
-            name: (self.tensor(name) if cut is None else cut(self.tensor(name))).clone()
-            for name, cut in zip(self._plan.outline.stored, self._plan.cuts, strict=True)
-            if name in names
-        }
-
     @torch.no_grad()
     def observe(self, batches: Iterable[GivenInputs]) -> Statistics:
         """BatchNorm statistics of the active SubNet: means over the batches. Nothing shared is written."""

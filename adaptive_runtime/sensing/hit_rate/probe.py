@@ -8,15 +8,16 @@ as printed it is the quotient of the two times. CPU time is measured, so being i
 
 import os
 import time
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.message_files import FileMessage
 from adaptive_runtime.sensing.state import HitRateSource
 from adaptive_runtime.shares import clipped_share
-from profiling_agents.messages import MIB, Message, one_line
+from profiling_agents.messages import MIB, one_line
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
 from profiling_agents.sensing.machine import available_cores
 
@@ -32,8 +33,11 @@ CLEAR = 1.2
 Nanoseconds = Annotated[float, Field(gt=0)]
 
 
-class ProbeCalibration(Message):
+class ProbeCalibration(FileMessage):
     """Time of reading one line on the quiet device: `hit_ns` from the caches, `miss_ns` from memory."""
+
+    WHERE: ClassVar[str] = "calibration of the cache probe"
+    NEXT_STEP: ClassVar[str] = "calibrate again on the quiet device"
 
     buffer_mib: Annotated[float, Field(gt=0)]
     hit_ns: Nanoseconds
@@ -46,18 +50,6 @@ class ProbeCalibration(Message):
                 f"memory at {self.miss_ns:.2f} ns a line, caches at {self.hit_ns:.2f} ns: too close to tell apart"
             )
         return self
-
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "calibration of the cache probe") -> Self:
-        """From a file's text. AdaptiveError in one line: no such calibration."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step="calibrate again on the quiet device") from error
 
     def hit_rate(self, now_ns: float) -> float:
         """Share of the lines that came from the caches, at this time for one line."""

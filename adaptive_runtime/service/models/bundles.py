@@ -9,8 +9,9 @@ from pathlib import Path
 from adaptive_runtime.adapting import AdaptingOptions
 from adaptive_runtime.adapting_weights import WeightOptions
 from adaptive_runtime.bundles import BUNDLE_FILE
-from adaptive_runtime.bundles.manifest import read_bytes
+from adaptive_runtime.bundles.manifest import AGAIN
 from adaptive_runtime.deployed import DeployedModel, load
+from adaptive_runtime.message_files import read_bytes
 from adaptive_runtime.service.inference import InferenceFormat
 from adaptive_runtime.service.load import AdaptedLoad, LoadSource, LoadWatch
 from adaptive_runtime.service.models.served import ServedModel
@@ -61,4 +62,4 @@ def _load_of(model: DeployedModel, options: BundleOptions) -> Iterator[LoadSourc
 
 def _digest(bundle: Path, form: str | None = None) -> str:
     """Of the manifest, and of the format that was asked for: another format may have other SubNets."""
-    return hashlib.sha256(read_bytes(bundle / BUNDLE_FILE) + (form or "").encode()).hexdigest()
+    return hashlib.sha256(read_bytes(bundle / BUNDLE_FILE, AGAIN) + (form or "").encode()).hexdigest()

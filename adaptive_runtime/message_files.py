@@ -1,0 +1,67 @@
+"""Messages that are files of their own: their text, and the message that a text has."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError
+
+from adaptive_runtime.errors import AdaptiveError
+from profiling_agents.messages import Message, one_line
+
+
+class FileMessage(Message):
+    """A message that is a file.
+
+    WHERE: what errors call a text whose file they do not know. NEXT_STEP: what to do where a text is no such message.
+    READ_VERSION: the only version that is read; None: the fields say so. CONTENT: what a file is a manifest of.
+    """
+
+    WHERE: ClassVar[str]
+    NEXT_STEP: ClassVar[str]
+    READ_VERSION: ClassVar[int | None] = None
+    CONTENT: ClassVar[str] = "segments"
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "") -> Self:
+        """From a file's text. AdaptiveError in one line: no such message, or of another version. where: of the text."""
+        where = where or cls.WHERE
+        if cls.READ_VERSION is not None:
+            cls._check_version(cls.READ_VERSION, text, where)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step=cls.NEXT_STEP) from error
+
+    @classmethod
+    def from_file(cls, file: Path) -> Self:
+        """From a file. AdaptiveError in one line: it cannot be read, is no such message, or of another version."""
+        return cls.from_json(read_bytes(file, cls.NEXT_STEP), str(file))
+
+    @classmethod
+    def _check_version(cls, version: int, text: str | bytes, where: str) -> None:
+        try:
+            content: Any = json.loads(text)
+        except ValueError as error:  # also of decoding
+            raise AdaptiveError(where, f"is no JSON ({error})", next_step=cls.NEXT_STEP) from error
+        if not isinstance(content, dict):
+            raise AdaptiveError(where, f"is no manifest of {cls.CONTENT}", next_step=cls.NEXT_STEP)
+        found = content.get("version")
+        if isinstance(found, int) and found > version:
+            got = f"has version {found}, of a later autotailor"
+            raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
+        if found != version:
+            got = f"has {'no version' if found is None else f'version {found}'}"
+            raise AdaptiveError(where, got, allowed=str(version), next_step=cls.NEXT_STEP)
+
+
+def read_bytes(file: Path, again: str) -> bytes:
+    """The content of a file. AdaptiveError in one line: it cannot be read. again: what to do next."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=again) from error
