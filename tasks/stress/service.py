@@ -28,7 +28,7 @@ INFER = "/v2/models/model/infer"
 DEADLINE_MS = 60_000
 END_S = 10.0
 POLL_S = 0.25
-UNCHANGED_S = 1.0
+UNCHANGED_S = 2.0
 """A service whose loaded SubNets are the same for so long has loaded all that it has room for."""
 
 
