@@ -1,6 +1,6 @@
 """How soon the detector notices drift, and how often it errs, for `benchmarks.drift`.
 
-What it looks at, three statistics of each image, is computed once for each network and kept in a file; a drawing is an order of
+What it looks at, the statistics of each image, is computed once for each network and kept in a file; a drawing is an order of
 these images, so that thousands of streams cost seconds.
 
 Legend: M images, D statistics of an image.
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive_runtime.adapting_weights import DriftDetector, GuardSettings
+from adaptive_runtime.adapting_weights.profile import STATISTICS
 from benchmarks.drift_streams import MeasuredNetwork
 from tasks.data import DataSettings
 from tasks.data.drawn.glyphs import Glyphs
@@ -51,7 +52,8 @@ def fresh_images(settings: DataSettings, count: int, images: LabelledImages) -> 
 
 def scores_of(network: MeasuredNetwork, fresh: LabelledImages, plan: AlarmPlan, folder: Path) -> dict[str, Scores]:
     """What the detector looks at (M, D): of calibration, of clean images, and of as many others under each corruption."""
-    file = folder / f"scores-{network.name}-{network.digest}-{plan.pool}-{plan.drifted}-{plan.severity}.npz"
+    parts = len(STATISTICS), network.name, network.digest, plan.pool, plan.drifted, plan.severity
+    file = folder / f"scores-{'-'.join(map(str, parts))}.npz"
     if file.exists():
         with np.load(file) as arrays:
             return dict(arrays)

@@ -57,7 +57,7 @@ class AdaptedSubnet:
         network = ObservedNetwork(self._observed_session, self._net)
         statistics = NormStatistics(source.mean, source.variance)
         self.weights = StatisticsWeights(network, statistics, self._anchor, options)
-        self.guard = DriftGuard(self.weights, source.calibration, options.guard)
+        self.guard = DriftGuard(self.weights, source.calibration_ND, options.guard)
         self.is_adapted = False
         self._look_ms: float | None = None
         self._renewed_ms: float | None = None
@@ -174,4 +174,5 @@ def adaptable(pool: SubNetPool, digest: str) -> AdaptableNet:
 def usual_features(source: AdaptationSource, net: AdaptableNet) -> UsualFeatures:
     """The usual features of each BatchNorm, from those of all in one row."""
     own = [slice(2 * one.start, 2 * one.stop) for one in spans(net.norms)]
-    return UsualFeatures(*(tuple(values[one] for one in own) for values in (source.usual_mean, source.usual_deviation)))
+    means, deviations = (tuple(values[one] for one in own) for values in (source.usual_mean, source.usual_deviation))
+    return UsualFeatures(means, deviations, source.directions)

@@ -1,7 +1,7 @@
 """What a bundle tells of the images that its SubNets were made for: npz files without pickles.
 
 Legend: A labelled images, C channels, H height, W width, F channels of all BatchNorms, N images of calibration, D statistics of
-an image.
+an image, P directions.
 """
 
 import io
@@ -27,11 +27,11 @@ def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return stream.getvalue()
 
 
-def _read(content: bytes, names: tuple[str, ...], where: str) -> dict[str, NDArray[Any]]:
-    """Arrays by name. AdaptiveError: there is one too few."""
+def _read(content: bytes, names: tuple[str, ...], where: str, newer: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
+    """Arrays by name. newer: names that files of earlier versions lack. AdaptiveError: there is one too few."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names}
+            return {name: arrays[name] for name in (*names, *(name for name in newer if name in arrays))}
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise AdaptiveError(where, f"cannot be read ({error})", next_step="export the bundle again") from error
 
@@ -73,8 +73,10 @@ def _by_channel(prepared: ImagePreparation) -> tuple[Array, Array]:
 class AdaptationSource:
     """What is usual for one SubNet.
 
-    mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,): of the features of images
-    (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, D): their statistics, of images like those of training.
+    mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,), directions (P, 2F): of the
+    features of images (`adaptive_runtime.adapting_weights.UsualFeatures`). calibration (N, 3): statistics of images like those
+    of training; distances (N,): the fourth. Files of version 0.6.0 have neither directions nor distances; run times of that
+    version read no more than the three statistics.
     """
 
     mean: Array
@@ -82,12 +84,24 @@ class AdaptationSource:
     usual_mean: Array
     usual_deviation: Array
     calibration: NDArray[np.float64]
+    directions: Array | None = None
+    distances: NDArray[np.float64] | None = None
+
+    @property
+    def calibration_ND(self) -> NDArray[np.float64]:
+        """All statistics of the images of calibration."""
+        return self.calibration if self.distances is None else np.column_stack([self.calibration, self.distances])
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _written({one.name: getattr(self, one.name) for one in fields(self)})
+        arrays = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _written({name: array for name, array in arrays.items() if array is not None})
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Self:
         """From a file's content. AdaptiveError: it is none."""
-        return cls(**_read(content, tuple(one.name for one in fields(cls)), where))
+        names = tuple(one.name for one in fields(cls))
+        found = cls(**_read(content, names[:-2], where, newer=names[-2:]))
+        if (found.directions is None) is not (found.distances is None):
+            raise AdaptiveError(where, "has directions or distances alone", next_step="export the bundle again")
+        return found

@@ -9,8 +9,10 @@ import torch
 import tailor_ir
 from adaptive_runtime.adapting_weights import NormStatistics, StatisticsWeights, WeightOptions
 from adaptive_runtime.adapting_weights.weights import LabelledSource
+from adaptive_runtime.bundles import AdaptationSource
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
+from tasks.adaptation.guards import SourceProfile
 from tasks.adaptation.norms import AdaptiveBatchNorm
 from tasks.data import Dataset, DataSettings
 from tasks.data.drawn.digits import open_digits
@@ -46,6 +48,10 @@ def test_steps_on_the_device_are_those_of_torch(net: SuperNet, which: str, tmp_p
     assert len(layers) == len(source.norms) == len(facts.norms)
     expected = [(layer.running_mean.numpy(), layer.running_var.numpy()) for layer in layers]
     own = NormStatistics(*(np.concatenate(each) for each in zip(*expected, strict=True)))
+    told = AdaptationSource.from_bytes((tmp_path / facts.source).read_bytes(), facts.source)
+    profile = SourceProfile(source, [torch.from_numpy(images(96, 2))])
+    assert told.calibration_ND.shape == (48, 4)
+    assert told.calibration_ND == pytest.approx(profile.calibration_ND, rel=1e-3)
 
     anchor = LabelledSource(images(32, 3), np.zeros(32, np.int64))
     options = WeightOptions(prior_images=PRIOR_IMAGES, newest_share=NEWEST_SHARE)

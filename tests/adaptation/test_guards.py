@@ -13,6 +13,8 @@ from adaptive_runtime.adapting_weights import BalancedMemory, DriftDetector, Gua
 from adaptive_runtime.adapting_weights.detection import RUN_IMAGES, bets
 from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
 from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
+from tasks.data import DataSettings, load_splits
+from tasks.data.drift import LabelledImages, corrupt
 from tasks.errors import UserError
 from tests.ir.networks import small_net
 
@@ -119,9 +121,30 @@ def test_a_profile_tells_drifted_images_and_leaves_the_source(source: AdaptiveSu
     logits_BK, usual = profile.look(x_BCHW)
     _, unusual = profile.look(drifted(x_BCHW))
     assert torch.equal(logits_BK, source(x_BCHW))
-    assert profile.calibration_ND.shape == (128, 3)
-    assert (unusual[:, :2].min(0) > usual[:, :2].max(0)).all()
+    assert profile.calibration_ND.shape == (128, 4)
+    assert (unusual[:, [0, 1, 3]].min(0) > usual[:, [0, 1, 3]].max(0)).all()
     assert source.state() == {}
+
+
+def test_impulse_noise_is_noticed_by_all_features_together_alone(source: AdaptiveSubnet) -> None:
+    """Digits differ in contrast so much that no feature of noisy ones is unusual."""
+    splits = load_splits(DataSettings(kind="digits", workers=1))
+    held_out, test = (LabelledImages.of(splits[name]) for name in ("validation", "test"))
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    profile = SourceProfile(source, [held_out.normalised(held_out.x_MCHW[order])])
+    x_BCHW = test.x_MCHW[order[:200]]
+    noisy = corrupt(x_BCHW, "impulse_noise", 3, seed=0, places=range(200))
+
+    def first_alarm(x_BCHW: torch.Tensor, statistics: int) -> int | None:
+        _, scores = profile.look(test.normalised(x_BCHW))
+        detector = DriftDetector(profile.calibration_ND[:, :statistics], false_alarms=1.0, seed=0)
+        return next((place for place, score in enumerate(scores) if detector.update(score[:statistics])), None)
+
+    assert first_alarm(noisy, 3) is None
+    assert first_alarm(x_BCHW, 4) is None
+    found = first_alarm(noisy, 4)
+    assert found is not None
+    assert found < 20
 
 
 def test_too_few_source_images_are_one_clear_line(source: AdaptiveSubnet) -> None:

@@ -102,12 +102,15 @@ def adaptable_net(
     seen = network.look(x_NCHW, source)
     layers, half = network.features(seen), len(x_NCHW) // 2
     usual = UsualFeatures.of([layer[:half] for layer in layers])
+    *others_N, distances_N = usual.scores(layers, seen.logits_BK)[half:].T
     content = AdaptationSource(
         mean=source.mean_F,
         variance=source.variance_F,
         usual_mean=np.concatenate(usual.means),
         usual_deviation=np.concatenate(usual.deviations),
-        calibration=usual.scores(layers, seen.logits_BK)[half:],
+        calibration=np.stack(others_N, 1),
+        directions=usual.directions_PF,
+        distances=distances_N,
     )
     write_bytes(folder / found.source, content.to_bytes())
     return found
