@@ -32,6 +32,7 @@ class Glyphs:
     """Masks of all characters, textures and noise in memory; images are drawn from them."""
 
     scaling = Scaling("none", "none")
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         characters = _characters(settings.classes)
