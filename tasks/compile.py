@@ -87,13 +87,14 @@ def run(
     Remarks of the compiler are told at once, and are in the result. Raises UserError or TailorError as `supernet_of`.
     """
     net = supernet_of(settings, model, data, weights, space)
-    for remark in net.remarks:
+    train = load(data, "train")
+    for remark in (*train.notes, *net.remarks):
         progress.say(remark)
     net.sort_channels()
     alternatives = fit_alternatives(net, data, settings.alternative_images, progress)
     exits = fit_exits(net, data, settings.exit_images, progress)
     net.save(folder / "supernet")
-    remember(load(data, "train"), folder / "supernet")
+    remember(train, folder / "supernet")
     remember_origin(model, folder / "supernet")
     return {
         **sizes(net.space),
@@ -163,7 +164,7 @@ def supernet_of(
     net = tailor_ir.compile(network, example_BCHW, space or None, kernel_transform=settings.kernel_transform)
     graph = net.structure.graph
     outputs = [graph.shapes[name] for name in graph.outputs]
-    check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem)
+    check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem, train.settings.resolution)
     return net
 
 

@@ -57,4 +57,6 @@ def _check_images(net: tailor_ir.SuperNet, supernet: Path, train: Dataset) -> No
             next_step="give the data options of the run that made it",
         )
     graph = net.structure.graph
-    check_shapes(where, [graph.shapes[name] for name in graph.outputs], train.classes, train.problem)
+    check_shapes(
+        where, [graph.shapes[name] for name in graph.outputs], train.classes, train.problem, train.settings.resolution
+    )

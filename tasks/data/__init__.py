@@ -1,4 +1,4 @@
-"""Images and their targets: digits, noisy digits, glyphs, scenes of them, image folders, Parquet shards, published sets."""
+"""Images and their targets: drawn ones, image folders, Parquet shards, published sets, COCO's and Pascal VOC's annotations."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -39,6 +39,18 @@ def _scenes(settings: DataSettings) -> Opened:
     return open_scenes(settings)
 
 
+def _coco(settings: DataSettings) -> Opened:
+    from tasks.data.boxes import open_coco
+
+    return open_coco(settings)
+
+
+def _voc(settings: DataSettings) -> Opened:
+    from tasks.data.boxes import open_voc
+
+    return open_voc(settings)
+
+
 def _folder(settings: DataSettings) -> Opened:
     from tasks.data.imagefolder import open_folder
 
@@ -62,17 +74,23 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "noisy_digits": _noisy_digits,
     "glyphs": _glyphs,
     "glyph_scenes": _scenes,
+    "glyph_boxes": _scenes,
     "imagefolder": _folder,
     "parquet": _parquet,
     "torchvision": _published,
+    "coco": _coco,
+    "voc": _voc,
 }
 """Sources by kind; the libraries of a kind are imported only when it is chosen."""
+CHECKED_BOXES = ("coco", "voc")
+"""Kinds whose images may have boxes of no or of many classes; their openers check that splits have boxes of each class."""
 
 
 def load_splits(settings: DataSettings) -> dict[Split, Dataset]:
     """All three splits, opened once. Raises UserError for data that is absent, empty, malformed or lacks a class."""
     source, splits = OPENERS[settings.kind](settings)
-    check_classes(source, splits, settings)
+    if settings.kind not in CHECKED_BOXES:
+        check_classes(source, splits, settings)
     names: tuple[Split, ...] = ("train", "validation", "test")
     return {name: Dataset(settings, source, splits[name]) for name in names}
 

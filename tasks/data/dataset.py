@@ -15,12 +15,16 @@ __all__ = ["Batch", "Dataset"]
 
 
 class Dataset:
-    """One split. `len()` counts images; `problem` is the learning problem that their targets are for."""
+    """One split. `len()` counts images; `problem` is the learning problem that their targets are for.
+
+    notes: what the user should know about the data, a line each.
+    """
 
     def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray) -> None:
         self.settings = settings
         self.class_names = source.class_names
         self.scaling = source.scaling
+        self.notes = source.notes
         self.problem: LearningProblem = problem_named(settings.problem)
         self._source = source
         self._indices = indices

@@ -7,13 +7,15 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tasks.data.images import central_box, random_box
+from tasks.data.images import central_box, random_box, whole_box
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling
 from tasks.errors import UserError
 
 SCALING = Scaling("central square", "bilinear, antialiased")
 """The scaling of images that are not augmented."""
+WHOLE_SCALING = Scaling("none", "bilinear, antialiased")
+"""That of images with boxes, which are scaled as a whole."""
 Content = tuple[str, Callable[[], Image.Image]]
 """Name for messages, and how to open the image."""
 
@@ -21,13 +23,15 @@ Content = tuple[str, Callable[[], Image.Image]]
 class Decoder:
     """Images of any size (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
 
-    def __init__(self, settings: DataSettings) -> None:
+    def __init__(self, settings: DataSettings, *, whole: bool = False) -> None:
+        """whole: images that are not augmented are scaled as a whole, not the central square of them."""
+        self._plain_box = whole_box if whole else central_box
         self._size = (settings.resolution, settings.resolution)
         self._mode = "L" if settings.channels == 1 else "RGB"
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
     def batch(self, contents: Sequence[Content], draws: np.ndarray | None) -> torch.Tensor:
-        """Decode and scale; `draws` asks for a random box and flip, otherwise the central square is taken."""
+        """Decode and scale; `draws` asks for a random box and flip, else it is the central square or the whole image."""
         rows = [None] * len(contents) if draws is None else list(draws)
         pixels_BHWC = np.stack(list(self._pool.map(self._one, contents, rows)))
         return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).to(torch.float32).div_(255)
@@ -42,7 +46,7 @@ class Decoder:
                 f"image '{name}'", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error
         top, left, height, width = (
-            central_box(image.height, image.width)
+            self._plain_box(image.height, image.width)
             if draws_D is None
             else random_box(image.height, image.width, draws_D)
         )

@@ -21,6 +21,7 @@ class Folder:
     """The files of all splits, decoded when asked for."""
 
     scaling = SCALING
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, files: list[str], labels: list[int], names: list[str]) -> None:
         self.labels = np.asarray(labels, dtype=np.int64)

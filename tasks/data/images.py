@@ -46,3 +46,8 @@ def central_box(height: int, width: int) -> tuple[int, int, int, int]:
     """The largest square in the middle: (top, left, height, width)."""
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
+
+
+def whole_box(height: int, width: int) -> tuple[int, int, int, int]:
+    """The image itself: (top, left, height, width)."""
+    return 0, 0, height, width

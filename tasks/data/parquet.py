@@ -30,6 +30,7 @@ class Parquet:
     """The rows of all shards, in order of shard name, row group and row."""
 
     scaling = SCALING
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, shards: list[Path]) -> None:
         labels: list[np.ndarray] = []

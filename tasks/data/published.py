@@ -30,6 +30,7 @@ class Published:
     """The published training images, then the published held-out ones."""
 
     scaling = SCALING
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, train: VisionDataset, held_out: VisionDataset) -> None:
         self.labels = np.asarray([*train.targets, *held_out.targets], dtype=np.int64)

@@ -9,21 +9,38 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes")
+WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes")
 RESOLUTIONS = {
     "digits": 32,
     "noisy_digits": 32,
     "glyphs": 64,
     "glyph_scenes": 64,
+    "glyph_boxes": 96,
     "imagefolder": 224,
     "parquet": 224,
     "torchvision": 32,
+    "coco": 320,
+    "voc": 320,
 }
 """Height and width by kind, in pixels."""
 DRAWN = {"noisy_digits": 4 * 1797}
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes",)
-"""Kinds whose images have the class of each pixel; the others have one class for each image."""
+"""Kinds whose images have the class of each pixel."""
+BOXED = ("glyph_boxes", "coco", "voc")
+"""Kinds whose images have boxes with classes; the others have one class for each image."""
+DataKind = Literal[
+    "digits",
+    "noisy_digits",
+    "glyphs",
+    "glyph_scenes",
+    "glyph_boxes",
+    "imagefolder",
+    "parquet",
+    "torchvision",
+    "coco",
+    "voc",
+]
 
 
 class DataSettings(BaseModel):
@@ -31,16 +48,18 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["digits", "noisy_digits", "glyphs", "glyph_scenes", "imagefolder", "parquet", "torchvision"] = (
-        "noisy_digits"
-    )
+    kind: DataKind = "noisy_digits"
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """Which data set of torchvision (kind torchvision)."""
+    head: Literal["ssdlite", "retinanet", "fcos"] | None = Field(
+        default_factory=lambda known: "ssdlite" if known.get("kind") in BOXED else None
+    )
+    """The head of the detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
-    """How many images are drawn, for all splits together (kinds glyphs, glyph_scenes and noisy_digits)."""
+    """How many images are drawn, for all splits together (kinds glyphs, glyph_scenes, glyph_boxes and noisy_digits)."""
     classes: int | None = Field(default=None, ge=2)
-    """Only so many characters, the first ones; null: all (kind glyphs), or 10 of 33 (kind glyph_scenes)."""
+    """Only so many characters, the first ones; null: all (kind glyphs), or 10 of 33 (kinds glyph_scenes and glyph_boxes)."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one."""
     channels: Literal[1, 3] = 3
@@ -63,6 +82,10 @@ class DataSettings(BaseModel):
             raise ValueError("data.kind=torchvision needs data.name=cifar10, cifar100 or imagenet")
         if self.kind != "torchvision" and self.name is not None:
             raise ValueError(f"data.name={self.name} is for data.kind=torchvision, not {self.kind}")
+        if self.kind in BOXED and self.head is None:
+            raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
+        if self.kind not in BOXED and self.head is not None:
+            raise ValueError(f"data.head={self.head} is for data.kind={', '.join(BOXED)}, not {self.kind}")
         if any(value <= 0 for value in self.deviation):
             raise ValueError("data.deviation must be positive")
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
@@ -78,6 +101,8 @@ class DataSettings(BaseModel):
     @property
     def problem(self) -> str:
         """The learning problem that targets of this kind are for (`tasks.problems`)."""
+        if self.kind in BOXED:
+            return f"detection_{self.head}"
         return "segmentation" if self.kind in MASKED else "classification"
 
     def per_channel(self, values: tuple[float, ...]) -> tuple[float, ...]:

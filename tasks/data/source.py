@@ -26,6 +26,8 @@ class Source(Protocol):
     class_names: tuple[str, ...]
     scaling: Scaling
     """The scaling by which `images` makes images without `draws`."""
+    notes: tuple[str, ...]
+    """What the user should know about the data, a line each."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""

@@ -147,7 +147,7 @@ class Trainer:
             roles = [replace(role, config=net.max_config) for role in roles]
         size = self.job.data.resolution
         x_BCHW = torch.zeros(self.settings.batch_size // self.world, self.dataset.channels, size, size)
-        target = torch.zeros(len(x_BCHW), *self.dataset.problem.target_shape(size), dtype=torch.int64)
+        target = self.dataset.problem.blank(len(x_BCHW), size)
 
         def run() -> None:
             self._passes(self._pieces(x_BCHW, target)[:MOST_TRIED], roles)

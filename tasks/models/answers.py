@@ -44,7 +44,7 @@ def check_answer(
     tensors = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_told(classes))
-    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem)
+    check_shapes(where, [tuple(tensor.shape) for tensor in tensors], classes, problem, shape[-1])
 
 
 def check_shapes(
@@ -52,18 +52,25 @@ def check_shapes(
     outputs: Sequence[tuple[int | None, ...] | None],
     classes: int,
     problem: LearningProblem = CLASSIFICATION,
+    resolution: int | None = None,
 ) -> None:
-    """UserError for outputs that are not one of (B, classes, …) of the problem. None: a size or a shape that is not known."""
+    """UserError for outputs that are not one raw output of the problem. None: a size or a shape that is not known.
+
+    resolution: rows and columns of the images that the network takes.
+    """
     if len(outputs) != 1:
         raise UserError(where, f"gives {len(outputs)} outputs", allowed=problem.output_told(classes))
     (sizes,) = outputs
     if sizes is None:
         return
-    if len(sizes) != problem.output_axes:
+    wanted = problem.output_shape(classes, resolution)
+    same_axes = len(sizes) == len(wanted)
+    wrong = [pair for pair in zip(sizes, wanted, strict=False) if None not in pair and pair[0] != pair[1]]
+    if same_axes and wrong and wrong[0][1] == classes:
+        raise UserError(where, f"gives {wrong[0][0]} outputs", allowed=f"{classes}, the classes of the data")
+    if wrong or not same_axes:
         got = ", ".join("?" if size is None else str(size) for size in sizes)
         raise UserError(where, f"gives a tensor ({got})", allowed=problem.output_told(classes))
-    if sizes[1] not in (None, classes):
-        raise UserError(where, f"gives {sizes[1]} outputs", allowed=f"{classes}, the classes of the data")
 
 
 def _check_inputs(where: str, module: nn.Module) -> None:

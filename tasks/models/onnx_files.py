@@ -29,7 +29,7 @@ def check_onnx(
         raise UserError(f"model file '{path}'", f"{len(inputs)} inputs ({names})", allowed="one, of images")
     for value in inputs:
         _check_input(path, _sizes(value), (channels, resolution, resolution))
-    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem)
+    check_shapes(f"model file '{path}'", [_sizes(value) for value in graph.output], classes, problem, resolution)
     return path
 
 

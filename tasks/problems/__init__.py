@@ -4,11 +4,13 @@ A new problem is a record here, a source of data whose targets are for it (`task
 """
 
 from tasks.problems.classification import CLASSIFICATION
+from tasks.problems.detection import DETECTION
 from tasks.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
 from tasks.problems.segmentation import SEGMENTATION
 
 __all__ = [
     "CLASSIFICATION",
+    "DETECTION",
     "SEGMENTATION",
     "Batch",
     "Divergence",
@@ -19,7 +21,8 @@ __all__ = [
     "require",
 ]
 
-PROBLEMS: dict[str, LearningProblem] = {problem.name: problem for problem in (CLASSIFICATION, SEGMENTATION)}
+RECORDS: tuple[LearningProblem, ...] = (CLASSIFICATION, SEGMENTATION, *DETECTION.values())
+PROBLEMS: dict[str, LearningProblem] = {problem.name: problem for problem in RECORDS}
 
 
 def problem_named(name: str) -> LearningProblem:

@@ -35,7 +35,6 @@ class Classification:
 
     name = "classification"
     metric = "top-1 accuracy"
-    output_axes = 2
     lacks: Mapping[str, str] = MappingProxyType({})
 
     def output_told(self, classes: int) -> str:
@@ -45,9 +44,13 @@ class Classification:
             "segmentation"
         )
 
-    def target_shape(self, resolution: int) -> tuple[int, ...]:
-        """A class has no axes."""
-        return ()
+    def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
+        """(B, K)."""
+        return None, classes
+
+    def blank(self, images: int, resolution: int) -> torch.Tensor:
+        """Class 0 for each."""
+        return torch.zeros(images, dtype=torch.int64)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
         """Images as the source augments them, and their classes (B,)."""

@@ -57,11 +57,6 @@ class LearningProblem(Protocol):
         ...
 
     @property
-    def output_axes(self) -> int:
-        """Axes of the raw output, B and K the first ones."""
-        ...
-
-    @property
     def lacks(self) -> Mapping[str, str]:
         """What cannot be done with it yet, by ability (`require`), and why."""
         ...
@@ -70,8 +65,12 @@ class LearningProblem(Protocol):
         """The raw output that a network must have, for messages."""
         ...
 
-    def target_shape(self, resolution: int) -> tuple[int, ...]:
-        """Axes of a target without B, for images of so many pixels a side."""
+    def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
+        """The sizes of the raw output for images of so many pixels a side; None: of any size. resolution: None: not known."""
+        ...
+
+    def blank(self, images: int, resolution: int) -> torch.Tensor:
+        """Targets of so many images of so many pixels a side, to run a step with; they tell nothing."""
         ...
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:

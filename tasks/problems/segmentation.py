@@ -63,16 +63,19 @@ class Segmentation:
 
     name = "segmentation"
     metric = "mean IoU"
-    output_axes = 4
     lacks = LACKS
 
     def output_told(self, classes: int) -> str:
         """One number for each class at each position."""
         return f"one tensor (B, {classes}, h, w): a number for each class of the data at each position, of any h and w"
 
-    def target_shape(self, resolution: int) -> tuple[int, ...]:
-        """(H, W)."""
-        return resolution, resolution
+    def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
+        """(B, K, h, w)."""
+        return None, classes, None, None
+
+    def blank(self, images: int, resolution: int) -> torch.Tensor:
+        """Class 0 for each pixel."""
+        return torch.zeros(images, resolution, resolution, dtype=torch.int64)
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
         """Images and the classes of their pixels (B, H, W), moved alike where they are augmented."""

@@ -83,3 +83,36 @@ def test_augmentation_moves_images_and_masks_alike_whatever_the_ranks(splits: di
     ranks = [next(train.batches(32, seed=3, rank=rank, world=2)) for rank in range(2)]
     assert torch.allclose(torch.cat([x for x, _ in ranks]), x_BCHW, rtol=0, atol=1e-5)
     assert torch.equal(torch.cat([y for _, y in ranks]), y_BHW)
+
+
+def test_boxes_are_around_what_is_seen_of_characters_and_pixels_are_those_of_masks(source: GlyphScenes) -> None:
+    indices = np.arange(60)
+    x_BCHW, y_BHW = source.masked(indices)
+    boxed_BCHW, target_BM5 = source.boxed(indices, None)
+    assert torch.equal(boxed_BCHW, x_BCHW)
+    assert target_BM5.shape == (60, OBJECTS, 5)
+    for y_HW, rows_M5 in zip(y_BHW, target_BM5, strict=True):
+        classes = rows_M5[rows_M5[:, 0] > 0, 0].long()
+        assert set(classes.tolist()) <= set(y_HW.unique().tolist())
+        if len(classes) == 1:
+            _, x0, y0, x1, y1 = rows_M5[0].tolist()
+            rows, columns = (y_HW == classes[0]).nonzero(as_tuple=True)
+            edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert [x0 * 48, y0 * 48, x1 * 48, y1 * 48] == pytest.approx([int(edge) for edge in edges])
+    assert (target_BM5[..., 0] < 0).any(), "some scenes have fewer characters"
+    assert len(target_BM5[target_BM5[..., 0] > 0]) > 60
+
+
+def test_augmented_boxes_follow_their_characters(source: GlyphScenes) -> None:
+    indices = np.arange(1, 121, 6)  # all have a character of class 1 first
+    draws = np.random.default_rng(0).random((len(indices), 5)).astype(np.float32)
+    moved_BCHW, target_BM5 = source.boxed(indices, draws)
+    plain_BCHW, plain_BM5 = source.boxed(indices, None)
+    assert not torch.equal(moved_BCHW, plain_BCHW)
+    same = [
+        (own[0], other[0]) for own, other in zip(target_BM5, plain_BM5, strict=True) if own[0, 0] == other[0, 0] == 1
+    ]
+    assert len(same) > 12
+    distances = [float((own[1:] - other[1:]).abs().max()) for own, other in same]
+    assert np.mean(distances) > 0.02
+    assert max(distances) < 0.3

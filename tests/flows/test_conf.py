@@ -21,6 +21,8 @@ MANDATORY = {
     "imagefolder": ["data.path=photos"],
     "parquet": ["data.path=shards"],
     "torchvision": ["data.path=published"],
+    "coco": ["data.path=photos"],
+    "voc": ["data.path=photos"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
     "android": ["device.android.provider=SERIAL/big"],

@@ -27,6 +27,7 @@ class CharacterImages:
     """Masks of some characters, textures and noise in memory; a kind of data adds how its images are drawn."""
 
     scaling = Scaling("none", "none")
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, characters: str, class_names: tuple[str, ...]) -> None:
         self.class_names = class_names

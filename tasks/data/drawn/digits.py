@@ -19,6 +19,7 @@ class Digits:
     """All digits in memory, scaled up once to the base resolution (bicubic)."""
 
     scaling = Scaling("none", "bicubic, antialiased")
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         table = np.loadtxt(str(distribution("scikit-learn").locate_file(FILE)), np.float32, delimiter=",")

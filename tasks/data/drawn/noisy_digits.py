@@ -27,6 +27,7 @@ class NoisyDigits:
     """All digits in memory; images are drawn from them."""
 
     scaling = Scaling("none", "none")
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         digits = Digits(settings.model_copy(update={"channels": 1}))

@@ -1,12 +1,15 @@
-"""Scenes of glyphs with masks: several characters before a ground, and the class of each pixel.
+"""Scenes of glyphs with masks or boxes: several characters before a ground, the class of each pixel, a box for each character.
 
 A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in a colour of its
 own; a later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and
 i. The classes take turns: the first character of scene i is of class i modulo their number, and is left out where that is 0.
-Legend: B batch, C channels, H height, W width; positions in an image go from -1 to 1.
+A box is around what is seen of a character. Scenes with masks and with boxes are the same pixels.
+Legend: B batch, C channels, H height, W width, O characters of a scene; positions in
+an image go from -1 to 1.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +20,9 @@ from tasks.data.drawn.placing import Placing, per_image, placed
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
 from tasks.errors import UserError
+from tasks.problems.detection import packed
+from tasks.problems.detection.targets import COLUMNS
+from tasks.problems.segmentation import moved
 
 BACKGROUND = "background"
 CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"
@@ -29,6 +35,17 @@ NUMBERS = 72
 """Random numbers that a scene can be made from."""
 INK = 0.5
 """The least share of a character in a pixel of its class."""
+SEEN = 0.25
+"""The least share of a character's pixels that others leave seen, so that it has a box."""
+
+
+class _Scenes(NamedTuple):
+    """Images; the number of the character that is seen in each pixel (from 1; 0: none); class and pixels of each character."""
+
+    x_BCHW: torch.Tensor
+    seen_BHW: torch.Tensor
+    class_BO: torch.Tensor
+    pixels_BO: torch.Tensor
 
 
 class GlyphScenes(CharacterImages):
@@ -45,12 +62,38 @@ class GlyphScenes(CharacterImages):
 
     def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64."""
-        x_BCHW = torch.empty(len(indices), self._channels, self._size, self._size)
-        y_BHW = torch.zeros(len(indices), self._size, self._size, dtype=torch.int64)
-        self._in_pieces(self._draw, indices, x_BCHW, y_BHW)
-        return x_BCHW, y_BHW
+        scenes = self._scenes(indices)
+        y_BHW = scenes.class_BO.gather(1, (scenes.seen_BHW - 1).clamp_min(0).flatten(1)).view_as(scenes.seen_BHW)
+        return scenes.x_BCHW, torch.where(scenes.seen_BHW > 0, y_BHW, 0)
 
-    def _draw(self, indices_B: np.ndarray, out_BCHW: torch.Tensor, y_BHW: torch.Tensor) -> None:
+    def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_BCHW float32 in [0, 1], and a target of detection (B, O, 5); `draws` move both alike."""
+        scenes = self._scenes(indices)
+        x_BCHW, seen_BHW = scenes.x_BCHW, scenes.seen_BHW
+        if draws is not None:
+            x_BCHW, seen_BHW = moved(x_BCHW, seen_BHW, draws)
+        rows = []
+        for seen_HW, class_O, pixels_O in zip(seen_BHW.numpy(), scenes.class_BO.numpy(), scenes.pixels_BO, strict=True):
+            own = [
+                _row(seen_HW == number, label, SEEN * float(pixels))
+                for number, (label, pixels) in enumerate(zip(class_O, pixels_O, strict=True), start=1)
+            ]
+            rows.append(np.array([row for row in own if row], dtype=np.float32).reshape(-1, COLUMNS))
+        return x_BCHW, packed(rows)
+
+    def _scenes(self, indices: np.ndarray) -> "_Scenes":
+        count, size = len(indices), self._size
+        scenes = _Scenes(
+            torch.empty(count, self._channels, size, size),
+            torch.zeros(count, size, size, dtype=torch.int64),
+            torch.zeros(count, OBJECTS, dtype=torch.int64),
+            torch.zeros(count, OBJECTS, dtype=torch.int64),
+        )
+        self._in_pieces(self._draw, indices, *scenes)
+        return scenes
+
+    def _draw(self, indices_B: np.ndarray, *parts: torch.Tensor) -> None:
+        scenes = _Scenes(*parts)
         numbers = Numbers(self._seed, indices_B, NUMBERS)
         light_B = numbers.between(0, 1)
         near = colour(light_B + numbers.between(-0.2, 0), self._tint(numbers))
@@ -61,23 +104,36 @@ class GlyphScenes(CharacterImages):
             drawn_B = numbers.below(len(self.class_names) - 1) + 1
             is_there_B = numbers.between(0, 1) < PRESENCE
             class_B = torch.where(is_there_B, drawn_B, 0) if number else label_B
-            x_BCHW = self._add(x_BCHW, y_BHW, class_B, light_B, numbers)
+            scenes.class_BO[:, number] = class_B
+            x_BCHW = self._add(x_BCHW, scenes, number, light_B, numbers)
         grain = self._grain.stretches(numbers.between(0, 1))
         x_BCHW.addcmul_(grain, per_image(numbers.between(0.02, 0.06)))
-        torch.clamp(x_BCHW, 0, 1, out=out_BCHW)
+        torch.clamp(x_BCHW, 0, 1, out=scenes.x_BCHW)
 
     def _add(
-        self, x_BCHW: torch.Tensor, y_BHW: torch.Tensor, class_B: torch.Tensor, light_B: torch.Tensor, numbers: Numbers
+        self, x_BCHW: torch.Tensor, scenes: "_Scenes", number: int, light_B: torch.Tensor, numbers: Numbers
     ) -> torch.Tensor:
-        """The images with a character of each class, which is entered in `y_BHW`; none where the class is 0."""
+        """The images with a character of each class, which is entered in `scenes`; none where the class is 0."""
+        class_B = scenes.class_BO[:, number]
         contrast_B = numbers.between(0.35, 0.7) * torch.where(light_B > 0.5, -1.0, 1.0)
         own_colour = colour(light_B + contrast_B, self._tint(numbers))
         font_B, character_B = numbers.below(len(self._masks_FKMM)), (class_B - 1).clamp_min(0)
         ink_B1HW = placed(self._ink(font_B, character_B), _placing(numbers), self._size) * per_image(
             (class_B > 0).float()
         )
-        y_BHW.copy_(torch.where(ink_B1HW[:, 0] >= INK, class_B[:, None, None], y_BHW))
+        is_ink_BHW = ink_B1HW[:, 0] >= INK
+        scenes.seen_BHW[is_ink_BHW] = number + 1
+        scenes.pixels_BO[:, number] = is_ink_BHW.sum((1, 2))
         return torch.lerp(x_BCHW, own_colour, ink_B1HW)
+
+
+def _row(is_seen_HW: np.ndarray, label: int, least_pixels: float) -> tuple[float, ...] | None:
+    """A row of a target: the class, and the box around pixels in shares of the image. None where there are too few of them."""
+    if is_seen_HW.sum() < max(1, least_pixels):
+        return None
+    rows, columns = np.flatnonzero(is_seen_HW.any(1)), np.flatnonzero(is_seen_HW.any(0))
+    height, width = is_seen_HW.shape
+    return label, columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height
 
 
 def _characters(classes: int) -> str:
