@@ -89,7 +89,7 @@ def compiled_net(watch: Stopwatch, preset: str) -> Any:
     from benchmarks.elastic import compiled
 
     watch.seconds["comparison"] = 0.0
-    home = getattr(tailor_ir.supernet, "compiling", tailor_ir.supernet)
+    home: Any = getattr(tailor_ir.supernet, "compiling", tailor_ir.supernet)
     made, compare = tailor_ir.compile, getattr(home, "compare", None)
     if compare is not None:
         home.compare = lambda *words: watch.timed("comparison", lambda: compare(*words))
