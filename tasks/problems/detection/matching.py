@@ -11,7 +11,7 @@ BACKGROUND, BETWEEN = -1, -2
 CENTRE_RADIUS = 1.5
 """How far from a box's centre an anchor of FCOS may be, in sides of the anchor."""
 SCALES = 4, 8
-"""Sides of an anchor of FCOS between which its box's farthest edge is; the first and the last grid have one bound."""
+"""Sides of an anchor of FCOS between which its box's farthest edge is; the first grid has no lower bound, the last no upper."""
 
 
 def matched_best(boxes_M4: torch.Tensor, anchors_P4: torch.Tensor) -> torch.Tensor:
