@@ -104,5 +104,5 @@ def test_stages_of_two_devices_append_one_after_the_other(tmp_path: Path) -> Non
         other.join(0.1)
         assert other.is_alive()
         held.truncate(held.tell() - len(b'{"half a '))
-    other.join(10)
+    other.join(60)
     assert read_lines(file) == [line("a", 1.0), line("b", 2.0)]

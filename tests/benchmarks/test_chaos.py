@@ -54,7 +54,7 @@ def test_a_service_that_is_killed_loses_no_request(service: Supervised, bundle: 
 
 def test_an_answer_that_is_another_one_is_wrong(service: Supervised) -> None:
     asked = Asked()
-    with httpx.Client(base_url=service.url, headers=AUTHORIZATION) as http:
+    with httpx.Client(base_url=service.url, headers=AUTHORIZATION, timeout=120) as http:
         asked.ask(http, 0, [images()], lambda *_: np.zeros((1, 1), np.float32))
         asked.ask(http, 0, [np.zeros((1, 1), np.float32)], lambda *_: np.zeros((1, 1), np.float32))
     assert (asked.counts["wrong"], asked.counts["lost"], asked.counts["answered"]) == (1, 1, 1)

@@ -247,7 +247,7 @@ def metadata(folder: Path, address: str) -> dict[str, Any]:
     """What the service says of its model."""
     token = (folder / "token").read_text().strip()
     request = urllib.request.Request(f"{address}/v2/models/model", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 

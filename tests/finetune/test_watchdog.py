@@ -19,7 +19,8 @@ from tasks.schemas.stored import StageResult
 from tests.finetune.small_training import MODEL
 
 STEPS = 18
-REMARK_S, END_S = 2.5, 5.0
+REMARK_S, END_S = 6.0, 12.0
+"""More than a step takes on a machine that is busy, and stands still at times."""
 
 
 class Freezer(Silent):
@@ -61,9 +62,9 @@ def test_a_stopped_rank_is_named_ended_and_started_again(tmp_path: Path) -> None
     assert len(freezer.lines) == 2, freezer.lines
     remark, end = freezer.lines
     assert remark.startswith(f"{name} has not answered for ")
-    assert remark.endswith("; it is ended after 5 s (silence_end_s)")
+    assert remark.endswith(f"; it is ended after {END_S:g} s (silence_end_s)")
     assert "(stopped, " in remark
-    assert end.startswith(f"{name} did not answer for 5 s (stopped, ")
+    assert end.startswith(f"{name} did not answer for {END_S:g} s (stopped, ")
     assert end.endswith("(restart 1 of 1)")
     assert 1 <= int(end.split("all ranks go on from step ")[1].split()[0]) < STEPS
     assert freezer.steps == list(range(1, STEPS + 1))
@@ -103,7 +104,7 @@ def test_a_rank_whose_disk_hangs_is_one_line_and_the_same_command_goes_on(tmp_pa
     options = {"epochs": 12, "batch_size": 32, "processes": 1}
     freezer = Freezer(hang)
     line = (
-        r"rank 0 did not answer for 5 s \(reading the images of step \d+\) and was ended; "
+        rf"rank 0 did not answer for {END_S:g} s \(reading the images of step \d+\) and was ended; "
         r"see .*workers\.log; the same command goes on from step \d+ of 36$"
     )
     with pytest.raises(UserError, match=line):

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 RUNNING = REPOSITORY / "docs" / "running.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:4200"
 WAIT_SECONDS = 300
-ANSWER_SECONDS = 30
+ANSWER_SECONDS = 120
 STOP_SECONDS = 4
 BUSY = 503
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -142,7 +142,7 @@ def own_rows(what: str, **wanted: Any) -> list[dict[str, Any]]:
     """Objects that the server of this process' own commands knows, as `Server.found`, all pages."""
     user, _, password = os.environ["PREFECT_API_AUTH_STRING"].partition(":")
     found: list[dict[str, Any]] = []
-    with httpx.Client(base_url=os.environ["PREFECT_API_URL"] + "/", auth=(user, password), trust_env=False) as api:
+    with httpx.Client(base_url=os.environ["PREFECT_API_URL"] + "/", auth=(user, password), trust_env=False, timeout=120) as api:
         while True:
             body = {**wanted, "offset": len(found)}
             page = api.post(f"{what}/filter", json=body).raise_for_status().json()

@@ -22,7 +22,7 @@ from tests.flows.tiny import TINY
 pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 240
-MOST_SECONDS = 45
+MOST_SECONDS = 150
 """Until a command has ended: it waits for its agents, and this machine computes something else, too."""
 CHILDREN = {"compile": "tasks.finetune.worker", "profile": "profiling_agents"}
 LINE = "autotailor: interrupted; the same command goes on from here"
@@ -117,7 +117,7 @@ def test_an_interrupted_command_ends_in_seconds_with_one_line(
     assert text.replace("\r", "").rstrip().endswith(LINE)
     assert "Traceback" not in text
     assert "Error logging" not in text
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert alive == []
 
 

@@ -19,6 +19,7 @@ from tests.flows.tiny import TINY
 pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 400
+ATTEMPTS = 3
 SETTINGS = (
     *TINY,
     "finetune.checkpoint_every_s=0",
@@ -37,12 +38,16 @@ def _start(output: Path) -> subprocess.Popen[str]:
     )
 
 
-def _wait(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
+def _wait(process: subprocess.Popen[str], ready: Callable[[], bool]) -> bool:
+    """Until something is so; False if the process has ended, and well, before that was seen."""
     until = time.monotonic() + LIMIT_SECONDS
     while not ready():
-        assert process.poll() is None, process.communicate()
+        if process.poll() is not None:
+            assert process.returncode == 0, process.communicate()
+            return False
         assert time.monotonic() < until, "not reached in time"
         time.sleep(0.05)
+    return process.poll() is None
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -50,7 +55,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert alive == []
 
 
@@ -79,28 +84,41 @@ def _enumerated(output: Path) -> int:
     return len(json.loads(file.read_text())["operators"])
 
 
-@pytest.mark.timeout(2 * LIMIT_SECONDS)
+def _is_killed_while(output: Path, ready: Callable[[], bool], stage: str) -> bool:
+    """Whether a run is killed when something is so, and before a stage has ended; on a busy machine it may be too late."""
+    process = _start(output)
+    if not _wait(process, ready):
+        process.communicate()
+        return False
+    _kill(process)
+    return not _finished(output, stage)
+
+
+def _interrupted(output: Path) -> bool:
+    """Whether a run is killed while it trains, and the next while it measures."""
+
+    def trains() -> bool:
+        return len(_lines(output, "finetune", "history.jsonl")) >= 3
+
+    def measures() -> bool:
+        return len(_timed(output)) >= 2
+
+    return _is_killed_while(output, trains, "finetune") and _is_killed_while(output, measures, "profile/onnxruntime")
+
+
+@pytest.mark.timeout(4 * LIMIT_SECONDS)
 def test_a_run_that_is_killed_twice_goes_on_each_time_and_repeats_nothing(
     trained_stages: Callable[[Path, Sequence[str]], None], tmp_path: Path
 ) -> None:
-    output = tmp_path / "out"
-    trained_stages(output, ["base"])
-    base = _finished(output, "base")
-    training = _start(output)
-    _wait(training, lambda: len(_lines(output, "finetune", "history.jsonl")) >= 3)
-    _kill(training)
-    steps_before = len(_lines(output, "finetune", "history.jsonl"))
-    assert len(base) == 1
-    assert not _finished(output, "finetune")
-    assert steps_before < 18
-
-    profiling = _start(output)
-    _wait(profiling, lambda: len(_timed(output)) >= 2)
-    _kill(profiling)
-    tuned = _finished(output, "finetune")
+    outputs = [tmp_path / f"out{number}" for number in range(ATTEMPTS)]
+    for output in outputs:
+        trained_stages(output, ["base"])
+    bases = {output: _finished(output, "base") for output in outputs}
+    output = next(output for output in outputs if _interrupted(output))
+    base, tuned = bases[output], _finished(output, "finetune")
     timed_before = _timed(output)
+    assert len(base) == len(tuned) == 1
     assert [line["step"] for line in _lines(output, "finetune", "history.jsonl")] == [*range(1, 19)]
-    assert not _finished(output, "profile/onnxruntime")
 
     result = Command(output, SETTINGS)("predict")
     assert _finished(output, "base") == base
