@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FLOW_TESTS := tests/flows tests/predict tests/deploy tests/search tests/baselines
-STAGE_TESTS := tests/finetune tests/links tests/tables tests/docs
+FLOW_TESTS := tests/flows tests/predict tests/deploy tests/search tests/baselines tests/engine tests/golden tests/links
+STAGE_TESTS := tests/finetune tests/tables tests/docs
 
 .PHONY: help setup demo test lint types imports unit unit-flows unit-stages unit-rest device-wheel lock clean
 
