@@ -356,7 +356,9 @@ def test_nothing_answers_without_the_token_over_tls_either(tmp_path: Path) -> No
     options += ["--tls-cert", str(certificate), "--tls-key", str(key)]
     with processes.started(options) as (_, printed):
         url = printed["agent ready"].replace("0.0.0.0", "127.0.0.1")
-        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate), timeout=120) as anonymous:
+        with httpx.Client(
+            base_url=url, verify=ssl.create_default_context(cafile=certificate), timeout=120
+        ) as anonymous:
             assert anonymous.get("/v1/capabilities").status_code == 401
             assert anonymous.get("/v1/capabilities", headers={"Host": "evil.example"}).status_code == 403
 

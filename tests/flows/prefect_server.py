@@ -142,7 +142,9 @@ def own_rows(what: str, **wanted: Any) -> list[dict[str, Any]]:
     """Objects that the server of this process' own commands knows, as `Server.found`, all pages."""
     user, _, password = os.environ["PREFECT_API_AUTH_STRING"].partition(":")
     found: list[dict[str, Any]] = []
-    with httpx.Client(base_url=os.environ["PREFECT_API_URL"] + "/", auth=(user, password), trust_env=False, timeout=120) as api:
+    with httpx.Client(
+        base_url=os.environ["PREFECT_API_URL"] + "/", auth=(user, password), trust_env=False, timeout=120
+    ) as api:
         while True:
             body = {**wanted, "offset": len(found)}
             page = api.post(f"{what}/filter", json=body).raise_for_status().json()
