@@ -87,11 +87,11 @@ def _enumerated(output: Path) -> int:
 def _is_killed_while(output: Path, ready: Callable[[], bool], stage: str) -> bool:
     """Whether a run is killed when something is so, and before a stage has ended; on a busy machine it may be too late."""
     process = _start(output)
-    is_running = _wait(process, ready)
-    if is_running:
-        _kill(process)
-    process.communicate()
-    return is_running and not _finished(output, stage)
+    if not _wait(process, ready):
+        process.communicate()
+        return False
+    _kill(process)
+    return not _finished(output, stage)
 
 
 def _interrupted(output: Path) -> bool:
