@@ -113,9 +113,9 @@ def test_a_service_follows_rules_and_tells_them(bundle: Path, tmp_path: Path) ->
             response = service.http.post(INFER, **body(images()))
             return bool(response.json()["parameters"]["subnet"] == digest)
 
-        assert soon(lambda: answered_by(large) and service.state()["load"]["battery"] == 1.0)
+        assert soon(lambda: answered_by(large) and "autotailor_mu 1.0" in service.http.get("/metrics").text)
+        assert service.state()["load"]["battery"] == 1.0
         assert service.state()["model"]["rule"] == "rule 'mu by battery'"
-        assert "autotailor_mu 1.0" in service.http.get("/metrics").text
         (supply / "capacity").write_text("10")
         assert soon(lambda: answered_by(small) or told(service, "up")[:1] == [small])
         assert told(service, "rule") == [large]
