@@ -105,7 +105,7 @@ def test_a_service_follows_rules_and_tells_them(bundle: Path, tmp_path: Path) ->
     supply.mkdir(parents=True)
     for name, text in (("type", "Battery"), ("capacity", "100"), ("status", "Discharging")):
         (supply / name).write_text(text)
-    options = ("--adapts", "--budget-ms", "300000", "--deadline-ms", "300000")
+    options = ("--adapts", "--budget-ms", "200000", "--deadline-ms", "300000")
     large, small = (one.digest for one in BundleManifest.from_json((bundle / BUNDLE_FILE).read_bytes()).subnets)
     with served(bundle, tmp_path / "log", *options, "--sensors-root", str(tmp_path / "root")) as service:
 
