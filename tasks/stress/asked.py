@@ -1,4 +1,4 @@
-"""A bundle as the source of requests: its images, what is right for them, and a budget that fits it.
+"""A bundle as the source of requests: its images, what is right for them, and whether a budget fits it.
 
 Legend: N images, C channels, H height, W width.
 """
@@ -28,7 +28,6 @@ class AskedBundle:
     labels: NDArray[np.int64] | None
     accuracies: Mapping[tuple[str, str | None], float]
     split: str
-    budget_ms: float
 
     @classmethod
     def open(cls, folder: Path, settings: Settings) -> "AskedBundle":
@@ -37,6 +36,7 @@ class AskedBundle:
         left_out: list[str] = []
         found = BundleVariants.of(bundle.manifest, *serving_formats(bundle, settings.format, left_out.append))
         rows = list(zip(found.variants, found.table.accuracy, strict=True))
+        _check_budget(found, settings)
         labelled = bundle.source_images()
         first = bundle.manifest.subnets[0]
         return cls(
@@ -44,8 +44,12 @@ class AskedBundle:
             labels=None if labelled is None else labelled.labels,
             accuracies={(one.digest, one.exit): accuracy for one, accuracy in reversed(rows) if not one.early},
             split=next(iter(first.accuracy), "test"),
-            budget_ms=_budget_ms(found, settings),
         )
+
+    def requests(self, images: int) -> list[NDArray[np.int64]]:
+        """Numbers of the images of each request (M,), M of them; all images are asked, some twice where M does not divide N."""
+        starts = range(0, len(self.images), images)
+        return [np.arange(start, start + images) % len(self.images) for start in starts]
 
     def accuracy(self, subnet: str, exit: str) -> float:
         """Of a SubNet that has answered at an exit."""
@@ -62,17 +66,16 @@ def _sample(bundle: OpenBundle) -> NDArray[np.float32]:
     return sample.inputs[shape]
 
 
-def _budget_ms(found: BundleVariants, settings: Settings) -> float:
-    """The given budget, or by the most accurate variant. UserError: no variant keeps it, even when nothing else runs."""
-    latency_ms, accuracy = found.table.latency_ms, found.table.accuracy
+def _check_budget(found: BundleVariants, settings: Settings) -> None:
+    """UserError: no variant keeps the given budget, or that of the slack, even when nothing else runs."""
+    images, latency_ms, accuracy = settings.images, found.table.latency_ms, found.table.accuracy
     _, most_accurate_ms = max(zip(accuracy, latency_ms, strict=True), key=lambda row: (row[0], -row[1]))
     if (budget_ms := settings.budget_ms) is None:
-        budget_ms = settings.slack * most_accurate_ms
-    if budget_ms < (fastest_ms := min(latency_ms)):
+        budget_ms = settings.slack * images * most_accurate_ms
+    if budget_ms < (fastest_ms := images * min(latency_ms)):
         named = "budget_ms" if settings.budget_ms is not None else "slack"
-        got = f"no variant keeps {budget_ms:.3g} ms; the fastest takes {fastest_ms:.3g} ms without load"
-        allowed = f"{fastest_ms if named == 'budget_ms' else fastest_ms / most_accurate_ms:.3g} and more"
-        raise UserError(
-            f"stress.{named}", got, allowed=allowed, next_step=f"the most accurate takes {most_accurate_ms:.3g} ms"
-        )
-    return budget_ms
+        per = "" if images == 1 else f" for {images} images"
+        got = f"no variant keeps {budget_ms:.3g} ms{per}; the fastest takes {fastest_ms:.3g} ms without load"
+        allowed = f"{fastest_ms if named == 'budget_ms' else fastest_ms / (images * most_accurate_ms):.3g} and more"
+        most_ms = images * most_accurate_ms
+        raise UserError(f"stress.{named}", got, allowed=allowed, next_step=f"the most accurate takes {most_ms:.3g} ms")

@@ -13,25 +13,26 @@ WHOLE = "in all"
 
 
 class StressedAnswer(NamedTuple):
-    """An answer of a service. latency_ms: in the model. round_trip_ms: with HTTP. accuracy: of what answered, by the bundle.
+    """An answer of a service to a request. subnets: what answered each of its images.
 
-    right: whether its class is the label, or where images have none, that of the largest SubNet.
+    latency_ms: in the model. round_trip_ms: with HTTP. accuracy: mean of what answered, by the bundle. right: share of images
+    whose class is the label, or where images have none, that of the largest SubNet.
     """
 
     phase: str
     system: System
-    subnet: str
+    subnets: tuple[str, ...]
     latency_ms: float
     round_trip_ms: float
     accuracy: float
-    right: bool
+    right: float
 
 
 @dataclass(frozen=True, slots=True)
 class StressedPhase:
     """The answers of a service in a phase. in_time, right: shares of them; accuracy: means, the second with late ones as wrong.
 
-    subnets: how many of them each SubNet gave, the most first.
+    subnets: to how many images each SubNet gave them, the most first.
     """
 
     phase: str
@@ -59,7 +60,7 @@ class StressedPhase:
             accuracy=mean(one.accuracy for one in answers),
             accuracy_in_time=mean(one.accuracy * kept for one, kept in zip(answers, in_time, strict=True)),
             right=mean(one.right for one in answers),
-            subnets=dict(Counter(one.subnet for one in answers).most_common()),
+            subnets=dict(Counter(subnet for one in answers for subnet in one.subnets).most_common()),
         )
 
 

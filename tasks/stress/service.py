@@ -33,11 +33,14 @@ UNCHANGED_S = 2.0
 
 
 class ServedAnswer(NamedTuple):
-    """An answer to one image. latency_ms: in the model. round_trip_ms: from sending the request to its answer."""
+    """An answer to N images: of each its class, and the SubNet and the exit that gave it.
 
-    class_index: int
-    subnet: str
-    exit: str
+    latency_ms: in the model. round_trip_ms: from sending the request to its answer.
+    """
+
+    classes: tuple[int, ...]
+    subnets: tuple[str, ...]
+    exits: tuple[str, ...]
     latency_ms: float
     round_trip_ms: float
 
@@ -49,13 +52,15 @@ class AskedService:
         self._http, self.page = http, page
 
     def ask(self, body: PackedBody) -> ServedAnswer:
-        """The answer to one image, as `body_of` packs it. UserError: the service refuses."""
+        """The answer to images, as `body_of` packs them. UserError: the service refuses."""
         start_s = time.perf_counter()
         headers = {LENGTH_HEADER: str(body.json_bytes)}
         told = self._asked("POST", INFER, content=body.content, headers=headers)
         round_trip_ms = (time.perf_counter() - start_s) * 1e3
         facts, outputs = told["parameters"], {one["name"]: one["data"] for one in told["outputs"]}
-        return ServedAnswer(outputs["classes"][0], facts["subnet"], facts["exit"], facts["latency_ms"], round_trip_ms)
+        classes = tuple(outputs["classes"])
+        subnets, exits = (_of_each(facts[name], len(classes)) for name in ("subnet", "exit"))
+        return ServedAnswer(classes, subnets, exits, facts["latency_ms"], round_trip_ms)
 
     def settle(self, within_s: float) -> None:
         """Return when it has loaded what it loads ahead, or after so many seconds."""
@@ -116,6 +121,12 @@ def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) 
     return line.removeprefix(READY)
 
 
-def body_of(x_CHW: NDArray[np.float32]) -> PackedBody:
-    """A request for one image."""
-    return pack({}, "inputs", [NamedTensor(INPUT, x_CHW[None], binary=True)])
+def _of_each(told: str, images: int) -> tuple[str, ...]:
+    """A name for each image: a service tells a name that all have once."""
+    names = tuple(told.split(","))
+    return names * images if len(names) == 1 else names
+
+
+def body_of(x_NCHW: NDArray[np.float32]) -> PackedBody:
+    """A request for images."""
+    return pack({}, "inputs", [NamedTensor(INPUT, x_NCHW, binary=True)])

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.traces import Scenario, ScenarioPhase
 
-PER_CORE = 2
-"""Processes that compute for each core: a single one leaves a service, which mostly waits, nearly its whole core."""
+PER_CORE = 1
+"""Processes that compute for each core: a request that takes longer than a slice of time has half of its core left."""
 PHASES = (("calm", 0.0), ("stress", 1.0), ("calm again", 0.0))
 """Phases, with the share of their time that other processes work."""
 
@@ -24,9 +24,10 @@ class Settings(BaseModel):
         default=None, description="null: all formats that the bundle's device was measured in, whose runtime is here"
     )
     budget_ms: float | None = Field(default=None, gt=0, description="null: by slack")
-    slack: float = Field(default=1.3, gt=0, description="budget over the latency of the most accurate SubNet")
+    slack: float = Field(default=1.3, gt=0, description="budget over the most accurate SubNet's latency in calm")
     seconds: float = Field(default=21.0, gt=0, le=3600, description="a third each of calm, stress, and calm again")
-    requests_per_s: float = Field(default=20.0, gt=0, le=1000)
+    requests_per_s: float = Field(default=5.0, gt=0, le=1000)
+    images: int = Field(default=64, ge=1, le=256, description="of a request, as a short video has them")
     cpu_processes: int | None = Field(
         default=None, ge=0, le=1024, description=f"that compute; null: {PER_CORE} per core"
     )

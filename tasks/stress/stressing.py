@@ -5,6 +5,10 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.choice.log import read_log
 from adaptive_runtime.service.tensors import PackedBody
@@ -16,6 +20,10 @@ from tasks.stress.service import AskedService, ServedAnswer, body_of, bundle_ser
 from tasks.stress.settings import Settings
 
 DECISIONS_FILE = "decisions.jsonl"
+CALM_REQUESTS = 10
+"""Requests to the most accurate SubNet from whose latencies the budget follows."""
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -23,24 +31,32 @@ class _Asking:
     """Both services, what they are asked, and what they have answered."""
 
     asked: AskedBundle
-    services: dict[System, AskedService]
+    images: int
+    services: dict[System, AskedService] = field(default_factory=dict)
     answers: list[StressedAnswer] = field(default_factory=list)
-    bodies: list[PackedBody] = field(init=False)
+    requests: list[tuple[Numbers, PackedBody]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bodies = [body_of(x_CHW) for x_CHW in self.asked.images]
+        numbers = self.asked.requests(self.images)
+        self.requests = [(images, body_of(self.asked.images[images])) for images in numbers]
+
+    def calm_ms(self, system: System) -> float:
+        """The median latency of requests to a service [ms]."""
+        bodies = [self.requests[number % len(self.requests)][1] for number in range(CALM_REQUESTS)]
+        return median([self.services[system].ask(body).latency_ms for body in bodies])
 
     def ask(self, number: int, phase: str) -> ServedAnswer:
-        """One image to both services, one after the other, in turn the one or the other first; the answer of what adapts."""
-        image = number % len(self.bodies)
+        """A request to both services, one after the other, in turn the one or the other first; the answer of what adapts."""
+        images, body = self.requests[number % len(self.requests)]
         order = sorted(self.services, reverse=bool(number % 2))
-        given = {system: self.services[system].ask(self.bodies[image]) for system in order}
-        largest = given["largest alone"].class_index
-        expected = largest if self.asked.labels is None else int(self.asked.labels[image])
+        given = {system: self.services[system].ask(body) for system in order}
+        largest = given["largest alone"].classes
+        expected = largest if self.asked.labels is None else self.asked.labels[images].tolist()
         for system, one in given.items():
-            accuracy, right = self.asked.accuracy(one.subnet, one.exit), one.class_index == expected
+            accuracy = mean(map(self.asked.accuracy, one.subnets, one.exits))
+            right = mean(found == wanted for found, wanted in zip(one.classes, expected, strict=True))
             times_ms = (one.latency_ms, one.round_trip_ms)
-            self.answers.append(StressedAnswer(phase, system, one.subnet, *times_ms, accuracy, right))
+            self.answers.append(StressedAnswer(phase, system, one.subnets, *times_ms, accuracy, right))
         return given["adapts"]
 
 
@@ -49,15 +65,17 @@ def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
     asked, scenario = AskedBundle.open(bundle, settings), settings.scenario
     with ExitStack() as stack:
         decisions = Path(stack.enter_context(tempfile.TemporaryDirectory())) / DECISIONS_FILE
-        form = [] if settings.format is None else ["--format", settings.format]
-        adapts = ["--adapts", "--budget-ms", str(asked.budget_ms), "--decisions", str(decisions), *form]
-        words_of: dict[System, list[str]] = {"adapts": adapts, "largest alone": form}
-        services: dict[System, AskedService] = {}
-        for system, words in words_of.items():
-            services[system] = stack.enter_context(bundle_service(bundle, words, settings.ready_s))
-            services[system].settle(settings.ready_s)
-        progress.say(f"live page: {services['adapts'].page}")
-        asking = _Asking(asked, services)
+        asking, form = _Asking(asked, settings.images), [] if settings.format is None else ["--format", settings.format]
+
+        def serve(system: System, *words: str) -> None:
+            service = stack.enter_context(bundle_service(bundle, [*words, *form], settings.ready_s))
+            service.settle(settings.ready_s)
+            asking.services[system] = service
+
+        serve("largest alone")
+        budget_ms = settings.budget_ms or settings.slack * asking.calm_ms("largest alone")
+        serve("adapts", "--adapts", "--budget-ms", str(budget_ms), "--decisions", str(decisions))
+        progress.say(f"live page: {asking.services['adapts'].page}")
         counts = {"cpu_processes": settings.computing, "bandwidth_processes": settings.bandwidth_processes}
         stress = stack.enter_context(Stress(**counts))
         start_s = time.monotonic()
@@ -65,10 +83,10 @@ def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
         switches = _switches(decisions, scenario, start_s)
     return StressReport(
         bundle=str(bundle),
-        budget_ms=asked.budget_ms,
+        budget_ms=budget_ms,
         split=asked.split,
         labelled=asked.labels is not None,
-        phases=by_phase(asking.answers, asked.budget_ms),
+        phases=by_phase(asking.answers, budget_ms),
         switches=switches,
     )
 
@@ -85,7 +103,7 @@ def _play(asking: _Asking, scenario: Scenario, requests_per_s: float, stress: St
                 stress.set(cpu=now.cpu, bandwidth=now.bandwidth)
                 phase = now.name
             answer = asking.ask(number, phase)
-            bar.note(f"{phase}: {answer.subnet}, {answer.latency_ms:.1f} ms")
+            bar.note(f"{phase}: {answer.subnets[-1]}, {answer.latency_ms:.1f} ms")
             due = int((time.monotonic() - start_s) * requests_per_s)
             bar.advance(max(1, min(count, due) - number))
             number = max(number + 1, due)
@@ -104,5 +122,5 @@ def _switches(decisions: Path, scenario: Scenario, start_s: float) -> tuple[Stre
             reason=one.reason,
         )
         for one in made
-        if one.step != "stay"
+        if one.step not in ("stay", "hurry")  # what hurries serves a single run
     )

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from tasks.stress.results import StressedPhase, StressReport
 
-STEPS = {"start": "begins with", "up": "up to", "down": "down to", "hurry": "one run of"}
+STEPS = {"start": "begins with", "up": "up to", "down": "down to"}
 MOST_SHOWN = 3
 
 
@@ -42,8 +42,9 @@ def _phases(report: StressReport) -> Table:
 
 
 def _subnets(row: StressedPhase) -> str:
-    """The SubNets that gave most answers, with their shares."""
-    shown = [f"{name[:8]} {count / row.answers:.0%}" for name, count in list(row.subnets.items())[:MOST_SHOWN]]
+    """The SubNets that answered most images, with their shares."""
+    images = sum(row.subnets.values())
+    shown = [f"{name[:8]} {count / images:.0%}" for name, count in list(row.subnets.items())[:MOST_SHOWN]]
     left = len(row.subnets) - len(shown)
     return ", ".join([*shown, *([f"{left} more"] if left else [])])
 
