@@ -23,7 +23,7 @@ DECISIONS_FILE = "decisions.jsonl"
 CALM_REQUESTS = 10
 """Requests to the most accurate SubNet from whose latencies the budget follows."""
 
-Numbers = NDArray[np.int64]
+ImageNumbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Asking:
     images: int
     services: dict[System, AskedService] = field(default_factory=dict)
     answers: list[StressedAnswer] = field(default_factory=list)
-    requests: list[tuple[Numbers, PackedBody]] = field(init=False)
+    requests: list[tuple[ImageNumbers, PackedBody]] = field(init=False)
 
     def __post_init__(self) -> None:
         numbers = self.asked.requests(self.images)
