@@ -1,6 +1,7 @@
 """What a learning problem is to the stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,17 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean divergence () of distributions from a teacher's; both are rows of logits (N, K)."""
+
+LACKS_OF_PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "timm": "timm makes networks that classify whole images",
+        "mixing": "mixed images have soft labels of whole images",
+        "exits": "heads of exits classify whole images",
+        "streams": "methods of adaptation go by the classes of whole images",
+        "bundle": "what runs bundles on a device classifies whole images",
+    }
+)
+"""What problems cannot do, with the reason, whose answers are about parts of an image."""
 
 
 class Tallied(NamedTuple):

@@ -5,31 +5,20 @@ resolution whatever the size of the images that a SubNet takes. So SubNets of al
 """
 
 import math
-from collections.abc import Mapping
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from tasks.problems.record import Batch, Divergence, Tallied
+from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
 
 IGNORED = -1
 """The class of pixels that nobody has labelled, or that are outside of the image: no loss and no score counts them."""
 TINT = 0.6
 """Share of a class's colour in pictures."""
-LACKS: Mapping[str, str] = MappingProxyType(
-    {
-        "timm": "timm makes networks that classify whole images",
-        "mixing": "mixed images have soft labels of whole images",
-        "exits": "heads of exits classify whole images",
-        "streams": "methods of adaptation go by the classes of whole images",
-        "bundle": "what runs bundles on a device classifies whole images",
-    }
-)
 
 
 @dataclass(slots=True)
@@ -63,7 +52,7 @@ class Segmentation:
 
     name = "segmentation"
     metric = "mean IoU"
-    lacks = LACKS
+    lacks = LACKS_OF_PARTS
 
     def output_told(self, classes: int) -> str:
         """One number for each class at each position."""

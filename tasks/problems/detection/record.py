@@ -24,19 +24,10 @@ from tasks.problems.detection.average_precision import (
 from tasks.problems.detection.distillation import distilled
 from tasks.problems.detection.losses import LOSSES, Matched, matches_of
 from tasks.problems.detection.targets import ABSENT, packed, present
-from tasks.problems.record import Batch, Divergence, Tallied
+from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
 
 SHOWN_SCORE = 0.5
 """Detections of at least this score are drawn, and are mistakes in images without boxes."""
-LACKS: Mapping[str, str] = MappingProxyType(
-    {
-        "timm": "timm makes networks that classify whole images",
-        "mixing": "mixed images have soft labels of whole images",
-        "exits": "heads of exits classify whole images",
-        "streams": "methods of adaptation go by the classes of whole images",
-        "bundle": "what runs bundles on a device classifies whole images",
-    }
-)
 
 
 @dataclass(slots=True)
@@ -76,7 +67,7 @@ class Detection:
     """Sources have `boxed(indices, draws)`: images (B, C, H, W), augmented by draws, and their boxes (B, M, 5)."""
 
     metric = "mAP@0.5"
-    lacks = LACKS
+    lacks = LACKS_OF_PARTS
 
     def __init__(self, head: DetectionHead) -> None:
         self.name = f"detection_{head.name}"
