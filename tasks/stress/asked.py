@@ -68,14 +68,16 @@ def _sample(bundle: OpenBundle) -> NDArray[np.float32]:
 
 def _check_budget(found: BundleVariants, settings: Settings) -> None:
     """UserError: no variant keeps the given budget, or that of the slack, even when nothing else runs."""
-    images, latency_ms, accuracy = settings.images, found.table.latency_ms, found.table.accuracy
-    _, most_accurate_ms = max(zip(accuracy, latency_ms, strict=True), key=lambda row: (row[0], -row[1]))
+    images = settings.images
+    latency_ms = [images * one_ms for one_ms in found.table.latency_ms]
+    _, most_accurate_ms = max(zip(found.table.accuracy, latency_ms, strict=True), key=lambda row: (row[0], -row[1]))
     if (budget_ms := settings.budget_ms) is None:
-        budget_ms = settings.slack * images * most_accurate_ms
-    if budget_ms < (fastest_ms := images * min(latency_ms)):
+        budget_ms = settings.slack * most_accurate_ms
+    if budget_ms < (fastest_ms := min(latency_ms)):
         named = "budget_ms" if settings.budget_ms is not None else "slack"
         per = "" if images == 1 else f" for {images} images"
         got = f"no variant keeps {budget_ms:.3g} ms{per}; the fastest takes {fastest_ms:.3g} ms without load"
-        allowed = f"{fastest_ms if named == 'budget_ms' else fastest_ms / (images * most_accurate_ms):.3g} and more"
-        most_ms = images * most_accurate_ms
-        raise UserError(f"stress.{named}", got, allowed=allowed, next_step=f"the most accurate takes {most_ms:.3g} ms")
+        allowed = f"{fastest_ms if named == 'budget_ms' else fastest_ms / most_accurate_ms:.3g} and more"
+        raise UserError(
+            f"stress.{named}", got, allowed=allowed, next_step=f"the most accurate takes {most_accurate_ms:.3g} ms"
+        )
