@@ -14,13 +14,13 @@ class FileMessage(Message):
     """A message that is a file.
 
     WHERE: what errors call a text whose file they do not know. NEXT_STEP: what to do where a text is no such message.
-    READ_VERSION: the only version that is read; None: the fields say so. CONTENT: what a file is a manifest of.
+    READ_VERSION: the only version that is read; None: the fields say so. CONTENT: what a file of that version is a manifest of.
     """
 
     WHERE: ClassVar[str]
     NEXT_STEP: ClassVar[str]
     READ_VERSION: ClassVar[int | None] = None
-    CONTENT: ClassVar[str] = "segments"
+    CONTENT: ClassVar[str]
 
     def to_json(self) -> str:
         """The file's text."""

@@ -78,6 +78,7 @@ class ChainManifest(FileMessage):
     WHERE: ClassVar[str] = SEGMENTS_FILE
     NEXT_STEP: ClassVar[str] = AGAIN
     READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "segments"
 
     version: int = VERSION
     format: ChainFormat

@@ -53,6 +53,7 @@ class PartsManifest(FileMessage):
     WHERE: ClassVar[str] = PARTS_FILE
     NEXT_STEP: ClassVar[str] = AGAIN
     READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "segments"
 
     version: int = VERSION
     digest: str

@@ -82,6 +82,7 @@ class PlacementPlans(FileMessage):
     WHERE: ClassVar[str] = PLANS_FILE
     NEXT_STEP: ClassVar[str] = AGAIN
     READ_VERSION: ClassVar[int | None] = VERSION
+    CONTENT: ClassVar[str] = "segments"
 
     version: int = VERSION
     digest: Digest
