@@ -10,6 +10,7 @@ from rich.console import Console
 from flows.config import FlowConfig, RunConfig
 from flows.devices import Devices
 from flows.machine.locks import only_run
+from flows.machine.signals import interruptible_again
 from flows.progress import is_interruption, terminal_bars
 from flows.run import Run
 from flows.tracking import Tracker, start_tracking
@@ -29,6 +30,7 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
     plain = config.model_dump(mode="json")
     key = digest_of(plain, until)
     with ExitStack() as stack:
+        stack.enter_context(interruptible_again())
         stack.enter_context(only_run(config.output_dir))
         devices = stack.enter_context(Devices(config.device))
         if _asks_devices(config, until):

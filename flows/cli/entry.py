@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, STRESSING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
-from flows.machine.signals import Terminated, interruptible
+from flows.machine.signals import Terminated, interruptible, is_interrupted
 from tasks.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def _execute(arguments: Arguments) -> int:
         if arguments.view and not arguments.dry_run:
             result["view"] = _write_view(arguments.view, valid[0], result)
     except USERS_ERRORS as error:
+        if is_interrupted():
+            raise  # a stage that lost its worker, not bad input
         return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)

@@ -2,16 +2,23 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[type[KeyboardInterrupt]] = []
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    kind = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    _received.append(kind)
+    raise kind
 
 
 @contextmanager
@@ -25,23 +32,40 @@ def interruptible() -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        kind = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        _received.append(kind)
-        raise kind
-
     _received.clear()
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with _handled(SIGNALS):
+            yield
     except Exception as error:
         if _received:
             raise _received[0] from error  # what an interrupted call ended in
         raise
     finally:
+        _received.clear()
+
+
+@contextmanager
+def interruptible_again() -> Iterator[None]:
+    """Inside a Prefect flow of an interruptible command, SIGTERM is what it is around the flow; elsewhere nothing changes.
+
+    For the time of a flow, Prefect has a handler of its own, and its exception is lost where a library catches it.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _interrupt:
+        with _handled((signal.SIGTERM,)):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _handled(numbers: Sequence[int]) -> Iterator[None]:
+    """Signals interrupt; afterwards they do what they did."""
+    previous = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        _received.clear()
 
 
 def is_interrupted() -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.machine.signals import Terminated, interruptible, is_interrupted
+from flows.machine.signals import Terminated, interruptible, interruptible_again, is_interrupted
 from flows.progress import Stopped
 from tests.flows.tiny import TINY
 
@@ -143,3 +143,27 @@ def test_an_interruption_that_a_library_caught_ends_the_command_at_its_next_step
     with pytest.raises(Terminated):
         command()
     assert not is_interrupted()
+
+
+def test_what_a_flow_does_at_a_signal_is_replaced_inside_of_it_and_put_back() -> None:
+    def flows_own(_number: int, _frame: object) -> None:
+        raise AssertionError("the handler of the flow")
+
+    def command() -> None:
+        with interruptible():
+            signal.signal(signal.SIGTERM, flows_own)
+            with interruptible_again():
+                with suppress(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                assert is_interrupted()
+            assert signal.getsignal(signal.SIGTERM) is flows_own
+            raise Stopped
+
+    with pytest.raises(Terminated):
+        command()
+
+
+def test_a_flow_that_no_command_started_keeps_its_handler() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible_again():
+        assert signal.getsignal(signal.SIGTERM) is before
