@@ -39,6 +39,11 @@ class RequestProgress(NamedTuple):
         """By which factor it took longer than it should have at most; 1 where it did not."""
         return max(1.0, self.spent_ms / self.expected_ms) if self.expected_ms else 1.0
 
+    @property
+    def with_usual_budget(self) -> Self:
+        """The same, as if it had no budget of its own."""
+        return self._replace(budget_ms=None)
+
     def has_less(self, budget_ms: float) -> bool:
         """Whether its own budget is less than this one."""
         return self.budget_ms is not None and self.budget_ms < budget_ms

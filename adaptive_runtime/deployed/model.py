@@ -286,12 +286,15 @@ class DeployedModel:
             if len(without) == len(rows):
                 return self._active, 0.0
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
+            if request.left == request.runs:
+                decision = adaptation.choose(cold, without, request.with_usual_budget)
+                meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
+                self._go_towards(rows[decision.variant], meanwhile)
+                if not request.has_less(adaptation.limits.budget_ms):
+                    return self._active, decision.effective_ms
             decision = adaptation.choose(cold, without, request)
             if decision.step == "hurry":
                 return rows[decision.variant], decision.effective_ms
-            if request.left == request.runs:
-                meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
-                self._go_towards(rows[decision.variant], meanwhile)
             return self._active, decision.effective_ms
         finally:
             self._choosing.release()

@@ -248,6 +248,25 @@ def test_a_request_with_little_time_gets_a_faster_variant_for_itself_alone(
     assert served_by(model, written.x, 1)[0][0] == written.large
 
 
+def test_where_all_requests_have_little_time_the_policy_goes_on_deciding_for_the_others(
+    written: Written, load: Load, tmp_path: Path
+) -> None:
+    file = tmp_path / "decisions.jsonl"
+    with adapting(written, load, decisions=file) as model:
+        goes_to(model, written.x, written.large)
+        load.factor = SLOW
+        wait_until(lambda: model.infer(written.x, budget_ms=0.9 * BUDGET_MS).subnet == written.small)
+        wait_until(lambda: model.state.serving.digest == written.small)
+        load.factor = 1.0
+        wait_until(lambda: model.infer(written.x, budget_ms=0.9 * BUDGET_MS).subnet == written.large)
+        assert model.state.serving.digest == written.large
+        assert model.adaptation is not None
+        table, policy = model.adaptation.variants.table, model.adaptation.policy
+    steps = {line.decision.step for section in read_log(file) for line in section.decisions}
+    assert {"start", "down", "up"} <= steps
+    assert replay(file, table, policy) > 0
+
+
 def test_runs_behind_a_slow_one_make_up_for_it(written: Written, load: Load, model: DeployedModel) -> None:
     model.set_limits(budget_ms=4 * BUDGET_MS)
     x_NCHW = np.repeat(written.x, 4, axis=0)
