@@ -10,12 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from adaptive_runtime.errors import AdaptiveError
-from flows.adapt import adapt
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
-from flows.pipeline import pipeline
 from flows.results import of
 from flows.stages import ADAPTATION, PIPELINE
 from flows.stages.forecast import Expectation, forecast
@@ -117,11 +115,16 @@ def foresee(command: str, config: FlowConfig, question: Question | None = None) 
 
 
 def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
+    """A flow describes all options to Prefect when it is imported: a fifth of a second each."""
     if isinstance(config, AdaptConfig):
+        from flows.adapt import adapt
+
         return adapt(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
         until = "search"  # what follows is of the files' SubNets
+    from flows.pipeline import pipeline
+
     return pipeline(config, cast(RunStage, until), question)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.cli.arguments import CONVERTING, DEPLOYING, PARTITIONING, STRESSING, Arguments, help_of, parse
 from flows.cli.words import PLANNING, VIEW_FILE
+from flows.machine.imports import quick_imports
 from flows.machine.signals import Terminated, interruptible, is_interrupted
 from tasks.errors import UserError
 
@@ -74,7 +75,8 @@ def _execute(arguments: Arguments) -> int:
     worked = not arguments.dry_run or arguments.command in PLANNING
     wait_until_ready = start_server() if worked else lambda: None
 
-    from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
+    with quick_imports():
+        from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
 
     valid = [validated(config, arguments) for config in configs]
     wait_until_ready()

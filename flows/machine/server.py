@@ -18,6 +18,7 @@ from collections.abc import Callable
 import httpx
 
 from flows.machine.environment import prefect_home
+from flows.machine.imports import quick_imports
 from flows.machine.reachable import refuse_dead
 from tasks.errors import UserError
 from tasks.processes import end
@@ -72,8 +73,9 @@ def _serve() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
 
-    import uvicorn
-    from prefect.server.api.server import create_app
+    with quick_imports():
+        import uvicorn
+        from prefect.server.api.server import create_app
 
     app = create_app(ephemeral=True, final=True)
     uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run(sockets=[listener])

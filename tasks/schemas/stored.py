@@ -23,7 +23,7 @@ StageResult = Mapping[str, Any]
 class Record(BaseModel):
     """A part of a file: immutable; unknown fields, NaN and infinity are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored: without the fields that the writer has left out."""
