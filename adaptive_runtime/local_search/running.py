@@ -20,12 +20,14 @@ from adaptive_runtime.local_search.sessions import SegmentSessions
 from adaptive_runtime.local_search.space import Path, SegmentSpace, best_front, latency_ms
 from adaptive_runtime.local_search.state import EvaluatedPath, SearchState, write_whole
 from adaptive_runtime.local_search.surrogate import AdditiveModel
+from adaptive_runtime.pool.memory import resident_mib
 
 Tell = Callable[[dict[str, Any]], None]
 """Takes progress: a JSON object with the name of an event."""
 MEMORY_SHARE, LEAST_ROOM_MIB = 0.1, 4.0
-"""What a search may take beyond the largest SubNet: a share of that, or so much."""
-KEPT_SHARE = 0.05
+"""What a search may take beyond a process with the largest SubNet alone: a share of that, or so much."""
+KEPT_SHARE = 0.25
+"""Of that room, for features."""
 MOST_FOUND = 8
 
 
@@ -87,11 +89,13 @@ class _Running:
         self.images = len(data)
 
     def _limit_memory(self) -> float:
-        """Let the search take little more than the largest SubNet alone; what features may take of it comes back [MiB]."""
+        """Let the process take a tenth more than with the largest SubNet alone; what features may take of that [MiB]."""
+        before_mib = resident_mib() or 0.0
         measured_ms(self.sessions, self.blocks, self.blocks.largest)
-        largest_mib = self.sessions.used_mib
-        self.sessions.cap_mib = largest_mib + max(MEMORY_SHARE * largest_mib, LEAST_ROOM_MIB)
-        return max(LEAST_KEPT_MIB, KEPT_SHARE * largest_mib)
+        largest_mib = self.sessions.peak_mib
+        room_mib = max(MEMORY_SHARE * (before_mib + largest_mib), LEAST_ROOM_MIB)
+        self.sessions.cap_mib = largest_mib + room_mib
+        return max(LEAST_KEPT_MIB, KEPT_SHARE * room_mib)
 
     @property
     def known(self) -> dict[Path, float]:
