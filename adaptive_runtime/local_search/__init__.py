@@ -4,9 +4,9 @@
 """
 
 from adaptive_runtime.local_search.background import BackgroundSearch
-from adaptive_runtime.local_search.evaluation import OwnEvaluation
+from adaptive_runtime.local_search.evaluation import OwnEvaluation, PathScore
 from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies
-from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts, cheapest_together
+from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts, most_for_time
 from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
 from adaptive_runtime.local_search.running import search
 from adaptive_runtime.local_search.samples import OwnImages
@@ -21,6 +21,7 @@ __all__ = [
     "LocalSearchSettings",
     "OwnEvaluation",
     "OwnImages",
+    "PathScore",
     "PrefixTree",
     "Proposer",
     "RunCounts",
@@ -28,9 +29,9 @@ __all__ = [
     "SegmentSessions",
     "SegmentSpace",
     "best_front",
-    "cheapest_together",
     "known_latencies",
     "latency_ms",
+    "most_for_time",
     "mutated",
     "search",
 ]

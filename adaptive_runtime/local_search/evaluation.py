@@ -1,9 +1,10 @@
-"""Right answers of SubNets on the user's images, a chunk of images after the other, all SubNets of a generation together.
+"""What SubNets answer for the user's images, a chunk of images after the other, all SubNets of a generation together.
 
 Legend: n SubNets, N samples, K classes, E segments.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,14 @@ from adaptive_runtime.local_search.space import Floats, Path
 from profiling_agents.messages import MIB
 
 LEAST_KEPT_MIB = 1.0
-MOST_CHUNK = 64
+MOST_CHUNK = 512
+
+
+class PathScore(NamedTuple):
+    """Of one SubNet. accuracy: share of images that it answers as their labels say. loss: mean cross-entropy with labels."""
+
+    accuracy: float
+    loss: float
 
 
 class OwnEvaluation:
@@ -41,27 +49,33 @@ class OwnEvaluation:
         """Runs of segments so far."""
         return self.tree.counts
 
-    def right(self, paths: Sequence[Path]) -> list[int]:
-        """How many images each SubNet answers as their labels say."""
-        found = np.zeros(len(paths), np.int64)
-        for start, classes_nN in self._answers(paths):
-            labels_N = self.labels[start : start + classes_nN.shape[1]]
-            found += (classes_nN == labels_N).sum(1)
-        return [int(one) for one in found]
+    def scores(self, paths: Sequence[Path]) -> list[PathScore]:
+        """What each SubNet answers for all images."""
+        right_nN = np.zeros((len(paths), len(self.data)), bool)
+        losses_nN = np.zeros(right_nN.shape)  # whole, so that sums do not depend on chunks
+        labels = self.labels
+        for start, number, logits_NK in self._logits(paths):
+            part = slice(start, start + len(logits_NK))
+            right_nN[number, part] = logits_NK.argmax(1) == labels[part]
+            losses_nN[number, part] = _losses(logits_NK, labels[part])
+        means = zip(right_nN.mean(1), losses_nN.mean(1), strict=True)
+        return [PathScore(float(accuracy), float(loss)) for accuracy, loss in means]
 
     @property
     def labels(self) -> NDArray[np.int64]:
         """The labels (N,); without any, those that the largest SubNet answers."""
         if self._labels is None:
-            self._labels = np.concatenate([classes_1N[0] for _, classes_1N in self._answers([self.blocks.largest])])
+            parts = [logits_NK.argmax(1) for _, _, logits_NK in self._logits([self.blocks.largest])]
+            self._labels = np.concatenate(parts)
         return self._labels
 
-    def _answers(self, paths: Sequence[Path]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """For each chunk of images: where it starts, and classes (n, N)."""
+    def _logits(self, paths: Sequence[Path]) -> Iterator[tuple[int, int, Array]]:
+        """For each chunk of images and each SubNet: where the chunk starts, the SubNet's position, logits (N, K)."""
         for start in range(0, len(self.data), self._chunk):
             x_NCHW = np.ascontiguousarray(self.data.images[start : start + self._chunk])
             batches = [self._filled(x_NCHW[at : at + self._batch]) for at in range(0, len(x_NCHW), self._batch)]
-            yield start, self.tree.classes(paths, batches)[:, : len(x_NCHW)]
+            for number, logits_NK in self.tree.logits(paths, batches):
+                yield start, number, logits_NK[: len(x_NCHW)]
 
     def _filled(self, x_NCHW: Array) -> Array:
         """A whole batch; the last image is there again where some are missing."""
@@ -74,3 +88,10 @@ class OwnEvaluation:
         sample_bytes = FLOAT_BYTES * max(sizes) / self._batch
         fitting = int(kept_mib * MIB / (2 * sample_bytes))
         return max(1, min(fitting, MOST_CHUNK) // self._batch) * self._batch
+
+
+def _losses(logits_NK: Array, labels_N: NDArray[np.int64]) -> Floats:
+    """The cross-entropy of each sample."""
+    shifted_NK = logits_NK.astype(np.float64) - logits_NK.max(1, keepdims=True)
+    found: Floats = np.log(np.exp(shifted_NK).sum(1)) - shifted_NK[np.arange(len(labels_N)), labels_N]
+    return found

@@ -6,7 +6,7 @@ AdaptiveNet (MobiCom 2023) §5.
 Legend: n SubNets, N samples, K classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from adaptive_runtime.local_search.space import Floats, Path
 Array = NDArray[np.float32]
 RunSegment = Callable[[int, Array], Array]
 """What a segment gives for one batch."""
+TIME_ANYWAY = 1.0
 
 
 @dataclass(slots=True)
@@ -47,22 +48,19 @@ class PrefixTree:
         self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
         self.counts = RunCounts()
 
-    def classes(self, paths: Sequence[Path], batches: Sequence[Array]) -> NDArray[np.int64]:
-        """The classes that SubNets answer for batches of samples, (n, N)."""
+    def logits(self, paths: Sequence[Path], batches: Sequence[Array]) -> Iterator[tuple[int, Array]]:
+        """The position of each SubNet, and its logits for batches of samples (N, K), as they come."""
         order = sorted(range(len(paths)), key=lambda number: paths[number])
         ordered = [paths[number] for number in order]
-        found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(paths)
         common = [*(_common(one, other) for one, other in pairwise(ordered)), 0]
         kept: dict[int, list[Array]] = {0: list(batches)}
         reached = 0
         for at, path in enumerate(ordered):
-            logits = self._through(path, kept, reached, _wanted(common[at:]))
-            found[order[at]] = np.concatenate([one.argmax(1) for one in logits])
+            yield order[at], np.concatenate(self._through(path, kept, reached, _wanted(common[at:])))
             reached = common[at]
             for depth in [depth for depth in kept if depth > reached]:
                 del kept[depth]
             self._count_alone(path, len(batches))
-        return np.stack(found)
 
     def _through(self, path: Path, kept: dict[int, list[Array]], reached: int, wanted: set[int]) -> list[Array]:
         """The answers of one SubNet, from the deepest kept features on. reached: how far one before it has come."""
@@ -88,21 +86,25 @@ class PrefixTree:
         self.counts.alone_ms += batches * float(self._ms[list(path)].sum())
 
 
-def cheapest_together(paths: Sequence[Path], ms_E: Floats, most: int, sure: int) -> list[Path]:
-    """The first `sure` SubNets, and others up to `most` in all: always the next one whose own segments take the least time.
+def most_for_time(paths: Sequence[Path], worth: Floats, ms_E: Floats, most: int) -> list[Path]:
+    """The first SubNet, and others up to `most` in all: always the next one that is worth most for the time that it adds.
 
-    A segment is a SubNet's own one where no chosen SubNet comes to it by the same way. Of equal ones the first is taken.
+    worth (n,): of each SubNet. A SubNet adds the time of segments to which no chosen one comes by the same way. TIME_ANYWAY of
+    its latency counts beside that: without, SubNets that differ in a last segment alone would always come first.
     """
-    chosen, left = list(paths[:sure]), list(paths[sure:])
+    left, chosen = list(range(1, len(paths))), list(paths[:1])
     ways = {path[:depth] for path in chosen for depth in range(1, len(path) + 1)}
 
-    def own_ms(path: Path) -> float:
-        return sum(float(ms_E[one]) for depth, one in enumerate(path, 1) if path[:depth] not in ways)
+    def cost_ms(path: Path) -> float:
+        own_ms = sum(float(ms_E[one]) for depth, one in enumerate(path, 1) if path[:depth] not in ways)
+        return own_ms + TIME_ANYWAY * float(ms_E[list(path)].sum())
 
     while left and len(chosen) < most:
-        chosen.append(left.pop(min(range(len(left)), key=lambda at: own_ms(left[at]))))
-        ways.update(chosen[-1][:depth] for depth in range(1, len(chosen[-1]) + 1))
-    return chosen[:most]
+        best = max(left, key=lambda at: worth[at] / cost_ms(paths[at]))
+        left.remove(best)
+        chosen.append(paths[best])
+        ways.update(paths[best][:depth] for depth in range(1, len(paths[best]) + 1))
+    return chosen
 
 
 def _common(one: Path, other: Path) -> int:

@@ -3,13 +3,13 @@
 Legend: E segments.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from pydantic import Field
 
-from adaptive_runtime.local_search.prefixes import cheapest_together
+from adaptive_runtime.local_search.evaluation import PathScore
+from adaptive_runtime.local_search.prefixes import most_for_time
 from adaptive_runtime.local_search.space import (
     Floats,
     LatencyRange,
@@ -22,14 +22,10 @@ from adaptive_runtime.local_search.space import (
 from adaptive_runtime.local_search.surrogate import AdditiveModel
 from profiling_agents.messages import Message
 
-TRIES = 20
-"""Draws for each SubNet of a generation, of which those that were evaluated before do not count."""
-PROPOSED = 4
-"""Proposals for each SubNet of a generation."""
-SURE_SHARE = 1 / 3
-"""Of a generation; these are evaluated whatever they cost."""
-BEST = 4
-"""SubNets whose neighbours are tried."""
+DRAWS, OF_A_FRONT = 64, 4
+"""Losses that are drawn from the model for a generation, and SubNets that the front of each gives."""
+GOOD, MUTANTS = 4, 16
+"""SubNets whose neighbours are candidates, and neighbours of each that were repaired."""
 
 
 class LocalSearchSettings(Message):
@@ -54,45 +50,39 @@ class Proposer:
         budget_ms = settings.budget_ms
         self.range = LatencyRange(space, ms_E, budget_ms * (1 - settings.range_share), budget_ms)
 
-    def generation(self, number: int, known: Mapping[Path, float]) -> list[Path]:
-        """SubNets that were not evaluated. known: accuracies of those that were. Fewer, or none, where nothing is new.
+    def generation(self, number: int, known: Mapping[Path, PathScore]) -> list[Path]:
+        """SubNets that were not evaluated. known: scores of those that were. Fewer, or none, where nothing is new.
 
-        Of more proposals the first ones, and those that share most of their segments with them.
+        Those of many candidates that are expected to improve accuracy most for the time that they add.
         """
         if known:
             self.model.fit(known)
-        rng, population = np.random.default_rng([self.settings.seed, number]), self.settings.population
-        found: dict[Path, None] = {}
-        source = self._first(rng) if number == 0 else self._later(known, rng)
-        for path, _ in zip(source, range(TRIES * population), strict=False):
-            if path is not None and path not in known:
-                found[path] = None
-            if len(found) == PROPOSED * population:
-                break
-        return cheapest_together(list(found), self.ms, population, sure=math.ceil(SURE_SHARE * population))
+        rng = np.random.default_rng([self.settings.seed, number])
+        found = [path for path in dict.fromkeys(self._candidates(known, rng)) if path not in known]
+        best = max((one.accuracy for one in known.values()), default=0.0)
+        worth = self.model.improvement(found, best or max(map(self.model.predicted, found), default=0.0))
+        return most_for_time(found, worth, self.ms, self.settings.population)
 
-    def best(self, known: Mapping[Path, float]) -> Path | None:
+    def best(self, known: Mapping[Path, PathScore]) -> Path | None:
         """The SubNet within the budget with the best accuracy by measurement and model together; None: none was evaluated."""
-        fitting = [path for path in sorted(known) if latency_ms(path, self.ms) <= self.settings.budget_ms]
-        return max(fitting, key=lambda path: self.model.combined(path, known[path]), default=None)
+        return next(iter(self._good(known)), None)
 
-    def _first(self, rng: np.random.Generator) -> Iterator[Path | None]:
-        """The exact front by the shipped losses, the best one first; then others near the budget."""
-        front = best_front(self.space, -self.model.mean_E, self.ms, self.settings.budget_ms)
-        yield from reversed(front[-self.settings.population // 2 :])
-        while True:
-            yield self.range.sample(rng)
-
-    def _later(self, known: Mapping[Path, float], rng: np.random.Generator) -> Iterator[Path | None]:
-        """In turn: the exact best by losses as they may be, a neighbour of a good one, and any other near the budget."""
+    def _good(self, known: Mapping[Path, PathScore]) -> list[Path]:
+        """SubNets within the budget, the best one first."""
         fitting = [path for path in sorted(known) if latency_ms(path, self.ms) <= self.settings.budget_ms]
-        good = sorted(fitting, key=lambda path: -self.model.combined(path, known[path]))[:BEST]
-        yield from reversed(best_front(self.space, -self.model.mean_E, self.ms, self.settings.budget_ms)[-1:])
-        turn = 0
-        while True:
-            turn += 1
-            yield next(reversed(best_front(self.space, -self.model.draw(rng), self.ms, self.settings.budget_ms)), None)
-            if good:
-                yield mutated(self.space, good[int(rng.integers(len(good)))], self.range, rng)
-            if turn % 2 == 0 or not good:
-                yield self.range.sample(rng)
+        return sorted(fitting, key=lambda path: -self.model.combined(path, known[path].accuracy))
+
+    def _candidates(self, known: Mapping[Path, PathScore], rng: np.random.Generator) -> Iterator[Path]:
+        """The exact best by mean losses and by losses as they may be, neighbours of good ones, and others near the budget."""
+        for losses_E in (self.model.mean_E, *(self.model.draw(rng) for _ in range(DRAWS))):
+            yield from reversed(best_front(self.space, -losses_E, self.ms, self.settings.budget_ms)[-OF_A_FRONT:])
+        for path in self._good(known)[:GOOD]:
+            yield from self._neighbours(path, rng)
+        drawn = (self.range.sample(rng) for _ in range(self.settings.population))
+        yield from (path for path in drawn if path is not None)
+
+    def _neighbours(self, path: Path, rng: np.random.Generator) -> Iterator[Path]:
+        """Those that differ by one branch, and those that were repaired to be within the budget."""
+        yield from (other for other in self.space.replacements(path) if self.range.has(other))
+        mutants = (mutated(self.space, path, self.range, rng) for _ in range(MUTANTS))
+        yield from (other for other in mutants if other is not None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive_runtime.bundles import FOUND_FILE, BlocksManifest, OpenBundle
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.local_search.evaluation import LEAST_KEPT_MIB, OwnEvaluation
+from adaptive_runtime.local_search.evaluation import LEAST_KEPT_MIB, OwnEvaluation, PathScore
 from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies, measured_ms
 from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
 from adaptive_runtime.local_search.results import found_subnets
@@ -98,27 +98,28 @@ class _Running:
         return max(LEAST_KEPT_MIB, KEPT_SHARE * room_mib)
 
     @property
-    def known(self) -> dict[Path, float]:
-        """Accuracies of evaluated SubNets."""
-        return {one.path: one.right / self.images for one in self.state.evaluated}
+    def known(self) -> dict[Path, PathScore]:
+        """What the evaluated SubNets answer."""
+        return {one.path: one.score for one in self.state.evaluated}
 
     def work(self) -> None:
         """Generations until the search ends; each is written when it is whole."""
         if self.state.largest is None:
-            (largest,) = self.evaluation.right([self.blocks.largest])
-            self.state = self.state.model_copy(update={"largest": largest})
-        self.proposer = self._proposer(self.state.largest or 0)
+            self.state = self.state.model_copy(update={"largest": self._evaluated([self.blocks.largest])[0]})
+        assert self.state.largest is not None
+        self.proposer = self._proposer(self.state.largest.score)
         while not self._has_ended():
             paths = self.proposer.generation(self.state.generation, self.known)
             if not paths:
                 break
-            self._add(paths, self.evaluation.right(paths))
+            self._add(self._evaluated(paths))
 
     def found(self) -> Any:
         """The best SubNet, and those that no other one beats in latency and accuracy."""
         known, model = self.known, self.proposer.model
         model.fit(known)
-        likely = {path: model.combined(path, accuracy) for path, accuracy in known.items()}
+        accuracies = {path: score.accuracy for path, score in known.items()}
+        likely = {path: model.combined(path, accuracy) for path, accuracy in accuracies.items()}
         paths: list[Path] = []
         for path in sorted(likely, key=lambda one: (-likely[one], latency_ms(one, self.ms))):
             own_ms = latency_ms(path, self.ms)
@@ -126,19 +127,22 @@ class _Running:
             if within and all(own_ms < latency_ms(other, self.ms) for other in paths):
                 paths.append(path)
         return found_subnets(
-            self.bundle, self.blocks, paths[:MOST_FOUND], known, self.evaluation, self.sessions, self.ms
+            self.bundle, self.blocks, paths[:MOST_FOUND], accuracies, self.evaluation, self.sessions, self.ms
         )
 
-    def _proposer(self, largest: int) -> Proposer:
+    def _evaluated(self, paths: list[Path]) -> list[EvaluatedPath]:
+        scores = self.evaluation.scores(paths)
+        return [EvaluatedPath(path=path, **one._asdict()) for path, one in zip(paths, scores, strict=True)]
+
+    def _proposer(self, largest: PathScore) -> Proposer:
         losses = [one.accuracy_loss for one in self.blocks.segments]
         losses_E = np.array([np.nan if one is None else one for one in losses])
         own_E = np.array([one.variable is None for one in self.blocks.segments])
-        model = AdditiveModel(losses_E, own_E, largest / self.images, self.images)
+        model = AdditiveModel(losses_E, own_E, largest, self.images)
         return Proposer(self.space, self.ms, model, self.settings)
 
-    def _add(self, paths: list[Path], right: list[int]) -> None:
+    def _add(self, added: list[EvaluatedPath]) -> None:
         counts, before = self.evaluation.counts, self.state
-        added = [EvaluatedPath(path=path, right=one) for path, one in zip(paths, right, strict=True)]
         names = ("runs", "alone", "run_ms", "alone_ms")
         sums = {name: getattr(before, name) + getattr(counts, name) for name in names}
         for name in names:
@@ -153,7 +157,7 @@ class _Running:
                 "number": self.state.generation,
                 "of": self.settings.generations,
                 "evaluated": len(self.state.evaluated),
-                "accuracy": None if best is None else self.known[best],
+                "accuracy": None if best is None else self.known[best].accuracy,
                 "latency_ms": None if best is None else latency_ms(best, self.ms),
                 "saved": 1 - self.state.run_ms / self.state.alone_ms if self.state.alone_ms else 0.0,
                 "peak_mib": self.sessions.peak_mib,
@@ -165,9 +169,9 @@ class _Running:
         number, population = self.state.generation, self.settings.population
         if number >= self.settings.generations:
             return True
-        right = [one.right for one in self.state.evaluated]
-        old = right[: max(0, len(right) - self.settings.patience * population)]
-        return number > self.settings.patience and bool(old) and max(old) >= max(right)
+        found = [one.accuracy for one in self.state.evaluated]
+        old = found[: max(0, len(found) - self.settings.patience * population)]
+        return number > self.settings.patience and bool(old) and max(old) >= max(found)
 
 
 def _key(bundle: OpenBundle, settings: LocalSearchSettings, data: OwnImages, latencies: SegmentLatencies) -> str:

@@ -7,24 +7,31 @@ from pydantic import Field
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.files import replace_file
+from adaptive_runtime.local_search.evaluation import PathScore
 from adaptive_runtime.message_files import FileMessage
 from profiling_agents.messages import Digest, Message
 
 STATE_FILE = "search.json"
-VERSION = 1
+VERSION = 2
 
 
 class EvaluatedPath(Message):
-    """A SubNet by its segments, and how many of the images it answers as their labels say."""
+    """A SubNet by its segments; accuracy and loss as of `PathScore`."""
 
     path: tuple[int, ...]
-    right: int = Field(ge=0)
+    accuracy: float = Field(ge=0, le=1)
+    loss: float = Field(ge=0)
+
+    @property
+    def score(self) -> PathScore:
+        """Without the path."""
+        return PathScore(self.accuracy, self.loss)
 
 
 class SearchState(FileMessage):
     """A search after some generations. key: digest of bundle, settings, images and latencies; another search has another one.
 
-    largest: right answers of the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as of `RunCounts`.
+    largest: the largest SubNet. Sums over all runs: runs, alone, run_ms, alone_ms as of `RunCounts`.
     There are neither images nor labels.
     """
 
@@ -36,7 +43,7 @@ class SearchState(FileMessage):
     version: int = VERSION
     key: Digest
     generation: int = Field(0, ge=0)
-    largest: int | None = None
+    largest: EvaluatedPath | None = None
     evaluated: tuple[EvaluatedPath, ...] = ()
     runs: int = 0
     alone: int = 0

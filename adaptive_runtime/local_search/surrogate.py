@@ -1,84 +1,118 @@
-"""Accuracy of SubNets as a sum of losses of their segments: a linear model with a prior, by the answers that were counted.
+"""Accuracy of SubNets as a sum of losses of their segments: a linear model with a prior, by the scores of SubNets.
 
-Legend: E segments, n SubNets.
+What is learnt from is the mean cross-entropy, not the count of right answers: all images change it a little, instead of a few
+by one. So it tells good SubNets apart, which answer nearly the same images right.
+
+Legend: E segments, n SubNets, F segments that are alternatives.
 """
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from adaptive_runtime.local_search.evaluation import PathScore
 from adaptive_runtime.local_search.space import Floats, Path
 
 UNKNOWN_LOSS, UNKNOWN_DEVIATION = 0.02, 0.05
 LEAST_DEVIATION, DEVIATION_SHARE = 0.02, 0.5
 """Standard deviations of losses on the user's images around those that were shipped."""
-BEYOND_SUM = 0.01
-"""Standard deviation of what choices do together beyond the sum of their losses, until it is known better."""
+SCALES = (0.25, 0.5, 1.0)
+"""Of these deviations; the most likely one is taken."""
+FIRST_SCALE = 0.5
+"""Until SubNets tell."""
+BEYOND_SUM = (0.002, 0.004, 0.008, 0.016, 0.032)
+"""Standard deviations of what choices do together beyond the sum of their losses; the most likely one is taken."""
+FIRST_DEVIATION = 0.01
+"""The same, and that of accuracies around what the model predicts, until they are known better."""
 FEWEST = 4
+FIRST_RATE, LEAST_RATE = 0.3, 0.05
+"""Accuracy that is lost with one unit of cross-entropy, until SubNets tell."""
 
 
 class AdditiveModel:
     """Losses of segments, normally distributed: as shipped with the bundle, then as the evaluated SubNets say.
 
     losses_E: shares of images that the largest SubNet loses with one segment; nan: unknown. own_E: the network's own layers,
-    which lose nothing. largest: the accuracy of the largest SubNet. images: on which accuracies are measured.
+    which lose nothing. largest: the score of the largest SubNet. images: how many.
     """
 
-    def __init__(self, losses_E: Floats, own_E: np.ndarray, largest: float, images: int) -> None:
+    def __init__(self, losses_E: Floats, own_E: np.ndarray, largest: PathScore, images: int) -> None:
         self._largest, self._images = largest, images
         known = losses_E[~own_E & ~np.isnan(losses_E)]
         fallback = float(known.mean()) if len(known) else UNKNOWN_LOSS
         self._prior_E = np.where(own_E, 0.0, np.where(np.isnan(losses_E), fallback, losses_E))
         shipped_E = np.maximum(LEAST_DEVIATION, DEVIATION_SHARE * np.abs(self._prior_E))
-        deviation_E = np.where(np.isnan(losses_E), UNKNOWN_DEVIATION, shipped_E)
         self._free = np.flatnonzero(~own_E)
-        self._precision = np.diag(1.0 / deviation_E[self._free] ** 2)
-        self.mean_E, self._spread = self._prior_E, np.linalg.cholesky(np.linalg.inv(self._precision))
-        self.residual_variance = BEYOND_SUM**2
+        self._deviation_F = np.where(np.isnan(losses_E), UNKNOWN_DEVIATION, shipped_E)[self._free]
+        self.mean_E, self._spread_FF = self._prior_E, np.diag(FIRST_SCALE * self._deviation_F)
+        self._offset, self.residual_variance = 0.0, FIRST_DEVIATION**2
 
-    def fit(self, accuracies: Mapping[Path, float]) -> None:
-        """Update by measured accuracies of SubNets; the prior is the bundle's each time, so that order does not matter."""
-        paths = sorted(accuracies)
-        features = self._features(paths)
-        measured = np.array([accuracies[path] for path in paths])
-        lost = self._largest - measured - features @ self._prior_E[self._free]
-        noise = self.counting_variance(measured) + BEYOND_SUM**2
-        precision = self._precision + (features / noise[:, None]).T @ features
-        found = np.linalg.solve(precision, (features / noise[:, None]).T @ lost)
+    def fit(self, known: Mapping[Path, PathScore]) -> None:
+        """Update by evaluated SubNets; the prior is the bundle's each time, so that order does not matter."""
+        paths = sorted(known)
+        features_nF = self._features(paths)
+        left = self._lost(list(map(known.__getitem__, paths))) - features_nF @ self._prior_E[self._free]
+        pairs = itertools.product(SCALES, BEYOND_SUM)
+        scale, deviation = max(pairs, key=lambda pair: self._evidence(features_nF, left, *pair))
+        scaled = features_nF / deviation**2
+        precision = np.diag((scale * self._deviation_F) ** -2.0) + scaled.T @ features_nF
         self.mean_E = self._prior_E.copy()
-        self.mean_E[self._free] += found
-        self._spread = np.linalg.cholesky(np.linalg.inv(precision))
-        left = lost - features @ found
+        self.mean_E[self._free] += np.linalg.solve(precision, scaled.T @ left)
+        self._spread_FF = np.linalg.inv(np.linalg.cholesky(precision)).T
+        self._offset = 0.0
         if len(paths) >= FEWEST:
-            beyond = float(np.mean(left**2 - self.counting_variance(measured)))
-            self.residual_variance = max(beyond, (BEYOND_SUM / 4) ** 2)
+            beyond = np.array([known[path].accuracy - self.predicted(path) for path in paths])
+            self._offset = float(beyond.mean())
+            self.residual_variance = max(float(beyond.var()), BEYOND_SUM[0] ** 2)
+
+    def _lost(self, scores: Sequence[PathScore]) -> Floats:
+        """What SubNets lose beside the largest one, in accuracy, by their cross-entropy (n,)."""
+        excess = np.array([one.loss for one in scores]) - self._largest.loss
+        lost = self._largest.accuracy - np.array([one.accuracy for one in scores])
+        told = len(scores) >= FEWEST and bool(excess.any())
+        rate = max(LEAST_RATE, float(excess @ lost / (excess @ excess))) if told else FIRST_RATE
+        found: Floats = rate * excess
+        return found
 
     def draw(self, rng: np.random.Generator) -> Floats:
         """Losses of segments (E,) as they may be, by what is known."""
         found = self.mean_E.copy()
-        found[self._free] += self._spread @ rng.standard_normal(len(self._free))
+        found[self._free] += self._spread_FF @ rng.standard_normal(len(self._free))
         return found
 
     def predicted(self, path: Path) -> float:
         """The accuracy of a SubNet by the sum of mean losses."""
-        return self._largest - float(self.mean_E[list(path)].sum())
+        return self._largest.accuracy + self._offset - float(self.mean_E[list(path)].sum())
+
+    def improvement(self, paths: Sequence[Path], best: float) -> Floats:
+        """By how much each SubNet is expected to be more accurate than `best`; what is below counts as none, (n,)."""
+        known_nF = self._features(paths) @ self._spread_FF
+        deviation_n = np.sqrt((known_nF**2).sum(1) + self.residual_variance)
+        above_n = (np.array([self.predicted(path) for path in paths]) - best) / deviation_n
+        density_n = np.exp(-(above_n**2) / 2) / math.sqrt(2 * math.pi)
+        below_n = np.array([math.erfc(-one / math.sqrt(2)) / 2 for one in above_n])
+        found: Floats = deviation_n * (above_n * below_n + density_n)
+        return found
 
     def combined(self, path: Path, measured: float) -> float:
         """The accuracy of a SubNet by measurement and model, each by its variance.
 
         The best of many measurements on few images is too high by chance; the model knows of that.
         """
-        of_count = float(self.counting_variance(np.array([measured]))[0])
+        within = min(max(measured, 1 / (self._images + 2)), 1 - 1 / (self._images + 2))
+        of_count = within * (1 - within) / self._images
         share = self.residual_variance / (self.residual_variance + of_count)
         return share * measured + (1 - share) * self.predicted(path)
 
-    def counting_variance(self, accuracies: Floats) -> Floats:
-        """The variance of shares of so many images; a share of 0 or 1 counts as one image from there."""
-        within = np.clip(accuracies, 1 / (self._images + 2), 1 - 1 / (self._images + 2))
-        found: Floats = within * (1 - within) / self._images
-        return found
+    def _evidence(self, features_nF: Floats, left: Floats, scale: float, deviation: float) -> float:
+        """The logarithm of how likely measurements are, but for a constant."""
+        known_nF = features_nF * (scale * self._deviation_F)
+        root = np.linalg.cholesky(known_nF @ known_nF.T + deviation**2 * np.eye(len(left)))
+        return -float((np.linalg.solve(root, left) ** 2).sum()) / 2 - float(np.log(np.diag(root)).sum())
 
-    def _features(self, paths: list[Path]) -> Floats:
+    def _features(self, paths: Sequence[Path]) -> Floats:
         found = np.zeros((len(paths), len(self._prior_E)))
         for row, path in enumerate(paths):
             found[row, list(path)] = 1.0

@@ -186,8 +186,9 @@ def test_no_image_and_no_label_is_written(device: Device, tmp_path: Path) -> Non
         assert b"a private image" not in content
         assert json.dumps(labels.tolist())[1:-1].encode() not in content.replace(b"\n", b" ")
         assert len(content) < 40_000
-    fields = set(SearchState.model_fields) - {"evaluated"}
+    fields = set(SearchState.model_fields) - {"evaluated", "largest"}
     state = json.loads((folder / STATE_FILE).read_text())
+    assert {name for one in (state["largest"], *state["evaluated"]) for name in one} == {"path", "accuracy", "loss"}
     assert all(isinstance(state[name], int | float | str) for name in fields)
 
 
@@ -203,11 +204,25 @@ def test_little_memory_changes_no_answer(device: Device, tmp_path: Path) -> None
     for cap_mib, kept_mib in ((None, 64.0), (0.01, 0.001)):
         sessions = SegmentSessions(device.bundle, blocks, cap_mib)
         evaluation = OwnEvaluation(sessions, blocks, data, ms_E, kept_mib)
-        found.append(evaluation.right(paths))
+        found.append(evaluation.scores(paths))
         loads = sessions.loads
         sessions.free()
     assert found[0] == found[1]
     assert loads > len(blocks.segments)
+
+
+def test_answers_are_those_of_torch(device: Device) -> None:
+    blocks = device.bundle.blocks()
+    data = OwnImages.read(device.images, (3, 16, 16), 5)
+    ms_E = known_latencies(device.bundle, blocks, device.latencies).ms_E
+    paths = [blocks.largest, *((n, *_after(blocks, n)) for n, one in enumerate(blocks.segments) if not one.start)]
+    found = OwnEvaluation(SegmentSessions(device.bundle, blocks), blocks, data, ms_E).scores(paths)
+    for path, score in zip(paths, found, strict=True):
+        logits = device.net.build(blocks.config_of(path))(torch.from_numpy(data.images)).detach()
+        labels = torch.from_numpy(data.labels)
+        assert score.accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()), abs=1e-9)
+        loss = torch.nn.functional.cross_entropy(logits.double(), labels)
+        assert score.loss == pytest.approx(float(loss), rel=1e-4)
 
 
 def _after(blocks: Any, number: int) -> list[int]:

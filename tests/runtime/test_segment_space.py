@@ -13,16 +13,26 @@ from adaptive_runtime.local_search import (
     AdditiveModel,
     LatencyRange,
     LocalSearchSettings,
+    PathScore,
     PrefixTree,
     Proposer,
     SegmentSpace,
     best_front,
-    cheapest_together,
     latency_ms,
+    most_for_time,
     mutated,
 )
+from adaptive_runtime.local_search.prefixes import TIME_ANYWAY
 
 Graph = tuple[SegmentSpace, np.ndarray, np.ndarray]
+
+
+def score(accuracy: float) -> PathScore:
+    """With a cross-entropy as networks have it."""
+    return PathScore(accuracy, 3 * (1 - accuracy))
+
+
+FULL = score(0.9)
 
 
 @st.composite
@@ -107,7 +117,8 @@ def test_prefixes_change_no_answer_under_any_cap(
     paths = [space.sample(rng) for _ in range(subnets)]
     x = [rng.standard_normal((2, 5)).astype(np.float32) for _ in range(batches)]
     tree = PrefixTree(run, ms_E, cap_bytes)
-    found = tree.classes(paths, x)
+    logits = dict(tree.logits(paths, x))
+    found = [logits[at].argmax(1) for at in range(len(paths))]
     assert tree.counts.runs == len(ran)
     assert tree.counts.alone == batches * sum(map(len, paths))
     assert tree.counts.runs <= tree.counts.alone
@@ -121,17 +132,23 @@ def test_prefixes_change_no_answer_under_any_cap(
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.integers(1, 4), st.integers(0, 4))
-def test_each_subnet_behind_the_sure_ones_adds_the_least_time(graph: Graph, sure: int, more: int) -> None:
+@given(graphs(), st.integers(1, 6), st.integers(0, 100))
+def test_each_next_subnet_is_worth_most_for_its_time(graph: Graph, most: int, seed: int) -> None:
     space, ms_E, _ = graph
     paths = list(space.all_paths())
-    most = min(sure + more, len(paths))
-    chosen = cheapest_together(paths, ms_E, most, min(sure, most))
-    assert len(set(chosen)) == len(chosen) == most
-    assert chosen[:sure] == paths[: min(sure, most)]
-    for count in range(sure, most):
-        added_ms = {path: tree_ms([*chosen[:count], path], ms_E) for path in set(paths) - set(chosen[:count])}
-        assert added_ms[chosen[count]] == pytest.approx(min(added_ms.values()))
+    worth = np.random.default_rng(seed).uniform(0.1, 1.0, len(paths))
+    chosen = most_for_time(paths, worth, ms_E, most)
+    assert len(set(chosen)) == len(chosen) == min(most, len(paths))
+    assert chosen[0] == paths[0]
+    for count, path in enumerate(chosen[1:], 1):
+        before = chosen[:count]
+        rates = {
+            other: worth[at]
+            / (tree_ms([*before, other], ms_E) - tree_ms(before, ms_E) + TIME_ANYWAY * latency_ms(other, ms_E))
+            for at, other in enumerate(paths)
+            if other not in before
+        }
+        assert rates[path] == pytest.approx(max(rates.values()))
 
 
 def tree_ms(paths: Sequence[Sequence[int]], ms_E: np.ndarray) -> float:
@@ -156,14 +173,14 @@ def test_proposals_are_new_and_the_same_for_the_same_seed(graph: Graph, seed: in
 
     def generations() -> tuple[list[list[tuple[int, ...]]], tuple[int, ...] | None]:
         chosen = LocalSearchSettings(budget_ms=budget_ms, population=3, generations=4, seed=seed)
-        proposer = Proposer(space, ms_E, AdditiveModel(np.where(own, np.nan, losses_E), own, 0.9, 100), chosen)
-        known: dict[tuple[int, ...], float] = {}
+        proposer = Proposer(space, ms_E, AdditiveModel(np.where(own, np.nan, losses_E), own, FULL, 100), chosen)
+        known: dict[tuple[int, ...], PathScore] = {}
         found = []
         for number in range(4):
             paths = proposer.generation(number, known)
             assert known.keys().isdisjoint(paths)
             assert all(latency_ms(path, ms_E) <= budget_ms * (1 + 1e-9) for path in paths)
-            known |= {path: 0.9 - float(losses_E[list(path)].sum()) for path in paths}
+            known |= {path: score(0.9 - float(losses_E[list(path)].sum())) for path in paths}
             found.append(paths)
         return found, proposer.best(known)
 
@@ -177,13 +194,28 @@ def test_a_model_learns_losses_and_shrinks_lucky_counts() -> None:
     space = SegmentSpace([0, 0, 0, 1, 1, 1, 2, 2], [1, 1, 1, 2, 2, 2, 3, 3])
     own = np.array([1, 0, 0, 1, 0, 0, 1, 0], bool)
     losses_E = np.array([0, 0.01, 0.1, 0, 0.02, 0.05, 0, 0.03])
-    model = AdditiveModel(np.full(8, np.nan), own, 0.9, 500)
+    model = AdditiveModel(np.full(8, np.nan), own, FULL, 500)
     paths = list(space.all_paths())
     truth = {path: 0.9 - losses_E[list(path)].sum() for path in paths}
     before = np.mean([abs(model.predicted(path) - truth[path]) for path in paths])
-    counted = {path: rng.binomial(500, truth[path]) / 500 for path in paths}
+    counted = {path: PathScore(rng.binomial(500, truth[path]) / 500, 3 * (1 - truth[path])) for path in paths}
     model.fit(counted)
-    after = [abs(model.combined(path, counted[path]) - truth[path]) for path in paths]
-    raw = [abs(counted[path] - truth[path]) for path in paths]
+    after = [abs(model.combined(path, counted[path].accuracy) - truth[path]) for path in paths]
+    raw = [abs(counted[path].accuracy - truth[path]) for path in paths]
     assert np.mean(after) < np.mean(raw)
     assert np.mean([abs(model.predicted(path) - truth[path]) for path in paths]) < before / 3
+
+
+def test_expected_improvement_is_the_mean_of_what_is_above_the_best() -> None:
+    space = SegmentSpace([0, 0, 0, 1, 1, 1], [1, 1, 1, 2, 2, 2])
+    own = np.array([1, 0, 0, 1, 0, 0], bool)
+    model = AdditiveModel(np.array([0, 0.01, np.nan, 0, 0.03, 0.02]), own, FULL, 500)
+    paths = list(space.all_paths())
+    model.fit({path: score(0.85 - 0.01 * at) for at, path in enumerate(paths[:5])})
+    rng, best, draws = np.random.default_rng(0), 0.87, 40_000
+    offset = model.predicted(paths[0]) - FULL.accuracy + model.mean_E[list(paths[0])].sum()
+    losses = np.array([model.draw(rng) for _ in range(draws)])
+    for path, expected in zip(paths, model.improvement(paths, best), strict=True):
+        noise = np.sqrt(model.residual_variance) * rng.standard_normal(draws)
+        above = np.maximum(0.0, FULL.accuracy + offset - losses[:, list(path)].sum(1) + noise - best)
+        assert expected == pytest.approx(above.mean(), abs=5 * above.std() / np.sqrt(draws))
