@@ -5,6 +5,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+BLOCK = 64
+"""Boxes that are compared with each other at once."""
 
 
 def areas(boxes_N4: Floats) -> Floats:
@@ -33,13 +35,25 @@ def suppressed(boxes_N4: Floats, scores_N: Floats, classes_N: Integers, most_iou
 
     A box goes where a better one of its class stays; of two with the same score the first is better.
     """
-    left = np.argsort(-scores_N, kind="stable")
-    kept: list[int] = []
-    while len(left) and len(kept) < most:
-        best, left = left[0], left[1:]
-        kept.append(int(best))
-        stays = np.ones(len(left), dtype=bool)
-        same = np.flatnonzero(classes_N[left] == classes_N[best])
-        stays[same] = iou(boxes_N4[best][None], boxes_N4[left[same]])[0] <= most_iou
-        left = left[stays]
-    return np.array(kept, dtype=np.int64)
+    order_N = np.argsort(-scores_N, kind="stable")
+    kept = np.empty(0, dtype=np.int64)
+    for start in range(0, len(order_N), BLOCK):
+        if len(kept) >= most:
+            break
+        block = order_N[start : start + BLOCK]
+        block = block[~_same_object(boxes_N4, classes_N, block, kept, most_iou).any(1)]
+        again = _same_object(boxes_N4, classes_N, block, block, most_iou)
+        stays = np.ones(len(block), dtype=bool)
+        for place in range(len(block)):
+            if stays[place]:
+                stays[place + 1 :] &= ~again[place, place + 1 :]
+        kept = np.concatenate([kept, block[stays]])
+    return kept[:most]
+
+
+def _same_object(
+    boxes_N4: Floats, classes_N: Integers, some: Integers, others: Integers, most_iou: float
+) -> NDArray[np.bool_]:
+    """Which of some boxes tell of one object with which of others, by their places: (some, others)."""
+    same = classes_N[some][:, None] == classes_N[others][None]
+    return same & (iou(boxes_N4[some], boxes_N4[others]) > most_iou)
