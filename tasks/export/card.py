@@ -12,7 +12,7 @@ from tasks.artifacts import json_bytes
 from tasks.data.description import DataDescription
 from tasks.data.images import INTERPOLATION
 from tasks.engine.chosen import ChosenEngine
-from tasks.problems import CLASSIFICATION, problem_named
+from tasks.problems import problem_named
 from tasks.schemas.exports import (
     Architecture,
     Brought,
@@ -127,6 +127,7 @@ def markdown(card: Card) -> str:
         _images(card.preparation),
         "## Classes",
         _classes(card.classes),
+        *_answers(card),
         "## Files",
         _table(
             ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
@@ -151,11 +152,25 @@ def markdown(card: Card) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _answers(card: Card) -> list[str]:
+    """How raw outputs become boxes, where the SubNet is a detector."""
+    if (decoding := card.decoding) is None:
+        return []
+    height, width = card.input_shape[-2:]
+    call = f'detect(head_of("{decoding.head}"), raw_output, ({height}, {width}))'
+    time = f"{decoding.p50_ms:.3g} ms an image (median of {decoding.images}) on the machine that exported"
+    return [
+        "## Boxes",
+        f"The output has a row for each anchor; class 0 is the background. `{call}` of `adaptive_runtime.boxes` gives "
+        f"the boxes of each image, in pixels of the input, in numpy. Latencies do not include it: it takes {time}.",
+    ]
+
+
 def _accuracy_of(card: Card) -> str:
     """What accuracies are called: on a device in int8 they are those of its own file."""
     own = card.files.get("onnx_int8")
     is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
-    name = "accuracy" if card.problem == CLASSIFICATION.name else problem_named(card.problem).metric
+    name = problem_named(card.problem).score
     return f"{name} in int8" if is_of_int8 else name
 
 

@@ -21,7 +21,7 @@ from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
 from tasks.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.baselines.uniform import measure_baseline
-from tasks.data.description import DataDescription, describe
+from tasks.data.description import describe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines, statistics_of
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.bundles import (
@@ -273,7 +273,7 @@ class Exporter:
         statistics = statistics_of(self.net, config, images)
         module = self.net.build(config, statistics).eval()
         inputs, expected = references(self.net, module, config, images, self.settings.check_images)
-        card = self._card(winner, timed[0], describe(images.dataset))
+        card = self._card(winner, timed[0], images, expected)
         files: dict[str, ExportedFile] = {}
         for name in self.maker.formats:
             try:
@@ -292,9 +292,9 @@ class Exporter:
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
 
-    def _card(self, winner: Winner, measured: Measurement, data: DataDescription) -> Card:
-        """All but the files."""
-        config, shape = winner.config, self.net.input_shape(winner.config)
+    def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
+        """All but the files. outputs: raw ones of some of the images."""
+        config, shape, data = winner.config, self.net.input_shape(winner.config), describe(images.dataset)
         card = Card(
             digest=winner.digest,
             config=config,
@@ -313,7 +313,11 @@ class Exporter:
             engine=used_engine(self.provenance.engine),
             made_from=self.provenance.origin,
         )
-        return card if data.problem == CLASSIFICATION.name else card.model_copy(update={"problem": data.problem})
+        if data.problem == CLASSIFICATION.name:
+            return card
+        decoding = images.problem.decoding(outputs, (shape[-2], shape[-1]))
+        known = {} if decoding is None else {"decoding": decoding}
+        return card.model_copy(update={"problem": data.problem, **known})
 
     def _file(self, name: FileFormat, digest: str, made: Made, inputs: Images, expected: Images) -> ExportedFile:
         """Check one format against torch, int8 against a local run, and keep its files when they agree."""

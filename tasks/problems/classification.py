@@ -35,6 +35,8 @@ class Classification:
 
     name = "classification"
     metric = "top-1 accuracy"
+    score = "accuracy"
+    outside = None
     lacks: Mapping[str, str] = MappingProxyType({})
 
     def output_told(self, classes: int) -> str:
@@ -67,6 +69,9 @@ class Classification:
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """The class of each image (B,)."""
         return outputs.argmax(1)
+
+    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
+        """The raw output is the answer."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
         """A class of a whole image has no place in it."""

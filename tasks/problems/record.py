@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.errors import UserError
+from tasks.schemas.exports import Decoding
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """x_BCHW float32, and the targets, whose first axis is B."""
@@ -22,7 +23,8 @@ LACKS_OF_PARTS: Mapping[str, str] = MappingProxyType(
         "mixing": "mixed images have soft labels of whole images",
         "exits": "heads of exits classify whole images",
         "streams": "methods of adaptation go by the classes of whole images",
-        "bundle": "what runs bundles on a device classifies whole images",
+        "adaptable": "weights that adapt on a device are judged by the classes of whole images",
+        "blocks": "a search on a device goes by the classes of whole images",
     }
 )
 """What problems cannot do, with the reason, whose answers are about parts of an image."""
@@ -69,6 +71,16 @@ class LearningProblem(Protocol):
         ...
 
     @property
+    def score(self) -> str:
+        """The score in tables and figures: "accuracy", or the metric where it is no share of correct answers."""
+        ...
+
+    @property
+    def outside(self) -> str | None:
+        """What a device does with a raw output to have the answer, which no latency includes; None: nothing to speak of."""
+        ...
+
+    @property
     def lacks(self) -> Mapping[str, str]:
         """What cannot be done with it yet, by ability (`require`), and why."""
         ...
@@ -102,6 +114,10 @@ class LearningProblem(Protocol):
 
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """The answers, in the form of targets for images of `size`, (height, width)."""
+        ...
+
+    def decoding(self, outputs: NDArray[np.float32], size: tuple[int, int]) -> Decoding | None:
+        """How a device decodes raw outputs of images of `size`, and what that takes; None: the raw output is the answer."""
         ...
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor | None:

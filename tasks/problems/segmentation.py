@@ -51,7 +51,8 @@ class Segmentation:
     """Sources have `masked(indices)`: images (B, C, H, W) and the class of each pixel (B, H, W) int64, or `IGNORED`."""
 
     name = "segmentation"
-    metric = "mean IoU"
+    metric = score = "mean IoU"
+    outside = "the enlargement of logits to the image"
     lacks = LACKS_OF_PARTS
 
     def output_told(self, classes: int) -> str:
@@ -90,6 +91,9 @@ class Segmentation:
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """The class of each pixel (B, H, W)."""
         return functional.interpolate(outputs, size, mode="bilinear", align_corners=False).argmax(1)
+
+    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
+        """The raw output is the answer, at the positions of its map."""
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
         """Images tinted in the colour of each pixel's class; class 0 is left as it is, and ignored pixels are black."""

@@ -58,7 +58,7 @@ def draw(figure: go.Figure, device: Row) -> None:
             marker={"color": color, "size": 8, "symbol": symbol, "line": {"width": 1.5, "color": color}},
             customdata=[row["digest"] for row in rows],
             meta=device["name"],
-            text=[_text(row) for row in rows],
+            text=[_text(row, device["score"]) for row in rows],
             hovertemplate="%{text}<extra></extra>",
         )
 
@@ -68,10 +68,10 @@ def _styles(device: Row) -> dict[str, tuple[str, str]]:
     return {name: own.get(name, OTHERS) for name in device["baselines"]["baselines"]}
 
 
-def _text(row: Row) -> str:
+def _text(row: Row, score: str) -> str:
     facts = [
         *([] if row["network"] is None else [row["name"]]),
-        f"measured {milliseconds(row['measured_ms'])}, accuracy {percent(row['accuracy']['test'])}",
+        f"measured {milliseconds(row['measured_ms'])}, {score} {percent(row['accuracy']['test'])}",
         f"{amount(row['macs'])} MACs, {amount(row['parameters'])} parameters",
     ]
     return point_label(title(row["baseline"]), facts, row["architecture"])
@@ -86,7 +86,7 @@ def cards(device: Row) -> list[dict[str, str]]:
     row = cells(strongest)
     note = (
         f"of {len(found['budgets'])} budgets; against the strongest ({title(name)}): hypervolume {row['hypervolume']}, "
-        f"{row['accuracy']} at equal latency, latency {row['latency']} at equal accuracy"
+        f"{row['accuracy']} at equal latency, latency {row['latency']} at equal {device['score']}"
     )
     card = {"label": f"{device['name']}: above every baseline", "value": percent(found["above_every"]), "note": note}
     return [{**card, "device": device["name"]}]

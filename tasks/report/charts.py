@@ -51,10 +51,10 @@ def _hover(row: Row, device: Row, *title: str) -> str:
 
 
 def _point_text(name: str, row: Row, device: Row) -> str:
-    found = [f"measured {milliseconds(row['measured_ms'])}, accuracy {percent(row['accuracy'])}"]
+    found = [f"measured {milliseconds(row['measured_ms'])}, {device['score']} {percent(row['accuracy'])}"]
     if row.get("predicted_ms") is not None:
         accuracy = percent(row.get("predicted_accuracy"))
-        found.append(f"predicted {milliseconds(row['predicted_ms'])}, accuracy {accuracy}")
+        found.append(f"predicted {milliseconds(row['predicted_ms'])}, {device['score']} {accuracy}")
     if row.get("budget_ms") is not None:
         found.insert(0, f"budget {milliseconds(row['budget_ms'])}")
     return _hover(row, device, name, *found)
@@ -62,7 +62,7 @@ def _point_text(name: str, row: Row, device: Row) -> str:
 
 def fronts(devices: Rows) -> go.Figure:
     """The measured fronts of all devices, one colour each; stars are the base model."""
-    figure = blank("measured latency [ms]", "test accuracy [%]", height=400)
+    figure = blank("measured latency [ms]", f"test {devices[0]['score']} [%]", height=400)
     figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
     for device, color in zip(devices, itertools.cycle(COLORS)):
         winners = list({row["digest"]: row for row in device["winners"] if row["on_front"]}.values())
@@ -74,17 +74,18 @@ def fronts(devices: Rows) -> go.Figure:
 
 def front(device: Row) -> go.Figure:
     """Measured latency against measured accuracy: winners, base model, uniformly shrunk and random SubNets, baselines."""
-    figure = blank("measured latency [ms]", "accuracy [%]", height=480)
+    score = device["score"]
+    figure = blank("measured latency [ms]", f"{score} [%]", height=480)
     random = [row for row in device["random"] if row["kind"] == "random"]
     style: Row = {"color": GREY, "size": 6, "opacity": 0.6}
-    _scatter(figure, "random SubNets (validation accuracy)", random, device, style, "markers")
+    _scatter(figure, f"random SubNets (validation {score})", random, device, style, "markers")
     for symbol, scaled in zip(SQUARES, dict.fromkeys(row["scaled"] for row in device["baseline"]), strict=False):
         rows = [row for row in device["baseline"] if row["scaled"] == scaled]
         style = {"color": ORANGE, "size": 8, "symbol": symbol}
         _scatter(figure, f"uniformly shrunk: {scaled}", rows, device, style, "lines+markers", "dot")
     baselines.draw(figure, device)
     if device["whole_front"] is not None:
-        _whole_front(figure, device["whole_front"])
+        _whole_front(figure, device["whole_front"], score)
     winners = list({row["digest"]: row for row in device["winners"]}.values())
     on_front = [row for row in winners if row["on_front"]]
     _scatter(figure, "winners", on_front, device, {"color": BLUE, "size": 9}, "lines+markers")
@@ -103,12 +104,12 @@ def front(device: Row) -> go.Figure:
     return figure
 
 
-def _whole_front(figure: go.Figure, whole: Row) -> None:
+def _whole_front(figure: go.Figure, whole: Row, score: str) -> None:
     """The Pareto front of the complete space, as predicted."""
     figure.add_scatter(
         x=whole["predicted_ms"],
         y=[100 * accuracy for accuracy in whole["predicted_accuracy"]],
-        name=f"whole front, predicted (validation accuracy): {len(whole['predicted_ms'])} SubNets",
+        name=f"whole front, predicted (validation {score}): {len(whole['predicted_ms'])} SubNets",
         mode="lines",
         line={"color": GREY, "width": 1, "shape": "hv"},
         hovertemplate="predicted %{x:.4g} ms, %{y:.2f} %<extra></extra>",
@@ -157,7 +158,8 @@ def latency_errors(device: Row) -> go.Figure:
 
 def accuracy_errors(device: Row) -> go.Figure:
     """Predicted against measured accuracy; predictions, and random SubNets' measurements, are of the validation split."""
-    figure = blank("predicted accuracy [%]", "measured accuracy [%]", height=400)
+    score = device["score"]
+    figure = blank(f"predicted {score} [%]", f"measured {score} [%]", height=400)
     groups = (
         ("random SubNets (validation)", device["random"], GREY),
         ("winners (test)", device["winners"], BLUE),
@@ -216,11 +218,11 @@ def _accuracy_error(predicted: float, measured: float) -> str:
     return f"predicted {percent(predicted / 100)}, measured {percent(measured / 100)}: {error:+.1f} points"
 
 
-def sensitivities(rows: Rows) -> go.Figure:
-    """Change of accuracy by each modification, in points, with its standard error; the largest ones."""
+def sensitivities(rows: Rows, score: str) -> go.Figure:
+    """Change of the score by each modification, in points, with its standard error; the largest ones."""
     shown = sorted(rows, key=lambda row: -abs(row["delta_points"]))[:MAX_BARS]
     shown = [row for row in rows if row in shown][::-1]
-    figure = blank("change of validation accuracy [points]", "", height=120 + 19 * len(shown))
+    figure = blank(f"change of validation {score} [points]", "", height=120 + 19 * len(shown))
     figure.add_bar(
         x=[row["delta_points"] for row in shown],
         y=[escape(f"{row['variable']} = {choice_text(row['choice'])}") for row in shown],
@@ -257,7 +259,7 @@ def durations(rows: Rows) -> go.Figure:
 
 def candidates(device: Row) -> go.Figure:
     """The refinement's candidates by measured latency and accuracy; a line leads from a replaced winner to the new one."""
-    figure = blank("measured latency [ms]", "validation accuracy [%]", height=400)
+    figure = blank("measured latency [ms]", f"validation {device['score']} [%]", height=400)
     rows = [row for row in device["refinement"]["candidates"] if row["measured_accuracy"] is not None]
     replaced = device["refinement"]["replaced_winners"]
     chosen = {row["digest"] for row in device["winners"]}

@@ -64,11 +64,14 @@ def gather(sources: Sources, settings: Settings) -> Row:
     """The report as data; the page and the terminal's table show nothing that is not in it."""
     net = tailor_ir.load(sources.supernet)
     base, finetune = _network(sources), _ends(sources)
+    problem = problem_named(sources.problem)
     report: Row = {
         "model": sources.model,
         "data": sources.data,
         "problem": sources.problem,
-        "metric": problem_named(sources.problem).metric,
+        "metric": problem.metric,
+        "score": problem.score,
+        "outside": problem.outside,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
@@ -172,6 +175,8 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
     row: Row = {
         "name": device.name,
         "batch": device.batch,
+        "score": problem_named(sources.problem).score,
+        "decoding_ms": _decoding_ms(exports),
         "runtime": exports.device.model_dump(mode="json"),
         "engine": chosen_engine(device.engine),
         "base": {
@@ -205,6 +210,12 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "baselines": against(device.compared, layers),
         "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown}),
     }
+
+
+def _decoding_ms(exports: Exports) -> list[float] | None:
+    """The least and the most that an exported SubNet's boxes take to decode, beyond its latency; None: there are none."""
+    found = [card.decoding.p50_ms for card in exports.subnets if card.decoding is not None]
+    return [min(found), max(found)] if found else None
 
 
 def _p50_ms(measured: Latency | None) -> float | None:

@@ -11,7 +11,7 @@ def headline(report: Row, points: float) -> list[dict[str, str]]:
     space = report["supernet"]
     name, accuracy = reference(report)
     cards = [
-        _card(name, percent(accuracy), f"test accuracy, {report['model']}"),
+        _card(name, percent(accuracy), f"test {report['score']}, {report['model']}"),
         _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
     ]
     for device in report["devices"]:
@@ -55,7 +55,7 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
     if row is None:
         return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
-    note = f"{times}, {percent(row['accuracy'])} (within {points:g} points of the {name})"
+    note = f"{times}, {device['score']} {percent(row['accuracy'])} (within {points:g} points of the {name})"
     return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
 
 

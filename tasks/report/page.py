@@ -135,7 +135,7 @@ def _figures(report: Row) -> Row:
             }
             for number, device in enumerate(devices)
         ],
-        "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"])),
+        "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"], report["score"])),
         "training": _trainings(report),
         "streams": [_div(streams.figure(row), f"stream-{number}") for number, row in enumerate(report["streams"])],
         "durations": _div(charts.durations(report["stages"])),
@@ -156,7 +156,7 @@ def _leaving(device: Row, number: int) -> dict[str, Markup]:
 def _trainings(report: Row) -> dict[str, Markup]:
     ranges = {"fine-tuning": report["ranges"]}
     rows = {name: rows for name, rows in report["training"].items() if rows}
-    return {name: _div(training.figure(own, ranges.get(name))) for name, own in rows.items()}
+    return {name: _div(training.figure(own, ranges.get(name), report["score"])) for name, own in rows.items()}
 
 
 def _range_rows(ranges: training.ReportedRanges | None) -> list[tuple[str, list[training.ReportedRange]]]:

@@ -26,7 +26,7 @@ def _device_table(device: Row) -> Table:
         "predicted",
         "measured",
         "within",
-        "test accuracy",
+        f"test {device['score']}",
         "MACs",
         "parameters",
         "resolution",

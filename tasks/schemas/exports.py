@@ -207,12 +207,23 @@ class Preparation(Record):
     size_interpolation: str
 
 
+class Decoding(Record):
+    """How boxes come from a raw output, which no latency includes. head: by its name in `adaptive_runtime.boxes.HEADS`.
+
+    p50_ms: of one image, by `adaptive_runtime.boxes.detect` on the machine that exported; images: that were decoded.
+    """
+
+    head: str
+    p50_ms: float
+    images: int
+
+
 class Card(Named, Stored):
     """What is known of one exported SubNet. `classes`: their names, in the order of the network's outputs.
 
     predicted_ms: what the search chose it by. engine: None where none was chosen, which is the runtime's defaults.
     accuracy: on a device in int8 that of its int8 file, where it has one. problem: the learning problem, whose score accuracies
-    are; written where it is another one than classification.
+    are; written where it is another one than classification. decoding: of detectors; None: there is nothing to decode.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -232,6 +243,7 @@ class Card(Named, Stored):
     engine: UsedEngine | None = None
     made_from: Origin
     problem: str = "classification"
+    decoding: Decoding | None = None
 
 
 class MissedWinner(Record):

@@ -5,6 +5,7 @@ Raw outputs (B, P, C) have a row for each anchor (`adaptive_runtime.boxes.heads`
 are square. Legend: B batch, M boxes of an image at most, P anchors, C columns, K classes, N images.
 """
 
+import time
 from collections.abc import Mapping
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from tasks.problems.detection.distillation import distilled
 from tasks.problems.detection.losses import LOSSES, Matched, matches_of
 from tasks.problems.detection.targets import ABSENT, packed, present
 from tasks.problems.record import LACKS_OF_PARTS, Batch, Divergence, Tallied
+from tasks.schemas.exports import Decoding
 
 SHOWN_SCORE = 0.5
 """Detections of at least this score are drawn, and are mistakes in images without boxes."""
@@ -66,7 +68,8 @@ class JudgedDetections:
 class Detection:
     """Sources have `boxed(indices, draws)`: images (B, C, H, W), augmented by draws, and their boxes (B, M, 5)."""
 
-    metric = "mAP@0.5"
+    metric = score = "mAP@0.5"
+    outside = "decoding and non-maximum suppression"
     lacks = LACKS_OF_PARTS
 
     def __init__(self, head: DetectionHead) -> None:
@@ -135,6 +138,15 @@ class Detection:
             shown = found.scores_N >= SHOWN_SCORE
             rows.append(np.column_stack([found.classes_N[shown], found.boxes_N4[shown]]).astype(np.float32))
         return packed(rows).to(outputs.device)
+
+    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> Decoding:
+        """Boxes by the head, as a device decodes them, timed image by image here."""
+        taken_s = []
+        for raw_1PC in outputs[:, None]:
+            start_s = time.perf_counter()
+            detect(self.head, raw_1PC, size)
+            taken_s.append(time.perf_counter() - start_s)
+        return Decoding(head=self.head.name, p50_ms=1e3 * float(np.median(taken_s)), images=len(taken_s))
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
         """Images with the edges of boxes in the colours of their classes."""

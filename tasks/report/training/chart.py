@@ -13,7 +13,7 @@ RANGE_COLORS = (GOLD, PINK, TURQUOISE, GREY)
 MAX_POINTS = 1000
 
 
-def figure(rows: Rows, ranges: ReportedRanges | None = None) -> go.Figure:
+def figure(rows: Rows, ranges: ReportedRanges | None = None, score: str = "accuracy") -> go.Figure:
     """Losses over steps (left), at most 1,000 points a curve; mean accuracies of SubNets by range (right)."""
     shown = blank("step", "loss", height=340)
     names = list(dict.fromkeys(name for row in rows for name in row if name.startswith("loss_")))
@@ -26,7 +26,7 @@ def figure(rows: Rows, ranges: ReportedRanges | None = None) -> go.Figure:
         shown.add_scatter(x=steps, y=[row.get(name) for row in thinned], name=escape(label), mode="lines",
                           line={"color": color, "width": 1.5})  # fmt: skip
     if ranges is not None:
-        _add_ranges(shown, ranges)
+        _add_ranges(shown, ranges, score)
     return shown
 
 
@@ -35,7 +35,7 @@ def _own(row: Row) -> list[str]:
     return [name for name in row if name.startswith("loss_")]
 
 
-def _add_ranges(shown: go.Figure, ranges: ReportedRanges) -> None:
+def _add_ranges(shown: go.Figure, ranges: ReportedRanges, score: str) -> None:
     for one, color in zip(ranges["by_macs"], RANGE_COLORS, strict=False):
         shown.add_scatter(
             x=ranges["steps"],
@@ -46,5 +46,5 @@ def _add_ranges(shown: go.Figure, ranges: ReportedRanges) -> None:
             line={"color": color, "dash": "dot", "width": 2},
             hovertemplate=f"%{{y:.1f}} % of {one['subnets']} SubNets<extra>{escape(one['label'])}</extra>",
         )
-    title = "mean accuracy of SubNets [%]"
+    title = f"mean {score} of SubNets [%]"
     shown.update_layout(yaxis2={"overlaying": "y", "side": "right", "title": title, "showgrid": False})
