@@ -67,7 +67,9 @@ class BundleManifest(FileMessage):
     files: all files but the manifest and its signature. runs: by format. predicted_error: mean of |predicted / measured − 1| of
     the latencies of these SubNets; None: none was measured. calibration: file of inputs and expected answers. source_images:
     file of `adaptive_runtime.bundles.SourceImages`; None: no SubNet can adapt. policy: rules by which a model that adapts
-    chooses; None: there are none, and the file does not name them.
+    chooses; None: there are none, and the file does not name them. problem: what raw outputs tell, as 'segmentation', or
+    'detection_HEAD' of a head of `adaptive_runtime.boxes`; None: a number for each class of the whole image, and the file does
+    not name it. accuracies are then its score: mean IoU, mAP@0.5.
     """
 
     WHERE: ClassVar[str] = BUNDLE_FILE
@@ -87,6 +89,7 @@ class BundleManifest(FileMessage):
     calibration: FileName | None = None
     source_images: FileName | None = None
     policy: str | None = None
+    problem: str | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -120,7 +123,7 @@ class BundleManifest(FileMessage):
 
     def to_json(self) -> str:
         """The file's text; fields that older run times do not know are there where they say something."""
-        absent: dict[str, Any] = {} if self.policy is not None else {"policy": True}
+        absent: dict[str, Any] = {name: True for name in ("policy", "problem") if getattr(self, name) is None}
         if len(self.known_formats) == 1:
             absent["subnets"] = {"__all__": {"nets": {"__all__": {"figures"}}}}
         return self.model_dump_json(indent=1, exclude=absent or None) + "\n"

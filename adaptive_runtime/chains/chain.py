@@ -67,6 +67,19 @@ class ExitChain:
         parts = [run(x_NCHW[start : start + size], size, decider) for start in range(0, len(x_NCHW), size)]
         return parts[0] if len(parts) == 1 else ChainAnswers(*map(np.concatenate, zip(*parts, strict=True)))
 
+    def outputs(self, x_NCHW: Array) -> Array:
+        """Raw outputs of the whole SubNet for such samples, flat: (N, numbers). No sample leaves before."""
+        self._check(x_NCHW)
+        size, found = self.runtime.batch or len(x_NCHW), []
+        for start in range(0, len(x_NCHW), size):
+            part_NCHW = x_NCHW[start : start + size]
+            missing = size - len(part_NCHW)
+            run = self.runtime.start(np.concatenate([part_NCHW, np.repeat(part_NCHW[-1:], missing, axis=0)]))
+            for _ in self.manifest.segments:
+                given = run.next()
+            found.append(given[: len(part_NCHW)].reshape(len(part_NCHW), -1))
+        return np.concatenate(found)
+
     def _one(self, x_1CHW: Array, size: int, decider: Decider) -> ChainAnswers:
         decision, run = decider.sample(), self.runtime.start(x_1CHW)
         while not decision.leaves(logits_1K := run.next()):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.adapting import AdaptingState
 from adaptive_runtime.adapting_weights import WeightsState
+from adaptive_runtime.boxes import Detections
 from adaptive_runtime.bundles import BundleFormat
 from adaptive_runtime.pool import Variant
 
@@ -22,8 +23,10 @@ class ModelAnswer(NamedTuple):
 
     classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
     name of the exit. confidence (N,): how sure these were, by the measure of the thresholds, else the largest probability.
-    latency_ms: of the whole request, from the call to this answer. devices: that ran segments of it, where the SubNet is split
-    over several. formats: by sample those of the files that answered.
+    Where the bundle is for boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the images that
+    were given: logits are then (N, 0), classes −1 and confidence 0.
+    latency_ms: of the whole request, from the call to this answer, with decoding. devices: that ran segments of it, where the
+    SubNet is split over several. formats: by sample those of the files that answered.
     """
 
     classes: NDArray[np.int64]
@@ -34,6 +37,8 @@ class ModelAnswer(NamedTuple):
     latency_ms: float
     formats: tuple[BundleFormat, ...]
     devices: tuple[str, ...] = ()
+    detections: tuple[Detections, ...] | None = None
+    masks: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
@@ -48,6 +53,12 @@ class ModelAnswer(NamedTuple):
             np.concatenate([run.confidence for run in runs]),
             latency_ms,
             tuple(chain.from_iterable(run.formats for run in runs)),
+            detections=None
+            if runs[0].detections is None
+            else tuple(box for run in runs for box in run.detections or ()),
+            masks=None
+            if runs[0].masks is None
+            else np.concatenate([run.masks for run in runs if run.masks is not None]),
         )
 
     @property

@@ -18,12 +18,14 @@ from adaptive_runtime.adapting_weights import WeightAdaptation
 from adaptive_runtime.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
+from adaptive_runtime.deployed.decoding import decoder_of
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
 from adaptive_runtime.pool.parts import PoolPart
 
 LOG = logging.getLogger("adaptive_runtime")
 NONE: frozenset[int] = frozenset()
+NO_CLASS = -1
 Chooser = Callable[[ModelState], Variant | None]
 """Says what should serve, before a request is answered; None: what serves now. One call at a time."""
 
@@ -60,6 +62,7 @@ class DeployedModel:
         first = pool.bundle.manifest.subnets[0]
         wanted = first.preparation
         self._shape = (first.input_shape[1], wanted.resolution, wanted.resolution)
+        self._decoder = decoder_of(pool.bundle.manifest.problem)
         self._active = pool.answerer(serving)
         pool.serving = self._parts_in_use
         self._start()
@@ -233,17 +236,36 @@ class DeployedModel:
     def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
         """Answers of one variant. VariantError."""
         is_loaded, run_ns = active.is_loaded, self.clock_ns()
-        found = active.answer(x_NCHW)
+        found = active.answer(x_NCHW) if self._decoder is None else active.outputs(x_NCHW)
         run_ms = (self.clock_ns() - run_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)
         names = active.chain.manifest.exits
-        exits = tuple(names[place] for place in found.exits.tolist())
+        places = [len(names) - 1] * len(x_NCHW) if isinstance(found, np.ndarray) else found.exits.tolist()
+        exits = tuple(names[place] for place in places)
         if is_loaded:
             runs = -(-len(x_NCHW) // (active.chain.runtime.batch or len(x_NCHW)))
             served.append(ServedRun(active.variant, exits, run_ms / runs))
         subnets, forms = (active.variant.digest,) * len(x_NCHW), (active.form,) * len(x_NCHW)
+        if isinstance(found, np.ndarray):
+            return self._decoded(found, active, subnets, exits, run_ms)
         return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms)
+
+    def _decoded(
+        self,
+        raw_NV: NDArray[np.float32],
+        active: Answerer,
+        subnets: tuple[str, ...],
+        exits: tuple[str, ...],
+        run_ms: float,
+    ) -> ModelAnswer:
+        """Answers by raw outputs."""
+        assert self._decoder is not None
+        count = len(raw_NV)
+        found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], self._shape[1:])
+        nobody, nothing = np.full(count, NO_CLASS), np.empty((count, 0), np.float32)
+        forms = (active.form,) * count
+        return ModelAnswer(nobody, nothing, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
 
     def _check(self, x_NCHW: NDArray[Any]) -> None:
         if x_NCHW.dtype != np.float32 or x_NCHW.shape[1:] != self._shape or not len(x_NCHW):

@@ -4,7 +4,7 @@ Legend: N samples, C channels, H height, W width.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
 Array = NDArray[np.float32]
+Found = TypeVar("Found")
 
 
 class Variant(NamedTuple):
@@ -84,7 +85,14 @@ class Answerer:
 
     def answer(self, x_NCHW: Array) -> ChainAnswers:
         """Answers of samples in the bundle's own size, which are scaled to the SubNet's. VariantError."""
+        return self._run(x_NCHW, lambda x: self.chain.infer(x, self.decider))
+
+    def outputs(self, x_NCHW: Array) -> Array:
+        """Raw outputs of such samples, flat: (N, numbers). VariantError."""
+        return self._run(x_NCHW, self.chain.outputs)
+
+    def _run(self, x_NCHW: Array, run: Callable[[Array], Found]) -> Found:
         try:
-            return self.chain.infer(x_NCHW if self.scale is None else self.scale(x_NCHW), self.decider)
+            return run(x_NCHW if self.scale is None else self.scale(x_NCHW))
         except Exception as error:  # runtimes raise many kinds, none of them ours
             raise VariantError(failure(error)) from error

@@ -9,23 +9,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.deployed import DeployedModel, ModelAnswer
+from adaptive_runtime.deployed.decoding import SEGMENTATION
 from adaptive_runtime.service.protocol import InferRequest
 from adaptive_runtime.service.recent import by_sample
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.service.tensors import NamedTensor, PackedBody, pack, shown, split, unpack, values_of
 
 INPUT = "input"
-OUTPUTS = ("logits", "classes", "confidence")
-DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64"}
+DATATYPES_OUT = {"logits": "FP32", "classes": "INT64", "confidence": "FP64", "boxes": "FP32", "scores": "FP32"}
+NOTHING = -1
+"""The class of rows of boxes that fill up an image which has fewer than another one."""
 MOST_SAMPLES = 256
 
 
 class InferenceFormat(NamedTuple):
-    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown. form: of its files."""
+    """What a model takes and gives: sizes of one sample (C, H, W), number of classes; None: unknown. form: of its files.
+
+    problem: as the bundle's manifest names it.
+    """
 
     sample: tuple[int, ...]
     classes: int | None
     form: str
+    problem: str | None = None
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
@@ -34,7 +40,16 @@ class InferenceFormat(NamedTuple):
         size = first.preparation.resolution
         shape = first.nets[form].output.shape if form in first.nets else ()
         classes = shape[-1] if shape else None
-        return cls((first.input_shape[1], size, size), classes, form)
+        return cls((first.input_shape[1], size, size), classes, form, model.pool.bundle.manifest.problem)
+
+    @property
+    def outputs(self) -> dict[str, list[int]]:
+        """Shapes of what an answer may have, by name; −1: any size."""
+        if self.problem is None:
+            return {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
+        if self.problem == SEGMENTATION:
+            return {"classes": [-1, *self.sample[1:]]}
+        return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
 
     def require(self, shape: tuple[int, ...]) -> None:
         """Refuse images of another shape. RequestRefused (400)."""
@@ -45,13 +60,14 @@ class InferenceFormat(NamedTuple):
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """The model's metadata, as the protocol has it; −1: any size."""
-        shapes = {"logits": [-1, self.classes or -1], "classes": [-1], "confidence": [-1]}
         return {
             "name": name,
             "versions": [version],
             "platform": f"autotailor_{self.form}",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.sample]}],
-            "outputs": [{"name": one, "datatype": DATATYPES_OUT[one], "shape": shapes[one]} for one in OUTPUTS],
+            "outputs": [
+                {"name": one, "datatype": DATATYPES_OUT[one], "shape": shape} for one, shape in self.outputs.items()
+            ],
         }
 
 
@@ -73,12 +89,27 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
         raise RequestRefused(400, f"input '{INPUT}': datatype {shown(tensor.datatype)}; allowed: FP32")
     wanted.require(tensor.shape)
     names = [one.name for one in message.outputs]
-    if unknown := [name for name in names if name not in OUTPUTS]:
-        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(OUTPUTS)}")
+    if unknown := [name for name in names if name not in wanted.outputs]:
+        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
     if len(set(names)) < len(names):
         raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
     (blob,) = split(message.inputs, binary)
     return ReadRequest(message, values_of(tensor, blob))
+
+
+def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
+    """The tensors of an answer by name. Boxes (N, M, 4), M the most of an image; what an image lacks has class `NOTHING`."""
+    if answer.masks is not None:
+        return {"classes": answer.masks}
+    if answer.detections is None:
+        return {"logits": answer.logits, "classes": answer.classes, "confidence": answer.confidence}
+    shape = (len(answer.detections), max(len(one.scores_N) for one in answer.detections))
+    boxes, scores = np.zeros((*shape, 4), np.float32), np.zeros(shape, np.float32)
+    classes = np.full(shape, NOTHING, np.int64)
+    for row, one in enumerate(answer.detections):
+        found = len(one.scores_N)
+        boxes[row, :found], scores[row, :found], classes[row, :found] = one.boxes_N4, one.scores_N, one.classes_N
+    return {"boxes": boxes, "scores": scores, "classes": classes}
 
 
 def written(
@@ -99,13 +130,9 @@ def written(
     head = {"model_name": model[0], "model_version": model[1], "parameters": parameters}
     if request.id:
         head["id"] = request.id
-    values: dict[str, NDArray[Any]] = {
-        "logits": answer.logits,
-        "classes": answer.classes,
-        "confidence": answer.confidence,
-    }
+    values = _values(answer)
     of_all = request.parameters.binary_data_output
-    wanted = {one.name: one.parameters.binary_data for one in request.outputs} or dict.fromkeys(OUTPUTS)
+    wanted = {one.name: one.parameters.binary_data for one in request.outputs} or dict.fromkeys(values)
     tensors = [NamedTensor(name, values[name], of_all if binary is None else binary) for name, binary in wanted.items()]
     try:
         return pack(head, "outputs", tensors)

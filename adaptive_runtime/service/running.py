@@ -42,6 +42,9 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
         listening(options.socket) as local,
         opening as model,
     ):
+        if local is not None and (problem := model.format.problem) is not None:
+            got = f"its frames have a class for each image, and the bundle is for {problem}"
+            raise AdaptiveError("--socket", got, next_step="leave it out: HTTP tells them")
         asyncio.run(_serve(options, listener, local, model, token))
 
 

@@ -27,7 +27,8 @@ ASKING = (
     Asking("mixing", "finetune.mixing", "mixup_alpha and cutmix_alpha 0", lambda config: config.finetune.mixing.is_on),
     Asking("exits", "space.exits", "a space without exits", lambda config: asks_for_exits(config.space)),
     Asking("streams", "stream.in_report", "false", lambda config: config.stream.in_report),
-    Asking("bundle", "export.bundle", "false", lambda config: config.export.bundle),
+    Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
+    Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
 )
 
 

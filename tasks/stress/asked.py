@@ -33,6 +33,11 @@ class AskedBundle:
     def open(cls, folder: Path, settings: Settings) -> "AskedBundle":
         """Read it. AdaptiveError in one line: it is damaged, no budget fits, or it has no images."""
         bundle = OpenBundle.open(folder)
+        if (problem := bundle.manifest.problem) is not None:
+            next_step = "serve it: autotailor-runtime serve, or autotailor deploy"
+            raise UserError(
+                f"bundle '{folder}'", f"is for {problem}; stress compares classes of images", next_step=next_step
+            )
         left_out: list[str] = []
         found = BundleVariants.of(bundle.manifest, *serving_formats(bundle, settings.format, left_out.append))
         rows = list(zip(found.variants, found.table.accuracy, strict=True))

@@ -11,7 +11,10 @@ from tasks.errors import UserError
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["export.bundle=true"], "export.bundle with data.kind=glyph_scenes: segmentation cannot do it yet: .*: false"),
+        (
+            ["export.bundle=true", "export.adaptable=true"],
+            "export.adaptable with data.kind=glyph_scenes: segmentation cannot do it yet: .*: false",
+        ),
         (["finetune.mixing.mixup_alpha=0.2"], "finetune.mixing with data.kind=glyph_scenes: .*mixed images"),
         (["space.exits=auto"], "space.exits with data.kind=glyph_scenes: .*; allowed: a space without exits"),
         (["stream.in_report=true"], "stream.in_report with data.kind=glyph_scenes: .*; allowed: false"),

@@ -60,7 +60,7 @@ from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
-from tasks.problems import require
+from tasks.problems import CLASSIFICATION, require
 from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card
 
@@ -88,7 +88,9 @@ def write_bundle(
     these were exported. The folder is there whole, or not at all. UserError: the key cannot be read, or rules need what nobody
     knows of the SubNets.
     """
-    require(images.problem, "bundle", "export.bundle=true", "set export.bundle=false")
+    for option, asked in (("adaptable", settings.adaptable), ("blocks", settings.blocks)):
+        if asked:
+            require(images.problem, option, f"export.{option}=true", f"set export.{option}=false")
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
@@ -202,6 +204,7 @@ class _Writer:
             calibration=CALIBRATION_FILE,
             source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
             policy=self.rules,
+            problem=None if self.images.problem.name == CLASSIFICATION.name else self.images.problem.name,
         )
         if self.rules is not None:
             try:

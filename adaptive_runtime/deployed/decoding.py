@@ -1,0 +1,66 @@
+"""Answers from raw outputs of SubNets that tell of parts of an image: boxes of objects, or the class of each pixel.
+
+Legend: N samples, P anchors, K classes, H height, W width; h, w those of a raw output.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.boxes import HEADS, DetectionHead, Detections, detect
+from adaptive_runtime.bundles import BundledNet, BundledSubNet
+from adaptive_runtime.errors import AdaptiveError
+from adaptive_runtime.pool.scaling import BILINEAR, scaling
+
+SEGMENTATION = "segmentation"
+Array = NDArray[np.float32]
+
+
+class DecodedAnswers(NamedTuple):
+    """Of some images, in their own pixels. Either the boxes of each image, or the class of each pixel (N, H, W)."""
+
+    detections: tuple[Detections, ...] | None = None
+    masks: NDArray[np.int64] | None = None
+
+
+Decoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
+"""From a flat raw output (N, numbers) of a SubNet in one format, for images of (height, width)."""
+
+
+def boxes_of(
+    head: DetectionHead, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """Boxes by a head; a SubNet that takes images in another size tells them in its own pixels, which are scaled."""
+    height, width = own = (subnet.input_shape[-2], subnet.input_shape[-1])
+    scale_4 = np.array([size[1] / width, size[0] / height] * 2, dtype=np.float32)
+    found = detect(head, raw_NV.reshape(len(raw_NV), head.positions(own), -1), own)
+    return DecodedAnswers(tuple(replace(one, boxes_N4=one.boxes_N4 * scale_4) for one in found))
+
+
+def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """The class of each pixel, by logits that are enlarged to the image."""
+    *_, classes, height, width = (int(one or 0) for one in net.output.shape)
+    logits_NKhw = raw_NV.reshape(-1, classes, height, width)
+    enlarged = scaling((height, width), size, BILINEAR)
+    logits_NKHW = logits_NKhw if enlarged is None else enlarged(logits_NKhw)
+    return DecodedAnswers(masks=logits_NKHW.argmax(1))
+
+
+DECODERS: Mapping[str, Decoder] = MappingProxyType(
+    {SEGMENTATION: masks_of, **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()}}
+)
+
+
+def decoder_of(problem: str | None) -> Decoder | None:
+    """The decoder of a learning problem; None: it classifies whole images. AdaptiveError: the problem is not known."""
+    if problem is None:
+        return None
+    if problem not in DECODERS:
+        next_step = "install a newer adaptive_runtime"
+        raise AdaptiveError("bundle", f"problem '{problem}'", allowed=", ".join(DECODERS), next_step=next_step)
+    return DECODERS[problem]
