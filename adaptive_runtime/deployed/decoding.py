@@ -28,7 +28,7 @@ class DecodedAnswers(NamedTuple):
     masks: NDArray[np.int64] | None = None
 
 
-Decoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
+RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
 """From a flat raw output (N, numbers) of a SubNet in one format, for images of (height, width)."""
 
 
@@ -51,12 +51,12 @@ def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[
     return DecodedAnswers(masks=logits_NKHW.argmax(1))
 
 
-DECODERS: Mapping[str, Decoder] = MappingProxyType(
+DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
     {SEGMENTATION: masks_of, **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()}}
 )
 
 
-def decoder_of(problem: str | None) -> Decoder | None:
+def decoder_of(problem: str | None) -> RawDecoder | None:
     """The decoder of a learning problem; None: it classifies whole images. AdaptiveError: the problem is not known."""
     if problem is None:
         return None

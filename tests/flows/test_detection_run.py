@@ -12,7 +12,6 @@ import pytest
 import adaptive_runtime
 from adaptive_runtime.boxes import SSDLITE, Detections, detect, iou
 from adaptive_runtime.bundles import OpenBundle
-from adaptive_runtime.service.inference import NOTHING, InferenceFormat, read, written
 from flows.cli import main
 from tests.boxes import small_detectors
 from tests.flows.conftest import Command
@@ -73,13 +72,14 @@ def test_exported_files_give_the_boxes_of_the_network(
     folder = detected[1] / "exports" / "onnxruntime"
     sample = bundle.calibration()
     assert sample is not None
-    cards = [json.loads(file.read_text()) for file in folder.glob("*.json") if "decoding" in file.read_text()]
-    assert {card["digest"] for card in cards} == set(bundle.manifest.by_digest)
-    for card in cards:
+    told = (json.loads(file.read_text()) for file in folder.glob("*.json"))
+    cards = {card["digest"]: card for card in told if "input_shape" in card}
+    assert cards.keys() == bundle.manifest.by_digest.keys()
+    for card in cards.values():
         assert card["decoding"]["head"] == "ssdlite"
         size = tuple(card["input_shape"][-2:])
         images, expected = sample.inputs[tuple(card["input_shape"][1:])], sample.answers[card["digest"], None]
-        (file,) = folder.glob(f"*-{card['digest'][:8]}.onnx")
+        file = next(folder.glob(f"*-{card['digest'][:8]}.onnx"))
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
         (given,) = session.get_inputs()
         raw = np.concatenate([session.run(None, {given.name: image[None]})[0] for image in images])
@@ -103,22 +103,6 @@ def test_a_bundle_answers_with_boxes_in_pixels_of_the_images(bundle: OpenBundle)
             for found in answer.detections:
                 assert found.boxes_N4.min() >= 0
                 assert SIDE / 2 < found.boxes_N4.max() <= SIDE
-        body = {
-            "inputs": [
-                {"name": "input", "shape": list(images.shape), "datatype": "FP32", "data": images.ravel().tolist()}
-            ]
-        }
-        form = InferenceFormat.of(model)
-        request = read(json.dumps(body).encode(), None, form)
-        told = json.loads(written(request.message, answer, 0.0, 0.0, model=("model", "1")).content)
-    boxes, scores, classes = (np.reshape(one["data"], one["shape"]) for one in told["outputs"])
-    assert [one["name"] for one in told["outputs"]] == list(form.outputs)
-    for row, found in enumerate(answer.detections or ()):
-        count = len(found.scores_N)
-        np.testing.assert_array_equal(classes[row, :count], found.classes_N)
-        np.testing.assert_array_equal(boxes[row, :count].astype(np.float32), found.boxes_N4)
-        assert (classes[row, count:] == NOTHING).all()
-        assert not scores[row, count:].any()
 
 
 def test_stress_refuses_a_detector_in_one_line(

@@ -60,7 +60,7 @@ from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits
 from tasks.export.facts import tell
 from tasks.export.files import Images, in_batches, references
 from tasks.export.settings import Settings
-from tasks.problems import CLASSIFICATION, require
+from tasks.problems import CLASSIFICATION, LearningProblem, require
 from tasks.progress import Progress
 from tasks.schemas.exports import Bundle, Card
 
@@ -88,9 +88,7 @@ def write_bundle(
     these were exported. The folder is there whole, or not at all. UserError: the key cannot be read, or rules need what nobody
     knows of the SubNets.
     """
-    for option, asked in (("adaptable", settings.adaptable), ("blocks", settings.blocks)):
-        if asked:
-            require(images.problem, option, f"export.{option}=true", f"set export.{option}=false")
+    _check(settings, images.problem)
     final, partial = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial"
     key = _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
@@ -119,6 +117,13 @@ def write_bundle(
         relative_difference=difference,
         tolerance=allowed,
     )
+
+
+def _check(settings: Settings, problem: LearningProblem) -> None:
+    """UserError for what bundles of a learning problem cannot have."""
+    for option, asked in (("adaptable", settings.adaptable), ("blocks", settings.blocks)):
+        if asked:
+            require(problem, option, f"export.{option}=true", f"set export.{option}=false")
 
 
 def _key(settings: Settings) -> bytes | None:
