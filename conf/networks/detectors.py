@@ -1,21 +1,24 @@
-"""Detectors that give one raw output: SSDLite on MobileNetV3, RetinaNet and FCOS on ResNet50, from random weights.
+"""Detectors that give one raw output, from random weights: SSDLite, RetinaNet and FCOS.
 
-They are torchvision's, without what it does before and after the network: scaling, anchors, losses, decoding and
-suppression are outside (`adaptive_runtime.boxes`, `tasks.problems.detection`). Shapes: B batch, C channels, H height,
-W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object Detection (ICCV 2017), FCOS (ICCV 2019).
+They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite on a small residual network. What comes before and after
+the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes`, `tasks.problems.detection`).
+Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object
+Detection (ICCV 2017), FCOS (ICCV 2019).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torchvision.models import mobilenet_v3_small
 from torchvision.models.detection import fcos_resnet50_fpn, retinanet_resnet50_fpn, ssdlite320_mobilenet_v3_large
-from torchvision.models.detection.ssdlite import SSDLiteFeatureExtractorMobileNet, SSDLiteHead
+from torchvision.models.detection.ssdlite import SSDLiteHead
 
 COLUMNS = ("cls_logits", "bbox_regression", "bbox_ctrness")
 """What heads of torchvision give, in the order of columns; the last one with FCOS alone."""
+
+STAGES = (32, 48, 64)
+WIDTH = STAGES[-1]
+"""Channels of the small residual network."""
 
 
 class RawDetector(nn.Module):
@@ -34,6 +37,42 @@ class RawDetector(nn.Module):
         return torch.cat([told[name] for name in COLUMNS if name in told], 2)
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = _convolution(width, width, 1), nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The sum, above zero."""
+        return torch.relu(x_BCHW + self.norm(self.second(self.first(x_BCHW))))
+
+
+class ResidualMaps(nn.Module):
+    """Six feature maps with strides 16 to 512 and `WIDTH` channels: three stages of two residual blocks, then convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = _convolution(channels, STAGES[0] // 2)
+        widths = zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(_convolution(before, width), ResidualBlock(width), ResidualBlock(width))
+                for before, width in widths
+            )
+        )
+        self.coarser = nn.ModuleList(_convolution(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
+        """By their places, the finest first."""
+        maps = [self.stages(self.stem(x_BCHW))]
+        for layer in self.coarser:
+            maps.append(layer(maps[-1]))
+        return {str(place): each for place, each in enumerate(maps)}
+
+
 def ssdlite(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
     """For the head `ssdlite`, on MobileNetV3-Large."""
     whole = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=num_classes)
@@ -41,15 +80,8 @@ def ssdlite(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
 
 
 def ssdlite_small(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
-    """For the head `ssdlite`, on MobileNetV3-Small, with half the channels in the maps that are coarser than the network's."""
-    norm = partial(nn.BatchNorm2d, eps=0.001)
-    layers = mobilenet_v3_small(weights=None, norm_layer=norm).features
-    coarsest = max(place for place, layer in enumerate(layers) if getattr(layer, "_is_cn", False))
-    maps = SSDLiteFeatureExtractorMobileNet(layers, coarsest, norm, width_mult=0.5)
-    with torch.no_grad():
-        channels = [found.shape[1] for found in maps.eval()(torch.zeros(1, 3, 64, 64)).values()]
-    head = SSDLiteHead(channels, [6] * len(channels), num_classes, norm)
-    return _raw(maps.train(), head, in_chans)
+    """For the head `ssdlite`, on a small residual network, which learns from random weights in minutes."""
+    return RawDetector(ResidualMaps(in_chans), SSDLiteHead([WIDTH] * 6, [6] * 6, num_classes, nn.BatchNorm2d))
 
 
 def retinanet(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
@@ -62,6 +94,11 @@ def fcos(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
     """For the head `fcos`."""
     whole = fcos_resnet50_fpn(weights=None, weights_backbone=None, num_classes=num_classes)
     return _raw(whole.backbone, whole.head, in_chans)
+
+
+def _convolution(before: int, after: int, stride: int = 2) -> nn.Sequential:
+    """A convolution, BatchNorm and ReLU; a stride of 2 halves height and width."""
+    return nn.Sequential(nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
 
 
 def _raw(backbone: nn.Module, head: nn.Module, channels: int) -> RawDetector:
