@@ -1,7 +1,7 @@
 """Detectors that give one raw output, from random weights: SSDLite, RetinaNet and FCOS.
 
 They are torchvision's on MobileNetV3-Large and ResNet50, and SSDLite on a small residual network. What comes before and after
-the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes`, `tasks.problems.detection`).
+the network is outside: scaling, anchors, losses, decoding and suppression (`adaptive_runtime.boxes` and `tasks.problems`).
 Shapes: B batch, C channels, H height, W width, P anchors. Sources: MobileNetV2 (CVPR 2018) §6.2, Focal Loss for Dense Object
 Detection (ICCV 2017), FCOS (ICCV 2019).
 """
