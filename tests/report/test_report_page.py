@@ -275,7 +275,7 @@ def test_layers_of_every_shown_subnet_add_up_to_its_prediction(data: Report) -> 
 
 def test_labels_of_figures_are_escaped() -> None:
     row = {"variable": "<a href='x'>v</a>", "choice": 1.0, "delta_points": -1.0, "standard_error_points": 0.1}
-    labels = charts.sensitivities([{**row, "delta_loss": 0.1}]).data[0].y
+    labels = charts.sensitivities([{**row, "delta_loss": 0.1}], "accuracy").data[0].y
     assert labels == ("&lt;a href=&#x27;x&#x27;&gt;v&lt;/a&gt; = 1",)
 
 

@@ -29,7 +29,7 @@ Written = tuple[OpenBundle, str, str]
 
 def _bundle(folder: Path, make: Callable[[int, int], nn.Module], problem: str) -> Written:
     torch.manual_seed(0)
-    space = {"resolution": [SMALLER, SIDE], "*.width_mult": [0.5, 1]}
+    space: dict[str, list[int | float]] = {"resolution": [SMALLER, SIDE], "*.width_mult": [0.5, 1]}
     net = tailor_ir.compile(make(CLASSES, 3).eval(), torch.zeros(1, 3, SIDE, SIDE), space)
     manifest = write_plain_bundle(net, [net.max_config, net.min_config], folder, samples=SAMPLES)
     (folder / BUNDLE_FILE).write_text(manifest.model_copy(update={"problem": problem}).to_json())
