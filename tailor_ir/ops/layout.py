@@ -15,7 +15,7 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
     """Dimensions after a row-major reshape to `sizes`: factors are matched from the left, merged or split as sizes demand."""
     factors = list(factors_of(dims))
     result: list[Dim] = []
-    for size in sizes:
+    for size, following in zip(sizes, (*sizes[1:], 0), strict=True):
         taken: list[Dim] = []
         product = 1
         while product < size and factors:
@@ -33,11 +33,20 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
             return _frozen(node, p, dims, sizes)
         if size == 1 and factors and factors[0].size == 1:
             taken = [factors.pop(0)]
+        while following != 1 and _goes_on(p, taken, factors):
+            taken.append(factors.pop(0))
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
     single = [f for f in factors if not p.is_fixed(f)]
     if single:  # axes that have one element at the traced resolution only
         result[-1] = p.pool.product((result[-1], *single))
     return tuple(result)
+
+
+def _goes_on(p: Propagation, taken: Sequence[Dim], factors: Sequence[Dim]) -> bool:
+    """Whether positions go on with positions of which there is one at the traced resolution only."""
+    if not taken or not factors or factors[0].size != 1:
+        return False
+    return p.pool.has_positions(taken[-1]) and p.pool.has_positions(factors[0])
 
 
 def _frozen(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:

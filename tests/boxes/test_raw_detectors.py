@@ -33,12 +33,10 @@ def test_subnets_of_a_detector_are_what_is_built_and_exported_of_them(
 ) -> None:
     torch.manual_seed(0)
     module = make(CLASSES, 1).eval()
-    space: dict[str, list[Choice] | str] = {"*.depth": "auto", "*.width_mult": [0.5, 1]}
-    if head is not FCOS:
-        space["resolution"] = [32, SIDE]
+    space: dict[str, list[Choice] | str] = {"*.depth": "auto", "*.width_mult": [0.5, 1], "resolution": [32, SIDE]}
     net = tailor_ir.compile(module, torch.zeros(1, 1, SIDE, SIDE), space)
     kinds = {variable.name.rpartition(".")[2] for variable in net.space.variables}
-    assert kinds == {"depth", "width_mult", *({"resolution"} if head is not FCOS else {})}
+    assert kinds == {"depth", "width_mult", "resolution"}
     x_BCHW = torch.rand(2, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         net.elastic.eval().activate(net.max_config)
