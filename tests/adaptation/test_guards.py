@@ -28,9 +28,9 @@ def pictures(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return 0.6 * PATTERNS[y_B] + torch.randn(count, 3, 32, 32, generator=generator), y_B
 
 
-def drifted(x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Brighter in two colours, darker in one, with less contrast."""
-    return 0.4 * x_BCHW + torch.tensor([1.5, -1.0, 0.7]).reshape(3, 1, 1)
+def drifted(x_BCHW: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+    """Brighter in two colours, darker in one, with less contrast; less so with a share."""
+    return (1 - 0.6 * share) * x_BCHW + share * torch.tensor([1.5, -1.0, 0.7]).reshape(3, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,11 @@ def accuracy(guard: GuardedSubnet, stream: Iterator[tuple[torch.Tensor, torch.Te
     return torch.cat(right).float().mean().item()
 
 
-def batches(count: int, size: int, seed: int, drift: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(count: int, size: int, seed: int, drift: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """drift: its share."""
     for number in range(count):
         x_BCHW, y_B = pictures(size, seed + number)
-        yield (drifted(x_BCHW) if drift else x_BCHW), y_B
+        yield drifted(x_BCHW, drift), y_B
 
 
 def test_bets_are_fair() -> None:
@@ -215,7 +216,7 @@ def test_drift_is_corrected_and_the_source_comes_back_after_it(source: AdaptiveS
 def test_a_method_that_aligns_no_images_learns_first(source: AdaptiveSubnet) -> None:
     plain = GUARDED_METHOD.model_copy(update={"input_deviations": None, "learning_rate": 3e-3})
     guard = guarded(source, plain)
-    accuracy(guard, batches(12, 16, 7000, drift=True))
+    accuracy(guard, batches(12, 16, 7000, drift=0.3))  # a whole one is too much for three batches
     kinds = [event.kind for event in guard.events]
     assert kinds[0] == "drift"
     assert set(kinds[1:]) <= {"kept", "undone"}
