@@ -312,7 +312,9 @@ class DeployedModel:
                 decision = adaptation.choose(cold, without, request.with_usual_budget)
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
                 self._go_towards(rows[decision.variant], meanwhile)
-                if not request.has_less(adaptation.limits.budget_ms):
+                limits = adaptation.limits
+                in_time = meanwhile is None and decision.effective_ms <= limits.for_run(request).budget_ms
+                if in_time or not request.has_less(limits.budget_ms):
                     return self._active, decision.effective_ms
             decision = adaptation.choose(cold, without, request)
             if decision.step == "hurry":
