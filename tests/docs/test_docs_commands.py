@@ -26,6 +26,7 @@ from flows.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
 from profiling_agents.serving.puller import check_relay
 from tasks.models import create
+from tasks.problems import problem_named
 from tests.docs.documents import DOCUMENTS, ROOT, Command, commands, device_commands, write_files
 
 SHOWN = [command for document in DOCUMENTS for command in commands(document)]
@@ -90,7 +91,7 @@ def assert_network_takes_the_space(config: RunConfig) -> None:
     if config.model.kind == "callable" or config.space:
         size = config.data.resolution
         settings = config.model.model_copy(update={"pretrained": False, "checkpoint": None})
-        network = create(settings, 10, config.data.channels, size)
+        network = create(settings, 10, config.data.channels, size, problem=problem_named(config.data.problem))
         net = tailor_ir.compile(network, torch.zeros(1, config.data.channels, size, size), config.space or None)
         assert net.space.distinct > 1
 
