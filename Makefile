@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FLOW_TESTS := tests/flows tests/predict tests/deploy tests/search tests/baselines tests/engine tests/golden tests/links
 STAGE_TESTS := tests/finetune tests/tables tests/docs
+UNIT := unit-flows unit-stages unit-rest
 
 .PHONY: help setup demo test lint types imports unit unit-flows unit-stages unit-rest device-wheel lock clean
 
@@ -28,7 +29,9 @@ demo: setup
 	$(BIN)/autotailor run +preset=demo
 	$(BIN)/autotailor stress onnxruntime
 
-test: lint types imports unit
+# Types are checked while tests run: these keep both cores busy for half an hour, and mypy one for some minutes.
+test: lint imports
+	@$(MAKE) --no-print-directory -j4 types $(UNIT)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -42,10 +45,10 @@ imports: setup
 
 # Three parts side by side, of one thread each: most tests wait for processes of their own. Hundreds of these import the same
 # modules, which are compiled once.
-unit: export OMP_NUM_THREADS = 1
-unit: export PYTHONDONTWRITEBYTECODE =
+test unit: export OMP_NUM_THREADS = 1
+test unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
-	@$(MAKE) --no-print-directory -j3 unit-flows unit-stages unit-rest
+	@$(MAKE) --no-print-directory -j3 $(UNIT)
 
 unit-flows: setup
 	$(BIN)/python -m pytest -q --durations=20 $(FLOW_TESTS)
