@@ -5,9 +5,10 @@
 
 It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
 (`benchmarks.shaped_links`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
-values are timed at home and on the device, alone. From these times and the link as it is shaped, each method places the
-segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut), DADS (the minimum cut), and a neighbour
-search as that of CAS. Then each different plan is run over each link, one request after the other.
+values are timed at home and on the device, alone, and scaled to the time of the whole network. From these times and the link
+as it is shaped, each method places the segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut),
+DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
+after the other.
 
 *Predicted*: times of segments, and the link as home has measured it before the requests that count. *Measured*: p50.
 --coding: of the tensors that ours sends; the others send fp32. Where methods agree, their plan is measured once. Where fewer
@@ -112,8 +113,10 @@ def measure(network: str, links: Sequence[ShapedLink], results: Results, options
     net = super_net(network)
     with tempfile.TemporaryDirectory() as name, namespaces():
         folder = Path(name)
-        fine = written(net, fine_groups(operators_of(net)), folder / "fine")
-        plans = NetworkPlans(net, *results.times(f"{network}, fine", fine, options), links, options.coding)
+        groups = fine_groups(operators_of(net))
+        fine, whole = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
+        times = scaled(*(results.times(f"{network}, {one.name}", one, options) for one in (fine, whole)))
+        plans = NetworkPlans(net, *times, links, options.coding)
         chain = written(net, plans.groups, folder / "chain")
         times = results.times(network, chain, options)
         with serving_device(options.device_cpus) as unlimited:
@@ -123,6 +126,12 @@ def measure(network: str, links: Sequence[ShapedLink], results: Results, options
             for link in links:
                 if not results.has(network, link):
                     yield {"network": network, **link._asdict(), "plans": over(link, plans, times, chain, options)}
+
+
+def scaled(fine: Times, whole: Times) -> Times:
+    """Times of small segments, so that they add up to the time of all as one: each has costs of its own besides."""
+    pairs = zip(fine, whole, strict=True)
+    return Times(*([sum(all_ms) / sum(each_ms) * one_ms for one_ms in each_ms] for each_ms, all_ms in pairs))
 
 
 def over(link: ShapedLink, plans: NetworkPlans, times: Times, chain: Path, options: argparse.Namespace) -> list[Row]:
