@@ -35,7 +35,8 @@ from tests.ir.networks import perturb
 
 SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0, patience=0.0)
 SETTINGS = profile.Settings(subnet=SUBNET, subnets_per_operator=4, flush_s=0.05)
-FACTOR = 5.0  # between timings of tiny networks on a shared machine; how well they agree is benchmarks/latency.py's
+FACTOR = 3.0  # between timings of tiny networks on a shared machine; how well they agree is benchmarks/latency.py's
+INT8_FACTOR = 5.0  # what is between operators takes most of the time of a tiny network in int8
 NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
 
 
@@ -216,7 +217,8 @@ def test_profile_in_situ_knows_every_operator_and_adds_up(
     assert {entry.method for entry in known} == {"in situ"}
     assert {entry.cache for entry in known} == {SUBNET.cache}
     ratios = [subnet_ms(net, table, UNCORRECTED, line["config"]) / line["p50_ms"] for line in lines]
-    assert 1 / FACTOR <= np.median(ratios) <= FACTOR
+    factor = INT8_FACTOR if timing_device.capabilities().precision == "int8" else FACTOR
+    assert 1 / factor <= np.median(ratios) <= factor
     again = profile.run(SETTINGS, operators, timing_device, tmp_path, Silent(), supernet)
     assert again["measured_now"] == 0
     assert read_lines(tmp_path / profile.SUBNETS_FILE) == lines
