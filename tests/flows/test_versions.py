@@ -51,6 +51,31 @@ def test_a_change_in_a_solver_is_another_version_of_the_search(solver: str, monk
         code_version.cache_clear()
 
 
+HIDDEN = {
+    "on one line": "if 1 > 2: import room.a\n",
+    "behind a semicolon": "x = 1; from room import a\n",
+    "in a function": "def f():\n\n    import room.a as b, room.c\n",
+    "with comments": "from room import (  # of many\n    c,  # the third (of three)\n    a,\n)\n",
+    "on two lines": "from room \\\n    import a\n",
+    "behind what looks like it": '"""\nimport that\n"""\nimport os, room.a\n',
+    "with all names": "from room.a import *\n",
+    "from the same package": "from . import a\n",
+    "from the package around it": "from ..a import x\n",
+}
+
+
+@pytest.mark.parametrize("source", HIDDEN.values(), ids=HIDDEN.keys())
+def test_an_import_is_found_wherever_it_stands(source: str) -> None:
+    assert "room.a" in versions._imports("room.stages.one" if ".." in source else "room.stage", False, source)
+
+
+def test_what_only_types_need_does_not_run() -> None:
+    types = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import room.a\n\n    import room.b\n\nimport room.c\n"
+    found = versions._imports("room.stage", False, types)
+    assert "room.c" in found
+    assert {"room.a", "room.b"}.isdisjoint(found)
+
+
 def test_versions_of_the_libraries_are_known() -> None:
     assert set(versions.library_versions()) >= {"torch", "onnx", "ncnn", "onnxruntime", "prefect", "mlflow"}
 
