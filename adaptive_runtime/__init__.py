@@ -1,7 +1,25 @@
-"""What stays on a device after deployment: decides with tables, without torch and without the IR."""
+"""What stays on a device after deployment: decides with tables, without torch and without the IR.
 
-from adaptive_runtime.adapting import AdaptingOptions
-from adaptive_runtime.adapting_weights import WeightOptions
-from adaptive_runtime.deployed import DeployedModel, ModelAnswer, ModelState, check, load
+Names of this package are imported when they are asked for: its errors are those of the pipeline, too, whose ranks need no more.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adaptive_runtime.adapting import AdaptingOptions
+    from adaptive_runtime.adapting_weights import WeightOptions
+    from adaptive_runtime.deployed import DeployedModel, ModelAnswer, ModelState, check, load
 
 __all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
+
+ROOMS = {"AdaptingOptions": "adapting", "WeightOptions": "adapting_weights"}
+"""Where a name is, if not in `deployed`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(import_module(f"{__name__}.{ROOMS.get(name, 'deployed')}"), name)
+    globals()[name] = found
+    return found
