@@ -1,5 +1,6 @@
 """What tests of all rooms share."""
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +18,12 @@ COMPILING_ROOMS = {"flows", "tasks", "tailor_ir"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Golden files are changed by this option alone."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/files anew instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays until the end: the garbage collector need not look at it again after each test."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)
