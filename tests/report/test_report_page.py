@@ -74,6 +74,8 @@ def hostile(data: Report) -> Report:
     device["winners"][0] |= {"measured_ms": None, "accuracy": None, "within_budget": None, "reason": HOSTILE,
                              "files": [], "on_front": False, "max_difference": None}  # fmt: skip
     device["winners"][1] |= {"within_budget": False, "measured_ms": 2 * device["winners"][1]["budget_ms"]}
+    for row in device["winners"][2:]:  # a busy machine may have made others miss theirs
+        row |= {"within_budget": True, "measured_ms": min(row["measured_ms"], row["budget_ms"])}
     bad["headline"] = headline(bad, 3.0)
     return bad
 
