@@ -12,7 +12,7 @@ import tailor_ir
 from tests.ir.invariants import difference
 from tests.ir.networks import FAMILIES, from_timm
 
-SUBNETS = 8
+SUBNETS = 20
 ORIGINAL_TOLERANCE = 1e-5  # relative to the output's largest value, fp32
 EXPORT_TOLERANCE = 1e-4
 
