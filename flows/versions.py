@@ -33,10 +33,14 @@ LIBRARIES = (
 OPTIONAL_LIBRARIES = ("executorch", "openvino")
 """Libraries of extras, which need not be there."""
 
+Statements = tuple[list[str], list[tuple[str, list[str]]]]
+"""What `import` names, and what `from` names with all that is taken of it."""
 FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import\b[ \t]*(\([^()]*\)|[^()\n;\\]*$)", re.MULTILINE)
 PLAIN = re.compile(r"^[ \t]*import\b([^()\n;\\]*)$", re.MULTILINE)
 WORD = re.compile(r"\bimport\b")
+"""FROM and PLAIN are statements on lines of their own; where WORD is outside of them, a statement may be missed."""
 FOR_TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|[ \t]*\n)+", re.MULTILINE)
+"""A block that type checkers alone read."""
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
 
@@ -98,11 +102,8 @@ def _imports(module: str, package: bool, source: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-Statements = tuple[list[str], list[tuple[str, list[str]]]]
-
-
 def _statements(source: str) -> Statements:
-    """What `import` names, and what `from` names with all that is taken of it: at least all that the source imports."""
+    """At least all that the source imports."""
     taken, plain = FROM.findall(source), PLAIN.findall(source)
     if "\\\n" in source or len(WORD.findall(source)) > len(taken) + len(plain):
         return _parsed(source)
