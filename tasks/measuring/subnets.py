@@ -120,18 +120,20 @@ class SubNetMeter:
         known = file if isinstance(file, SubNetLines) else SubNetLines(file, "key")
         for line in map(TimedLine.model_validate, known.read(by_key)):
             lines.setdefault(line.key, []).append(line)
-        for number in range(MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds):
-            calm = Calm.fit(line for found in lines.values() for line in found[:number])  # as a first call knew it
-            left = [subject for key, subject in by_key.items() if len(lines[key]) <= number]
-            todo = [one for one in left if number < self.rounds or not _settled(lines[one.key], calm, self.rounds)]
+        most = MOST_ROUNDS if self.rounds == 1 else 2 * self.rounds
+        again = ""
+        while True:
+            calm = Calm.fit(line for found in lines.values() for line in found)
+            left = [one for key, one in by_key.items() if len(lines[key]) < most]
+            todo = [one for one in left if not _settled(lines[one.key], calm, self.rounds)]
             if not todo:
-                continue
-            with progress.bar(name if not number else f"{name} again", len(todo)) as bar:
+                break
+            with progress.bar(f"{name}{again}", len(todo)) as bar:
                 for line in self._lines(todo, subjects[0], made):
                     lines[line.key].append(line)
                     known.append(line.model_dump(mode="json"), shared=line.p50_ms is not None)
                     bar.advance()
-        calm = Calm.fit(line for found in lines.values() for line in found)
+            again = " again"
         return [_median(lines[subject.key], calm) for subject in subjects]
 
     def lines(
@@ -230,7 +232,11 @@ def _bytes(jobs: Iterable[ModelJob | str]) -> int:
 
 def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
     """Whether measuring a SubNet again would tell nothing more."""
-    if any(line.state == "failed" for line in lines) or (lines and math.isnan(calm.best_ms)):
+    if any(line.state == "failed" for line in lines):
+        return True
+    if len(lines) < rounds:
+        return False
+    if math.isnan(calm.best_ms):
         return True
     slowdowns = calm.slowdowns(lines)
     if rounds == 1:
@@ -238,8 +244,6 @@ def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
             line.reference_ms is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
         )
         return any(calm_ones)
-    if len(lines) < rounds:
-        return False
     times_ms = np.array([line.p50_ms for line in lines]) / slowdowns
     error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
     return error_ms <= STANDARD_ERROR * float(np.median(times_ms))

@@ -60,7 +60,8 @@ def test_of_several_rounds_the_median_beside_the_reference_counts() -> None:
 def test_what_is_measured_again(lines: list[TimedLine], once: bool, several: bool) -> None:
     for rounds, settled in ((1, once), (3, several)):
         assert measure._settled(lines, Calm(100.0), rounds) == settled
-        assert measure._settled([line(5.0, None)], Calm(float("nan")), rounds)
+        assert measure._settled([line(5.0, None)] * rounds, Calm(float("nan")), rounds)
+        assert not measure._settled([], Calm(float("nan")), rounds)
 
 
 def test_models_share_the_part_of_the_slowdown_that_they_were_seen_to_share() -> None:
