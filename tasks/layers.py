@@ -77,8 +77,9 @@ class Section:
     """One stage of a SubNet, or what is before, between or behind stages.
 
     `blocks`, `all_blocks`: how many this SubNet and the largest one have. `output`: of one sample. `choices`: kind of variable
-    -> the different choices, in order, of the blocks that are left; depth and width are seen in `blocks` and `channels`.
-    `predicted_ms`: sum of its layers [ms]; None when one has no latency.
+    -> the different choices, in order, of the blocks that are left; a block that is replaced, such as `block.2` -> its
+    alternative. Depth and width are seen in `blocks` and `channels`. `predicted_ms`: sum of its layers [ms]; None when one has
+    no latency.
     """
 
     name: str
@@ -190,8 +191,13 @@ class Layers:
         latencies_ms = [operator.predicted_ms for _, operator in found]
         choices: dict[str, dict[Choice, None]] = {}
         for variable in self._net.space.variables:
-            if variable.name in config and variable.name.startswith(f"{name}.") and not KINDS[variable.kind].seen:
-                choices.setdefault(variable.kind, {})[config[variable.name]] = None
+            if variable.name not in config or not variable.name.startswith(f"{name}.") or KINDS[variable.kind].seen:
+                continue
+            choice = config[variable.name]
+            if variable.kind != "block":
+                choices.setdefault(variable.kind, {})[choice] = None
+            elif choice != variable.choices[-1]:
+                choices[variable.name.removeprefix(f"{name}.").removesuffix(".block")] = {choice: None}
         return Section(
             name=name,
             stage=found[0][0].stage,

@@ -63,9 +63,13 @@ def test_winners_have_exits_and_other_blocks(report: dict[str, Any], own: Comman
         assert winner["reason"] is None
         assert winner["max_difference"] <= 1e-4
     assert list((own.output / "exports" / "onnxruntime").glob("*.onnx"))
-    page = Path(report["report_html"]).read_text()
-    assert "exit" in page
-    assert "merged_2" in page or "low_rank" in page
+    subnets = device["breakdown"]["subnets"]
+    for winner in device["winners"]:
+        told = "\n".join(subnets[winner["digest"]]["architecture"])
+        replaced = {name: choice for name, choice in winner["config"].items() if choice in ALTERNATIVES}
+        for name, choice in replaced.items():
+            assert f"{name.partition('.block.')[2].removesuffix('.block')} {choice}" in told, (told, replaced)
+    assert "exit" in Path(report["report_html"]).read_text()
 
 
 def policies_of(own: Command) -> tuple[Policies, Path]:

@@ -67,21 +67,46 @@ class ResidualBlock(nn.Module):
         return self.activation(x + self.body(x))
 
 
-class SmallNet(nn.Module):
-    """Stem, three residual blocks, classifier: small enough to enumerate every SubNet."""
+class DownsamplingBlock(nn.Module):
+    """3×3 with stride 2 to `hidden`, 3×3 to `after`, added to a 1×1 of the input with stride 2."""
 
-    def __init__(self, channels: int = 16, hidden: int = 32, blocks: int = 3) -> None:
+    def __init__(self, before: int, hidden: int, after: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, hidden, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU(),
+            nn.Conv2d(hidden, after, 3, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=2, bias=False), nn.BatchNorm2d(after))
+        self.activation = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.shortcut(x) + self.body(x))
+
+
+class SmallNet(nn.Module):
+    """Stem, three residual blocks, classifier: small enough to enumerate every SubNet.
+
+    downsampling: the last block but one halves the resolution, and doubles the channels.
+    """
+
+    def __init__(self, channels: int = 16, hidden: int = 32, blocks: int = 3, *, downsampling: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, stride=2, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
         self.blocks = nn.Sequential(*(ResidualBlock(channels, hidden) for _ in range(blocks)))
+        if downsampling:
+            later = (DownsamplingBlock(channels, hidden, 2 * channels), ResidualBlock(2 * channels, hidden))
+            self.blocks = nn.Sequential(*self.blocks[:-2], *later)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(channels, 5)
+        self.classifier = nn.Linear(2 * channels if downsampling else channels, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.pool(self.blocks(self.stem(x))).flatten(1))
 
 
-def small_net(channels: int = 16, hidden: int = 32, blocks: int = 3) -> SmallNet:
+def small_net(channels: int = 16, hidden: int = 32, blocks: int = 3, *, downsampling: bool = False) -> SmallNet:
     """A perturbed SmallNet."""
     torch.manual_seed(0)
-    return perturb(SmallNet(channels, hidden, blocks))
+    return perturb(SmallNet(channels, hidden, blocks, downsampling=downsampling))

@@ -45,18 +45,31 @@ def compiled(name: str) -> tuple[nn.Module, torch.Tensor, tailor_ir.SuperNet]:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
+NAMED = ["merged_2", "merged_3", "pruned_0.5", "low_rank_0.5", "separable", "fire", "ghost"]
+
+
+@cache
+def legal_in(blocks: int, downsampling: bool) -> frozenset[str]:
+    """Names of the alternatives that a small network can have."""
+    net = tailor_ir.compile(small_net(blocks=blocks, downsampling=downsampling), SAMPLE, ALL)
+    return frozenset(str(choice) for v in net.space.variables for choice in v.choices)
+
+
 @settings(max_examples=12, deadline=None)
-@example(blocks=4, kinds={"merged", "pruned_0.5"}, depth=True)
+@example(blocks=4, names={"merged_2", "merged_3", "pruned_0.5"}, depth=True, downsampling=False)
+@example(blocks=4, names={"merged_2", "merged_3", "fire"}, depth=True, downsampling=True)
 @given(
     blocks=st.integers(1, 4),
-    kinds=st.sets(st.sampled_from(["merged", "pruned_0.5", "low_rank_0.5", "separable"]), min_size=1, max_size=3),
+    names=st.sets(st.sampled_from(NAMED), min_size=1, max_size=3),
     depth=st.booleans(),
+    downsampling=st.booleans(),
 )
-def test_counts_are_those_of_brute_force(blocks: int, kinds: set[str], depth: bool) -> None:
-    legal = kinds - {"merged"} if blocks == 1 else kinds
+def test_counts_are_those_of_brute_force(blocks: int, names: set[str], depth: bool, downsampling: bool) -> None:
+    downsampling &= blocks > 1
+    legal = names & legal_in(blocks, downsampling)
     assume(legal)
     spec: SpaceSpec = {"alternatives": sorted(legal), **({"*.depth": "auto"} if depth and blocks > 1 else {})}
-    net = tailor_ir.compile(small_net(blocks=blocks), SAMPLE, spec)
+    net = tailor_ir.compile(small_net(blocks=blocks, downsampling=downsampling), SAMPLE, spec)
     seen = set()
     for row in product(*(range(n) for n in net.space.cardinalities)):
         subnet = net.structure.subnet(np.array(row))
@@ -251,6 +264,11 @@ def test_alternatives_are_asked_for_by_selector_kind_and_name() -> None:
     assert found.keys() == {"stage.1.block.1.block", "stage.1.block.2.block"}
     assert all(choices >= {"pruned_0.5", "original"} and "pruned_0.25" not in choices for choices in found.values())
     assert not any(v.kind == "block" for v in tailor_ir.compile(small_net(), SAMPLE).space.variables)
+
+
+def test_a_selector_asks_for_a_range_of_blocks() -> None:
+    net = tailor_ir.compile(small_net(blocks=4), SAMPLE, {"stage.1.block.[2-3].block": ["pruned_0.5"]})
+    assert [v.name for v in net.space.variables] == ["stage.1.block.2.block", "stage.1.block.3.block"]
 
 
 @pytest.mark.parametrize(

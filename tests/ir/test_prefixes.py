@@ -15,13 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 import tailor_ir
 from tailor_ir.subnets.prefixes import Config, Prefixes, groups
 from tests.ir.elastic_networks import NETWORKS, compiled
-from tests.ir.networks import perturb
+from tests.ir.networks import perturb, small_net
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MIB = 2**20
 FAMILIES = ("test_resnet", "test_efficientnet", "test_vit")
-NAMES = (*FAMILIES, *NETWORKS)
+REPLACED = "blocks and their alternatives"
+NAMES = (*FAMILIES, *NETWORKS, REPLACED)
 _nets: dict[str, tailor_ir.SuperNet] = {}
 
 
@@ -33,6 +34,9 @@ def net_of(name: str) -> tailor_ir.SuperNet:
             size: dict[str, Any] = {"img_size": 64} if name == "test_vit" else {}
             model = perturb(timm.create_model(name, num_classes=10, **size))
             _nets[name] = tailor_ir.compile(model, torch.zeros(1, 3, 64, 64))
+        elif name == REPLACED:
+            sizes = {"alternatives": "auto", "*.depth": "auto", "*.expand_ratio": "auto"}
+            _nets[name] = tailor_ir.compile(small_net(), torch.zeros(1, 3, 32, 32), sizes)
         else:
             _nets[name] = compiled(name)
         _nets[name].elastic.eval()

@@ -40,12 +40,16 @@ INT8_FACTOR = 5.0  # what is between operators takes most of the time of a tiny 
 NAMES = ("test_resnet", "test_efficientnet", "test_vit", "test_convnext")
 
 
+REPLACED = "test_resnet with alternatives"
+
+
 @cache
 def compiled(name: str) -> tailor_ir.SuperNet:
     torch.manual_seed(0)
-    model = perturb(timm.create_model(name))
+    model = perturb(timm.create_model(name.removesuffix(" with alternatives")))
     assert isinstance(model.pretrained_cfg, dict)
-    return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]))
+    sizes = {"alternatives": "auto", "*.width_mult": "auto"} if name == REPLACED else None
+    return tailor_ir.compile(model, torch.randn(1, *model.pretrained_cfg["input_size"]), sizes)
 
 
 def whole(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) -> WholeSubNet:
@@ -66,7 +70,7 @@ def operators(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, REPLACED])
 def test_covering_subnets_have_every_operator_and_each_brings_a_new_one(name: str) -> None:
     net = compiled(name)
     wanted = set(net.unique_operators())
@@ -161,7 +165,7 @@ def one_agent(backend: str, precision: str) -> Iterator[AgentClient]:
         yield client
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, REPLACED])
 def test_every_layer_of_a_subnet_belongs_to_an_operator(name: str, agent: AgentClient) -> None:
     net = compiled(name)
     config = net.space.sample(np.random.default_rng(3))

@@ -16,6 +16,7 @@ from tasks.lut import Lut
 from tasks.places import places
 from tasks.predict.correction import Correction
 from tasks.predict.latency import LatencyPredictor
+from tests.ir.networks import small_net
 from tests.tables.lut_entries import DEVICE, entry, failed
 
 CORRECTION = Correction(offset_ms=0.3, overhead_ms=0.002, factor=0.8, factors={"Conv": 0.7})
@@ -67,6 +68,21 @@ def test_a_skipped_block_has_no_layers_and_is_counted(net: tailor_ir.SuperNet, l
     assert text[0] == "resolution 16"
     assert any(line.startswith("stage.2: 1 of 2 blocks, 8 channels, 2×2, expand_ratio 1") for line in text)
     assert not any(line.startswith(("stem", "head")) for line in text)
+
+
+def test_a_block_that_is_replaced_is_named_with_its_alternative(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"alternatives": ["merged", "pruned_0.5"]}
+    net = tailor_ir.compile(small_net(blocks=4), torch.zeros(1, 3, 32, 32), sizes)
+    lut = Lut.open(tmp_path / "lut", DEVICE)
+    lut.append(entry(one.digest, operator=one.operator, p50_ms=1.0, p90_ms=1.0) for one in net.unique_operators())
+    layers = Layers(net, lut, CORRECTION)
+    wanted = {"stage.1.block.1.block": "pruned_0.5", "stage.1.block.4.block": "merged_2"}
+    (stage,) = (one for one in layers.sections(net.space.canonical({**net.max_config, **wanted})) if one.stage)
+    assert (stage.blocks, stage.all_blocks) == (3, 4)
+    assert "block.1 pruned_0.5, block.4 merged_2" in stage.text
+    assert "original" not in stage.text
+    assert not any(section.choices for section in layers.sections(net.max_config))
 
 
 def test_two_subnets_are_side_by_side_in_the_order_of_the_largest(net: tailor_ir.SuperNet, lut: Lut) -> None:
