@@ -1,12 +1,13 @@
 """A scenario with real processes: the run time's own parts decide and serve, other processes make the load, a relay the link.
 
-Every system serves every request in turn, so that all meet the same load. At home a request is run `slower` times, which makes
-this machine so many times slower than it is; the other device, a process behind a relay, runs it once.
+Every system serves every request in turn, so that all meet the same load. At home a request is run `slower` times, and so is
+each segment of a split there, which makes this machine so many times slower than it is; the other device, a process behind a
+relay, runs its segments once.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from adaptive_runtime.links import MeasuredLink
 from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
 from adaptive_runtime.simulation import LevelRows, PlacedRows, PlayedScenario, RequestEnds, SimulatedOutcome
 from adaptive_runtime.split import PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.split.home import HomeSegments, Loaded
 from adaptive_runtime.traces import LoadTrace, Scenario, Stress
 from benchmarks.split_faults import FaultyDevice
 from tests.runtime.device_files import write
@@ -44,6 +46,22 @@ START_S = 60.0
 BATTERY = "sys/class/power_supply/BAT0"
 KIB_PER_MIB = 1024
 Images = NDArray[np.float32]
+
+
+class SlowerHome(HomeSegments):
+    """Segments at home that run so many times each."""
+
+    def __init__(self, split: SplitSubNet, slower: int) -> None:
+        self.slower = slower
+        super().__init__(split)
+
+    def loaded(self, split: SplitSubNet) -> list[Loaded]:
+        return [partial(self._repeated, one) for one in super().loaded(split)]
+
+    def _repeated(self, segment: Loaded, inputs: Sequence[Images]) -> Sequence[Images]:
+        for _ in range(self.slower - 1):
+            segment(inputs)
+        return segment(inputs)
 
 
 class GivenPlan:
@@ -242,7 +260,7 @@ def serving_rows(
         for digest, split in split_subnets(bundle.parent).items():
             given = GivenPlan(PlacedSegments(devices=("home",) * len(split.subnet.segments)))
             addresses = {name: device.address for name, device in peers.items()}
-            network = SplitNetwork(split, addresses, given, SplitOptions(coding="int8"))
+            network = SplitNetwork(split, addresses, given, SplitOptions(coding="int8"), SlowerHome(split, slower))
             stack.callback(network.close)
             splits[digest] = (network, given)
         yield ServingRows(model, played.rows, splits, slower)

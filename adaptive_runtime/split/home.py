@@ -63,9 +63,13 @@ class HomeSegments:
         self.subnet = split.subnet
         self._exits = tuple(one.name for one in split.exits)
         self._decider = None if split.thresholds is None else Decider(split.thresholds)
-        self._models = (_sessions if split.home == "onnx" else _nets)(split, _jobs(split))
+        self._models = self.loaded(split)
         self._times = [WeightedMean() for _ in self._models]
         self.warm_up()
+
+    def loaded(self, split: SplitSubNet) -> list[Loaded]:
+        """Each segment, ready to run."""
+        return (_sessions if split.home == "onnx" else _nets)(split, _jobs(split))
 
     def warm_up(self) -> None:
         """The first runs, from which times are predicted."""

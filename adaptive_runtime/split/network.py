@@ -28,6 +28,7 @@ T = TypeVar("T")
 class SplitNetwork:
     """A SubNet that is open. devices: by the names that plans use. plans: those to follow, or what chooses them.
 
+    home: what runs segments in this process; None: the runtime of the SubNet's files.
     Every request is answered once: by its plan, or by home. Close it, or use it as a context.
     """
 
@@ -37,14 +38,15 @@ class SplitNetwork:
         devices: Mapping[str, DeviceAddress],
         plans: Sequence[PlacedSegments] | PlacementChoice,
         options: SplitOptions | None = None,
+        home: HomeSegments | None = None,
     ) -> None:
         if HOME in devices:
             raise AdaptiveError("devices", f"one is called '{HOME}'", allowed="any other name")
         choice = PreferredPlacements(plans) if isinstance(plans, Sequence) else plans
         self._shape = split.subnet.shapes[split.subnet.input]
         self._input = split.subnet.input
-        home = HomeSegments(split)
-        self._runner = SplitRunner(split, home, devices, choice, options or SplitOptions())
+        here = HomeSegments(split) if home is None else home
+        self._runner = SplitRunner(split, here, devices, choice, options or SplitOptions())
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._keeping: asyncio.Task[None] | None = None

@@ -1,5 +1,7 @@
 """A SubNet over real devices on loopback answers as its files do, and goes home when devices fail."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.links import DeviceAddress
 from adaptive_runtime.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.split.home import HomeSegments, Loaded
+from benchmarks.day_played import SlowerHome
 from profiling_agents.messages import ActivationCoding
-from tests.links.devices import Reference, ServingDevice, inputs, same
+from tests.links.devices import Array, Reference, ServingDevice, inputs, same
 
 DEADLINE_MS = 60_000.0
 
@@ -41,6 +45,38 @@ def test_a_plan_answers_as_the_files_do(
             assert [(leg.device, leg.first, leg.last) for leg in found.legs] == list(plan(*devices).legs)
         assert network.counts.wrong == 0
         assert network.counts.checked + network.counts.unchecked > 0
+
+
+class CountedHome(HomeSegments):
+    """Counts the runs of segments."""
+
+    runs = 0
+
+    def loaded(self, split: SplitSubNet) -> list[Loaded]:
+        return [partial(self._counted, one) for one in super().loaded(split)]
+
+    def _counted(self, segment: Loaded, inputs: Sequence[Array]) -> Sequence[Array]:
+        self.runs += 1
+        return segment(inputs)
+
+
+class SlowerCountedHome(SlowerHome, CountedHome):
+    """What it counts is run several times."""
+
+
+def test_home_may_be_another_one_and_slower_by_runs(
+    split: SplitSubNet, reference: Reference, device: ServingDevice
+) -> None:
+    home = SlowerCountedHome(split, 3)
+    plans, options = [plan(HOME, HOME, "a", "a")], SplitOptions(check_share=0.0)
+    with SplitNetwork(split, {"a": device.address}, plans, options, home) as network:
+        assert network.wait_for("a")
+        before = home.runs
+        (x,) = inputs(split, 1)
+        found = network.infer(x, DEADLINE_MS)
+    assert same(found.answer, reference(x))
+    assert found.at_home is None
+    assert home.runs - before == 2 * 3
 
 
 @pytest.mark.parametrize(("coding", "tolerance"), [("fp16", 5e-3), ("int8", 0.1)])
