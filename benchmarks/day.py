@@ -18,8 +18,9 @@ together; OVERRIDEs go there.
 
 Each system decides with the run time's own code from what it measures, by the rule 'mu by battery', and where other programs
 leave less than the network has, at most 27 % of the memory: *elastic only* has whole SubNets, *exits only* the largest with
-its exits, *engine only* the largest in all formats, *offloading only* the largest with the other device; *all levels* has all
-rows, and weights that adapt to the light. *Score*: mu · Norm(accuracy) − (1 − mu) · Norm(energy), the mean over requests. The
+its exits, *engine only* the largest in all formats, *offloading only* the largest with the other device; pairs of them are
+those of CrowdHMTware's ablation (Table V), whose elastic networks have exits; *all levels* has all rows, and weights that adapt
+to the light. *Score*: mu · Norm(accuracy) − (1 − mu) · Norm(energy), the mean over requests. The
 *oracle* knows each request before it comes (`adaptive_runtime.simulation.scored`). What drift costs, and what adapting gives
 back, are numbers of the scenario, as measured (docs/adaptation.md).
 

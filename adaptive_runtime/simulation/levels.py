@@ -62,10 +62,10 @@ class LevelRows:
             raise AdaptiveError("rows over levels", "no whole SubNet at home", next_step="add one in the first engine")
         return max(rows, key=self.table.accuracy.__getitem__)
 
-    def only(self, level: Level) -> frozenset[int]:
-        """The rows that differ from `full` at one level alone."""
+    def only(self, *levels: Level) -> frozenset[int]:
+        """The rows that differ from `full` at some levels alone."""
         full = self.levels[self.full]._asdict()
-        others = full.keys() - {level}
+        others = full.keys() - set(levels)
         return frozenset(
             row for row, one in enumerate(self.levels) if all(getattr(one, name) == full[name] for name in others)
         )

@@ -119,9 +119,20 @@ class PlayedScenario:
             "nothing adapts": frozenset([rows.full]),
         }
 
+    @property
+    def ablated(self) -> dict[str, frozenset[int]]:
+        """The rows of systems without one of CrowdHMTware's three components (Table V); elastic networks have exits there."""
+        rows = self.rows
+        return {
+            "elastic + offloading": rows.only("subnet", "exit", "placement"),
+            "elastic + engine": rows.only("subnet", "exit", "engine"),
+            "offloading + engine": rows.only("placement", "engine"),
+        }
+
     def systems(self) -> list[ScoredSystem]:
-        """Each level alone, all together without and with weights that adapt, and the oracle."""
-        found = [self.scored(name, self.play(may_run), self.left_R) for name, may_run in self.alone.items()]
+        """Each level alone, without one component, all together without and with weights that adapt, and the oracle."""
+        fewer = {**self.alone, **self.ablated}
+        found = [self.scored(name, self.play(may_run), self.left_R) for name, may_run in fewer.items()]
         together = self.play()
         found.append(self.scored(STAY, together, self.left_R))
         return [*found, self.scored(EVERYTHING, together, self.adapted_R), self.oracle()]

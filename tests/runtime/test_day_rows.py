@@ -56,5 +56,5 @@ def test_a_short_day_is_played_and_judged(plain_bundle: Path) -> None:
     model = {"peer_faster": 8.0, "watts": 2.0, "idle_watts": 0.3, "seed": 0}
     day = played(argparse.Namespace(**words, **model))
     found = day.systems()
-    assert len(cells(found)) == len(found) == 8
+    assert len(cells(found)) == len(found) == 11
     assert judged(found)["99% in time"] == (found[-2].attainment >= 0.99)

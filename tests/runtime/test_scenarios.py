@@ -114,6 +114,7 @@ def test_rows_over_levels_are_found_by_their_level() -> None:
     assert rows.full == 0
     found = {level: sorted(rows.only(level)) for level in ("subnet", "exit", "engine", "placement")}
     assert found == {"subnet": [0, 3], "exit": [0, 1], "engine": [0, 2], "placement": [0, 4]}
+    assert sorted(rows.only("subnet", "placement")) == [0, 3, 4, 5]
     assert [rows.home_of(row) for row in range(len(LEVELS))] == [0, 1, 2, 3, 0, 3]
 
 
