@@ -51,6 +51,17 @@ def test_gradients_are_those_of_plain_torch_and_the_peak_is_as_predicted(
             assert plan.peak_mib <= budget_mib
 
 
+@pytest.mark.parametrize("family", ["mobilenet", "vit"])
+def test_what_is_computed_again_gives_the_same_gradients_to_the_last_bit(family: str) -> None:
+    module = make(family, 9)
+    planner = StepPlanner(module, batch()[0])
+    means = frozenset({Mean.RECOMPUTE})
+    plans = (planner.plan(1e4, means=frozenset()), planner.plan(planner.least_mib(means=means), means=means))
+    kept, again = (gradients(lean_step(plan, module)[0]) for plan in plans)
+    assert plans[1].peak_mib < plans[0].peak_mib
+    assert torch.equal(kept, again)
+
+
 @pytest.mark.parametrize("family", ["resnet", "vit"])
 def test_all_exact_means_together_need_less_than_plain_training(family: str) -> None:
     module = make(family, 7)

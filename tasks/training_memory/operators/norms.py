@@ -13,6 +13,8 @@ from tasks.training_memory.operators.record import Given, Gradients, RuleNeeds, 
 aten: Any = torch.ops.aten
 IN_PLACE_BYTES = 2**19
 """Of channels of a BatchNorm that are computed at once where its gradient overwrites another tensor."""
+NO_EPSILON = 1e-30
+"""Which adds nothing to 1."""
 
 
 def _spread(node: StepNode, tensors: Sequence[Any], count: int) -> list[Any]:
@@ -34,12 +36,16 @@ def _batch_norm_forward(node: StepNode, tensors: Sequence[Any]) -> tuple[Tensor,
 
 
 def _known_statistics(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> list[Any]:
-    """Arguments of a BatchNorm that normalises as it did before."""
+    """Arguments of a BatchNorm that normalises as it did before, to the last bit.
+
+    The kernel multiplies by weight / deviation. A variance that is computed back from the deviation would round otherwise, and
+    a value at the bend of a ReLU would come to lie on its other side; so the product is the weight, over a deviation of 1.
+    """
     x, weight, bias, mean, variance = _spread(node, tensors, 5)
-    epsilon = node.args[7]
-    if aside:
-        mean, variance = aside[0], aside[1].pow(-2).sub_(epsilon)
-    return [x, weight, bias, mean, variance, False, 0.0, epsilon]
+    if not aside:
+        return [x, weight, bias, mean, variance, False, 0.0, node.args[7]]
+    scale = aside[1] if weight is None else aside[1] * weight
+    return [x, scale, bias, aside[0], torch.ones_like(scale), False, 0.0, NO_EPSILON]
 
 
 def _batch_norm_again(node: StepNode, tensors: Sequence[Any], aside: tuple[Tensor, ...]) -> Tensor:
