@@ -132,7 +132,7 @@ class WeightAdaptation:
     def _look(self, digest: str, parts: list[Array]) -> None:
         """Let a SubNet look at images; where that fails, it serves with the source's weights from then on."""
         try:
-            _guarded(partial(self._observe, digest, parts))
+            _guarded(partial(self._pool.answerer(Variant(digest)).work, self._observe, digest, parts))
         except VariantError as error:
             self._failed.add(digest)
             self._tell(digest, "failed", 0, str(error))

@@ -6,8 +6,9 @@ Legend: N samples, C channels, H height, W width.
 import logging
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -34,8 +35,8 @@ class DeployedModel:
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
-    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. `clock_ns`: what tells
-    latencies; it can be set, too.
+    is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. taken_out: whole SubNets
+    that do not serve, each with one line why; the pool need not have them. `clock_ns`: what tells latencies; it can be set, too.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DeployedModel:
         chooser: Chooser | None = None,
         adaptation: Adaptation | None = None,
         weights: WeightAdaptation | None = None,
+        taken_out: Mapping[Variant, str] = MappingProxyType({}),
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
@@ -63,6 +65,9 @@ class DeployedModel:
         wanted = first.preparation
         self._shape = (first.input_shape[1], wanted.resolution, wanted.resolution)
         self._decoder = decoder_of(pool.bundle.manifest.problem)
+        for variant, line in taken_out.items():
+            with suppress(AdaptiveError):
+                self._take_out(pool.answerer(variant), VariantError(line))
         self._active = pool.answerer(serving)
         pool.serving = self._parts_in_use
         self._start()
@@ -337,8 +342,11 @@ class DeployedModel:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        """Load what serves first; where it fails, another SubNet."""
+        """Load what serves first; where it fails, or was taken out, another SubNet."""
+        line = self._taken_out.get(self._active.variant.whole)
         try:
+            if line is not None:
+                raise VariantError(line)
             self.pool.warm(self._active)
         except VariantError as error:
             self._replace(self._active, error)

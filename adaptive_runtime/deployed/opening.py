@@ -1,8 +1,9 @@
 """Opening a bundle to serve from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from adaptive_runtime.adapting import Adaptation, AdaptingOptions, BundleVariants
@@ -30,6 +31,7 @@ def load(
     cache: str | Path | None = None,
     also: str | Path | None = None,
     weights: Literal["statistics"] | WeightOptions | None = None,
+    taken_out: Mapping[Variant, str] = MappingProxyType({}),
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
@@ -46,6 +48,7 @@ def load(
     in the first format alone.
     weights: the SubNet that serves follows its images by its BatchNorm statistics, while they drift, in the first
     format alone; "statistics": with the default options. None: weights stay as they are.
+    taken_out: whole SubNets that do not serve, each with one line why; those that the pool does not have are left out.
     """
     bundle = OpenBundle.open(folder, key_file, also)
     forms = serving_formats(bundle, format, LOG.warning)
@@ -57,10 +60,10 @@ def load(
     options = _options(adapts, policy, bundle.manifest.policy)
     if options is None:
         serving = first or best_within([pool.answerer(one) for one in pool.whole_variants], budget_ms)
-        return DeployedModel(pool, serving, chooser, weights=following)
+        return DeployedModel(pool, serving, chooser, weights=following, taken_out=taken_out)
     limits = options.limits(budget_ms, memory_mib)
     adaptation = Adaptation(BundleVariants.of(bundle.manifest, *forms), limits, options, running=first)
-    return DeployedModel(pool, first or adaptation.first, chooser, adaptation, following)
+    return DeployedModel(pool, first or adaptation.first, chooser, adaptation, following, taken_out)
 
 
 def weight_options(weights: str | WeightOptions) -> WeightOptions:

@@ -118,7 +118,7 @@ class SubNetPool:
         """Load what a variant needs to start. VariantError."""
         self.prepare(answerer)
         for part in answerer.needed:
-            _guarded(partial(self._value, part))
+            _guarded(partial(answerer.work, self._value, part))
 
     def warm_ahead(self, answerer: Answerer) -> None:
         """Load the other parts of a variant, too, as far as there is room for them. VariantError."""
@@ -126,7 +126,7 @@ class SubNetPool:
             with self._lock:
                 has_room = self._has_room(self.used_mib + part.need_mib)
                 if has_room:
-                    _guarded(partial(self._value, part))
+                    _guarded(partial(answerer.work, self._value, part))
 
     @property
     def used_mib(self) -> float:

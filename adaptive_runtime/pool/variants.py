@@ -3,8 +3,10 @@
 Legend: N samples, C channels, H height, W width.
 """
 
+import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,9 @@ from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
 
 Array = NDArray[np.float32]
 Found = TypeVar("Found")
+Work = Callable[..., Found]
+STACK_FRAME = re.compile(r" in SubNet (\S+) in (\S+)\n")
+"""Digest and format of a SubNet that a thread works for, in the stacks of a process that has crashed."""
 
 
 class Variant(NamedTuple):
@@ -43,10 +48,11 @@ class Variant(NamedTuple):
 class Answerer:
     """A variant that can answer. form: the format of its files, also where the variant does not name it.
 
-    needed: parts without which it does not start; parts: all that its samples may come to.
+    needed: parts without which it does not start; parts: all that its samples may come to. work: calls what it is given, with
+    what follows; stacks show it by the SubNet and the format.
     """
 
-    __slots__ = ("chain", "decider", "form", "needed", "parts", "scale", "subnet", "variant")
+    __slots__ = ("chain", "decider", "form", "needed", "parts", "scale", "subnet", "variant", "work")
 
     def __init__(
         self,
@@ -62,6 +68,7 @@ class Answerer:
         self.variant, self.subnet, self.form = variant, subnet, form
         self.chain, self.decider = chain, decider
         self.needed, self.parts, self.scale = needed, parts, scale
+        self.work = _named(f"SubNet {variant.digest} in {form}")
 
     @property
     def figures(self) -> NetFigures:
@@ -93,6 +100,16 @@ class Answerer:
 
     def _run(self, x_NCHW: Array, run: Callable[[Array], Found]) -> Found:
         try:
-            return run(x_NCHW if self.scale is None else self.scale(x_NCHW))
+            found: Found = self.work(run, x_NCHW if self.scale is None else self.scale(x_NCHW))
+            return found
         except Exception as error:  # runtimes raise many kinds, none of them ours
             raise VariantError(failure(error)) from error
+
+
+def _named(name: str) -> Work[Any]:
+    """`_call` by another name, which costs nothing while it runs, and which no file has to keep."""
+    return cast(Work[Any], FunctionType(_call.__code__.replace(co_name=name, co_qualname=name), globals()))
+
+
+def _call(work: Work[Found], *given: Any) -> Found:
+    return work(*given)

@@ -1,5 +1,6 @@
 """A small bundle that several modules serve from."""
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -39,6 +40,13 @@ def plain_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain") / "bundle"
     write_plain_bundle(net, [net.max_config, net.min_config], folder)
     return folder
+
+
+@pytest.fixture
+def copy(plain_bundle: Path, tmp_path: Path) -> Path:
+    """A bundle of one's own, to damage."""
+    ignored = shutil.ignore_patterns("prepared")
+    return Path(shutil.copytree(plain_bundle, tmp_path / "bundle", ignore=ignored))
 
 
 class LocalServed(NamedTuple):

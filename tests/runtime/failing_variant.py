@@ -15,12 +15,18 @@ CRASHES_FROM = 100.0
 
 def make_first_fail(folder: Path) -> tuple[str, str]:
     """Put such a SubNet in the place of the bundle's first one. Returns its digest and that of the second one."""
+    first = BundleManifest.from_json((folder / BUNDLE_FILE).read_bytes()).subnets[0]
+    net = first.nets["onnx"]
+    model = _model(net.input.name, first.input_shape, net.output.name, net.output.shape[-1] or 1)
+    return put_first(folder, model.SerializeToString())
+
+
+def put_first(folder: Path, content: bytes) -> tuple[str, str]:
+    """Let the bundle's first SubNet have another file. Returns its digest and that of the second one."""
     manifest = BundleManifest.from_json((folder / BUNDLE_FILE).read_bytes())
     first, second = manifest.subnets[:2]
-    net = first.nets["onnx"]
-    name = net.files[0]
-    onnx.save(_model(net.input.name, first.input_shape, net.output.name, net.output.shape[-1] or 1), folder / name)
-    content = (folder / name).read_bytes()
+    name = first.nets["onnx"].files[0]
+    (folder / name).write_bytes(content)
     facts = FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     changed = manifest.model_copy(update={"files": {**manifest.files, name: facts}})
     (folder / BUNDLE_FILE).write_text(changed.to_json())

@@ -98,6 +98,14 @@ def body(x_NCHW: np.ndarray, **parameters: Any) -> dict[str, Any]:
     return {"content": packed.content, "headers": {LENGTH_HEADER: str(packed.json_bytes)}}
 
 
+def ask(service: Served, x_NCHW: np.ndarray, **parameters: Any) -> dict[str, Any]:
+    """The parameters of an answer, which is there."""
+    response = service.http.post(INFER, **body(x_NCHW, **parameters))
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()["parameters"]
+    return found
+
+
 def error_of(response: httpx.Response) -> str:
     """The line of a refusal, which has nothing else."""
     content = response.json()

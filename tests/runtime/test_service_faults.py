@@ -20,7 +20,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 
@@ -36,6 +35,7 @@ from tests.runtime.service_process import (
     INFER,
     TOKEN,
     Served,
+    ask,
     body,
     burst,
     error_of,
@@ -61,27 +61,12 @@ sys.exit(main(sys.argv[1:]))
 """The command with a wall clock that jumps by two years, there and back, five times a second."""
 
 
-@pytest.fixture
-def copy(plain_bundle: Path, tmp_path: Path) -> Path:
-    """A bundle of one's own, to damage."""
-    ignored = shutil.ignore_patterns("prepared")
-    return Path(shutil.copytree(plain_bundle, tmp_path / "bundle", ignore=ignored))
-
-
 @pytest.fixture(scope="module")
 def service(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One for the tests that leave it as it is. Two requests may wait."""
     log = tmp_path_factory.mktemp("log") / "log"
     with served(plain_bundle, log, "--queue", "2", "--deadline-ms", str(PATIENT_MS)) as found:
         yield found
-
-
-def ask(service: Served, x: np.ndarray, **parameters: Any) -> dict[str, Any]:
-    """The parameters of an answer, which is there."""
-    response = service.http.post(INFER, **body(x, **parameters))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = json.loads(response.content[: int(response.headers.get("x", len(response.content)))])
-    return dict(found["parameters"])
 
 
 def digests(folder: Path) -> list[str]:
@@ -180,7 +165,8 @@ def test_a_full_disk_is_one_line_for_each_thing_that_is_not_written(copy: Path, 
         lines = process.communicate(timeout=300)[1].splitlines()
     assert len([line for line in lines if "a restart would forget the choice" in line]) == 1
     assert len([line for line in lines if "files are loaded as they are" in line]) == 1
-    assert len(lines) == 2
+    assert len([line for line in lines if "a SubNet that crashes is not noticed" in line]) == 1
+    assert len(lines) == 3
 
 
 def test_without_room_for_a_token_the_service_does_not_start(copy: Path) -> None:

@@ -25,6 +25,8 @@ UNIT = """\
 [Unit]
 Description=AutoTailor: the SubNets of a bundle in {root}
 After=network.target
+StartLimitIntervalSec=600
+StartLimitBurst=20
 
 [Service]
 ExecStart=/bin/sh "{root}/current/serve"
@@ -36,6 +38,7 @@ StandardError=append:{root}/service.log
 [Install]
 WantedBy=default.target
 """
+"""A service that ends is started again, 20 times in ten minutes: as often as SubNets may crash, one after the other."""
 
 
 class Service:
@@ -66,6 +69,7 @@ class Service:
         os.makedirs(folder, exist_ok=True)
         write(os.path.join(folder, self.unit), UNIT.format(root=self.root))
         program(["systemctl", "--user", "daemon-reload"])
+        _succeeds("systemctl", "--user", "reset-failed", self.unit)  # starts so far do not count
         program(["systemctl", "--user", "enable", self.unit])
         program(["systemctl", "--user", "restart", self.unit])
         if shutil.which("loginctl") is not None:
