@@ -236,6 +236,14 @@ class Adaptation:
                 mu=self._state.mu,
             )
 
+    def take_over(self, before: "Adaptation") -> None:
+        """Go on with the record of another one, which decides no more, in a file of its own."""
+        with self._lock, before._lock:
+            self._record, before._record = before._record, None
+            if self._record is not None:
+                text = None if self.rules is None else self.rules.text
+                self._record.go_on(self.variants.table, self._state, text)
+
     def start(self) -> None:
         """Sample the device's state in the background until `stop`."""
         self.sensing.start()

@@ -37,16 +37,32 @@ class DecisionRecord:
             return
         try:
             if self._log.bytes > self._most_bytes:
-                self._log.close()
-                self.file.replace(self.earlier)
-                self._log = DecisionLog(self.file, self._table, before, self._policy)
+                self._log = self._begun_anew(self._log, before)
             self._log.append(inputs, decision)
         except OSError as error:
-            LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
-            self._log.close()
-            self._log = None
+            self._give_up(error)
+
+    def go_on(self, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
+        """Record decisions by another table from now on, in a file of their own."""
+        self._table, self._policy = table, policy
+        if self._log is not None:
+            try:
+                self._log = self._begun_anew(self._log, state)
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         """Close the file."""
         if self._log is not None:
             self._log.close()
+
+    def _begun_anew(self, log: DecisionLog, state: ChoiceState) -> DecisionLog:
+        """The log in a new file. OSError."""
+        log.close()
+        self.file.replace(self.earlier)
+        return DecisionLog(self.file, self._table, state, self._policy)
+
+    def _give_up(self, error: OSError) -> None:
+        LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
+        self.close()
+        self._log = None

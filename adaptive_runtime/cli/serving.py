@@ -106,7 +106,10 @@ def _add_bundle(bundle: argparse._ArgumentGroup) -> None:
     bundle.add_argument("--key-file", type=Path, metavar="F", help="secret with which the bundle must be signed")
     bundle.add_argument("--cache", type=Path, metavar="DIR", help="prepared files (default: in the bundle's folder)")
     bundle.add_argument(
-        "--also", type=Path, metavar="DIR", help="folder of a search on this device, whose SubNets serve, too"
+        "--also",
+        type=Path,
+        metavar="DIR",
+        help="folder of a search on this device, whose SubNets serve, too, as soon as it has found them",
     )
     bundle.add_argument(
         "--state",

@@ -36,7 +36,7 @@ class DeployedModel:
 
     serving: what answers first. chooser: asked before each request; it can be set at any time. adaptation: decides where there
     is no chooser, and is told of all requests. weights: adapts the SubNets that serve to their images. taken_out: whole SubNets
-    that do not serve, each with one line why; the pool need not have them. `clock_ns`: what tells latencies; it can be set, too.
+    that do not serve, each with one line why; the pool need not have them. `clock_ns`: what tells latencies; can be set, too.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class DeployedModel:
         self._active = pool.answerer(serving)
         pool.serving = self._parts_in_use
         self._start()
+        self._looks_ahead = True
         self._worker = threading.Thread(target=self._work, name="adaptive-runtime-pool", daemon=True)
         self._worker.start()
         if adaptation is not None:
@@ -169,6 +170,30 @@ class DeployedModel:
         out, pool = self._taken_out, self.pool
         every = pool.bundle.manifest.subnets
         return tuple(one for one in every if any(variant not in out for variant in pool.whole_of(one)))
+
+    @property
+    def taken_out(self) -> Mapping[Variant, str]:
+        """Whole SubNets that do not serve any more, each with one line why."""
+        return dict(self._taken_out)
+
+    def take_over(self, before: "DeployedModel") -> None:
+        """Go on with the counts and the record of decisions of another model, which answers no request any more.
+
+        What was taken out there is taken out here, too.
+        """
+        self._requests, self._switches = before._requests, before._switches
+        for variant, line in before.taken_out.items():
+            if variant not in self._taken_out:
+                with suppress(AdaptiveError):  # it is not here, or none is left, as the next request finds
+                    self._replace(self.pool.answerer(variant), VariantError(line))
+        if self.adaptation is not None and before.adaptation is not None:
+            self.adaptation.take_over(before.adaptation)
+
+    def load_ahead(self) -> None:
+        """Make ready in the background what nobody wants yet, as far as there is room; once more after room was made."""
+        with self._changed:
+            self._looks_ahead = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Free all SubNets; requests that run end first."""
@@ -439,19 +464,26 @@ class DeployedModel:
 
     def _work(self) -> None:
         """Load standbys, and between them make ready what nobody wants yet, until the model is closed."""
-        useful = () if self.adaptation is None else self.adaptation.useful
-        ahead = [(self.pool.answerer(variant), False) for variant in self.pool.variants()]
-        ahead += [(self.pool.answerer(variant), True) for variant in reversed(useful)]
+        ahead = list[tuple[Answerer, bool]]()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._standby is not None or bool(ahead))
+                while not (ahead or self._closed or self._looks_ahead or self._standby is not None):
+                    self._changed.wait()
                 if self._closed:
                     return
-                wanted = self._standby
+                wanted, looks_ahead, self._looks_ahead = self._standby, self._looks_ahead, False
+            if looks_ahead:
+                ahead = self._useful_ahead()
             if wanted is not None:
                 self._bring(wanted)
-            else:
+            elif ahead:
                 self._prepare(*ahead.pop())
+
+    def _useful_ahead(self) -> list[tuple[Answerer, bool]]:
+        """What to prepare, and whether to load it, too; the last one first."""
+        useful = () if self.adaptation is None else self.adaptation.useful
+        prepared = [(self.pool.answerer(variant), False) for variant in self.pool.variants()]
+        return prepared + [(self.pool.answerer(variant), True) for variant in reversed(useful)]
 
     def _prepare(self, answerer: Answerer, loads: bool) -> None:
         """Prepare the files of a variant, and load it as far as there is room."""

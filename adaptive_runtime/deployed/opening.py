@@ -32,6 +32,7 @@ def load(
     also: str | Path | None = None,
     weights: Literal["statistics"] | WeightOptions | None = None,
     taken_out: Mapping[Variant, str] = MappingProxyType({}),
+    after: DeployedModel | None = None,
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
@@ -43,18 +44,19 @@ def load(
     ("battery < 20% -> energy first"), by rules that were read, or by how it switches between variants, as in `AdaptingOptions`;
     None: by the rules of the bundle, where it has some, and of `adapts`. first: what serves first, whatever the budget is;
     where it cannot serve, the log tells so. key_file: with it the bundle must be signed. prepares: ONNX files are optimised
-    once and kept in `cache`; None: in the bundle's folder.
-    also: the folder of a search on this device, whose SubNets serve, too; all are compared by the accuracies that it measured,
-    in the first format alone.
-    weights: the SubNet that serves follows its images by its BatchNorm statistics, while they drift, in the first
-    format alone; "statistics": with the default options. None: weights stay as they are.
-    taken_out: whole SubNets that do not serve, each with one line why; those that the pool does not have are left out.
+    once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on this device, whose SubNets serve,
+    too; all are compared by the accuracies that it measured, in the first format alone. weights: the SubNet that serves follows
+    its images by its BatchNorm statistics, while they drift, in the first format alone; "statistics": with the default options.
+    None: weights stay as they are. taken_out: whole SubNets that do not serve, each with one line why, if the pool has them.
+    after: a model in whose place this one comes: what serves there serves first, and its memory counts for `memory_mib`.
     """
     bundle = OpenBundle.open(folder, key_file, also)
     forms = serving_formats(bundle, format, LOG.warning)
     forms = forms if also is None and weights is None else forms[:1]
-    place = None if cache is None else Path(cache)
-    pool = SubNetPool(bundle, forms, memory_mib, LOG.warning, prepares=prepares, cache=place)
+    start_mib, place = None if after is None else after.pool.start_mib, None if cache is None else Path(cache)
+    pool = SubNetPool(bundle, forms, memory_mib, LOG.warning, prepares=prepares, cache=place, start_mib=start_mib)
+    if after is not None:
+        first, taken_out = first or after.state.serving, {**after.taken_out, **taken_out}
     first = None if first is None else _possible(pool, first)
     following = None if weights is None else WeightAdaptation(pool, weight_options(weights))
     options = _options(adapts, policy, bundle.manifest.policy)

@@ -41,7 +41,8 @@ class SubNetPool:
     """Parts of a bundle's SubNets. forms: formats in which they may serve. budget_mib: of all together; None: all stay.
 
     serving: gives the parts that are not to be freed. tell: takes lines for people. prepares: ONNX files are optimised once, by
-    a child process, and kept in `cache`, else in the bundle's folder.
+    a child process, and kept in `cache`, else in the bundle's folder. start_mib: of the process before the first SubNet; None:
+    now.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SubNetPool:
         *,
         prepares: bool = True,
         cache: Path | None = None,
+        start_mib: float | None = None,
     ) -> None:
         for form in forms:
             require_runtime(CHAIN_FORMATS[form], str(bundle.folder))
@@ -69,7 +71,7 @@ class SubNetPool:
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
-        self._start_mib = resident_mib()
+        self.start_mib = resident_mib() if start_mib is None else start_mib
 
     @property
     def form(self) -> BundleFormat:
@@ -132,9 +134,9 @@ class SubNetPool:
     def used_mib(self) -> float:
         """What the process takes more than when the pool was made; where it cannot be measured, what its parts need."""
         now_mib = resident_mib()
-        if now_mib is None or self._start_mib is None:
+        if now_mib is None or self.start_mib is None:
             return sum(part.need_mib for part in self._parts.values() if part.value is not None)
-        return max(0.0, now_mib - self._start_mib)
+        return max(0.0, now_mib - self.start_mib)
 
     @property
     def loaded(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class ModelService:
 
     async def answer(self, asked: AskedAnswer) -> GivenAnswer:
         """The answer to a request that has a place in the queue. RequestRefused."""
-        subnets = self.model.subnets
+        subnets = self.model.subnets()
         if asked.subnet is not None and asked.subnet not in subnets:
             raise RequestRefused(404, f"subnet '{shown(asked.subnet)}'; allowed: {', '.join(subnets)}")
         until_s = asked.arrived_s + (asked.deadline_ms or self._deadline_ms) / 1e3

@@ -1,7 +1,7 @@
 """The load of the device while it serves: sensed each second, and forecast."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -60,15 +60,17 @@ class LoadSource(Protocol):
 
 
 class AdaptedLoad:
-    """The load as a model that adapts has sensed it."""
+    """The load as a model that adapts has sensed it; another one may have come in its place."""
 
-    def __init__(self, adaptation: Adaptation) -> None:
+    def __init__(self, adaptation: Callable[[], Adaptation | None]) -> None:
         self._adaptation = adaptation
 
     @property
     def now(self) -> LoadTold:
         """What the next decision can know."""
-        state = self._adaptation.state
+        adaptation = self._adaptation()
+        assert adaptation is not None, "a model that adapts is followed by one"
+        state = adaptation.state
         return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
 
 

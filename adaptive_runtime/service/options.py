@@ -37,10 +37,11 @@ class ServiceOptions:
 class BundleOptions:
     """A bundle that is served.
 
-    budget_ms, memory_mib, format, key_file, cache, also: as `adaptive_runtime.load` takes them. state: folder in which the
-    choice is kept, and what weights have adapted; None: it is forgotten. adapts: what serves changes with the load; policy:
-    with it, too, by these rules; decisions: the file of what was decided, which can be replayed. weights: they follow the
-    images that are served. sensors_root: where the device's /sys and /proc are.
+    budget_ms, memory_mib, format, key_file, cache: as `adaptive_runtime.load` takes them. also: folder of a search on this
+    device, whose SubNets join when they are found. state: folder in which the choice is kept, what weights have adapted, and
+    what has crashed; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
+    decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served.
+    sensors_root: where the device's /sys and /proc are.
     """
 
     bundle: Path

@@ -166,7 +166,7 @@ def test_metrics_name_the_format_of_what_serves_and_of_what_answered(written: Wr
     with adaptive_runtime.load(written.folder, prepares=False) as model, LoadWatch(Path("/")).running() as watch:
         served = ServedModel(
             infer=lambda x_NCHW, until_s, subnet: model.infer(x_NCHW, None, subnet),
-            subnets=(digest,),
+            subnets=lambda: (digest,),
             state=lambda: model.state,
             works=lambda: True,
             load=watch,

@@ -5,74 +5,35 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import adaptive_runtime
-import tailor_ir
 from adaptive_runtime.bundles import FOUND_FILE, FoundSubNets, OpenBundle
 from adaptive_runtime.cli import main
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.local_search import (
     BackgroundSearch,
-    LocalSearchSettings,
     OwnEvaluation,
     OwnImages,
     SegmentSessions,
     known_latencies,
-    latency_ms,
     search,
 )
 from adaptive_runtime.local_search.state import STATE_FILE, SearchState
-from tests.ir.networks import small_net
 from tests.runtime.bundled import write_plain_bundle
+from tests.runtime.searching import SearchingDevice, searching_device
 
 TOLERANCE = 1e-5
-IMAGES = 48
-
-
-class Device(NamedTuple):
-    """A bundle with segments, images with labels, and a folder with latencies that all searches share."""
-
-    net: tailor_ir.SuperNet
-    bundle: OpenBundle
-    images: Path
-    latencies: Path
-
-    @property
-    def budget_ms(self) -> float:
-        blocks = self.bundle.blocks()
-        return latency_ms(blocks.largest, known_latencies(self.bundle, blocks, self.latencies).ms_E)
-
-    def settings(self, **changes: Any) -> LocalSearchSettings:
-        told = {"budget_ms": self.budget_ms, "population": 4, "generations": 3, "range_share": 0.5, "patience": 3}
-        return LocalSearchSettings(**{**told, **changes})
-
-    def folder(self, parent: Path, name: str) -> Path:
-        """A folder for a search, with the latencies."""
-        found = parent / name
-        found.mkdir()
-        (found / "latencies.json").write_bytes((self.latencies / "latencies.json").read_bytes())
-        return found
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    torch.manual_seed(0)
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchingDevice]:
     folder = tmp_path_factory.mktemp("search")
-    space = {"alternatives": ["merged", "pruned", "low_rank"]}
-    net = tailor_ir.compile(small_net(blocks=3), torch.randn(1, 3, 16, 16), space)
-    write_plain_bundle(net, [net.max_config, net.min_config], folder / "bundle", blocks=True)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((IMAGES, 3, 16, 16)).astype(np.float32)
-    np.savez(folder / "own.npz", x=x, y=rng.integers(0, 5, IMAGES))
-    bundle = OpenBundle.open(folder / "bundle")
-    (folder / "latencies").mkdir()
-    assert known_latencies(bundle, bundle.blocks(), folder / "latencies").took_s > 0
-    yield Device(net, bundle, folder / "own.npz", folder / "latencies")
+    yield searching_device(folder)
     assert not list(folder.glob("**/*.tmp"))
 
 
@@ -82,7 +43,7 @@ def found_in(folder: Path) -> list[tuple[Any, ...]]:
     return [(one.digest, one.config, one.accuracy, one.predicted_ms) for one in found.subnets]
 
 
-def test_found_subnets_serve_and_answer_as_torch(device: Device, tmp_path: Path) -> None:
+def test_found_subnets_serve_and_answer_as_torch(device: SearchingDevice, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     search(device.bundle, device.images, tmp_path / "out", device.settings(), events.append)
     generations = [event for event in events if event["event"] == "generation"]
@@ -107,7 +68,7 @@ def test_found_subnets_serve_and_answer_as_torch(device: Device, tmp_path: Path)
     assert best.latency is not None
 
 
-def test_prepared_files_of_found_subnets_serve_as_well(device: Device, tmp_path: Path) -> None:
+def test_prepared_files_of_found_subnets_serve_as_well(device: SearchingDevice, tmp_path: Path) -> None:
     search(device.bundle, device.images, tmp_path / "out", device.settings(generations=1), lambda event: None)
     x = np.load(device.images)["x"][:2]
     with adaptive_runtime.load(device.bundle.folder, also=tmp_path / "out", cache=tmp_path / "cache") as model:
@@ -118,7 +79,7 @@ def test_prepared_files_of_found_subnets_serve_as_well(device: Device, tmp_path:
     assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-def test_a_search_that_was_killed_goes_on_to_the_same_result(device: Device, tmp_path: Path) -> None:
+def test_a_search_that_was_killed_goes_on_to_the_same_result(device: SearchingDevice, tmp_path: Path) -> None:
     settings = device.settings(generations=4)
     whole, broken = device.folder(tmp_path, "whole"), device.folder(tmp_path, "broken")
     search(device.bundle, device.images, whole, settings, lambda event: None)
@@ -141,7 +102,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result(device: Device, tmp
     assert states[0] == states[1]
 
 
-def test_a_search_runs_at_low_priority_and_can_be_paused(device: Device, tmp_path: Path) -> None:
+def test_a_search_runs_at_low_priority_and_can_be_paused(device: SearchingDevice, tmp_path: Path) -> None:
     folder, seen = device.folder(tmp_path, "paused"), list[dict[str, Any]]()
     arrays = np.load(device.images)
     with BackgroundSearch(
@@ -172,7 +133,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_no_image_and_no_label_is_written(device: Device, tmp_path: Path) -> None:
+def test_no_image_and_no_label_is_written(device: SearchingDevice, tmp_path: Path) -> None:
     marked = np.load(device.images)["x"].copy()
     labels = np.load(device.images)["y"]
     marked[:, 0, 0, :8] = np.frombuffer(b"a private image, not to be seen!", np.float32)
@@ -192,7 +153,7 @@ def test_no_image_and_no_label_is_written(device: Device, tmp_path: Path) -> Non
     assert all(isinstance(state[name], int | float | str) for name in fields)
 
 
-def test_little_memory_changes_no_answer(device: Device, tmp_path: Path) -> None:
+def test_little_memory_changes_no_answer(device: SearchingDevice, tmp_path: Path) -> None:
     blocks = device.bundle.blocks()
     data = OwnImages.read(device.images, (3, 16, 16), 5)
     ms_E = known_latencies(device.bundle, blocks, device.latencies).ms_E
@@ -211,7 +172,7 @@ def test_little_memory_changes_no_answer(device: Device, tmp_path: Path) -> None
     assert loads > len(blocks.segments)
 
 
-def test_answers_are_those_of_torch(device: Device) -> None:
+def test_answers_are_those_of_torch(device: SearchingDevice) -> None:
     blocks = device.bundle.blocks()
     data = OwnImages.read(device.images, (3, 16, 16), 5)
     ms_E = known_latencies(device.bundle, blocks, device.latencies).ms_E
@@ -230,7 +191,7 @@ def _after(blocks: Any, number: int) -> list[int]:
     return [one for one in blocks.largest if blocks.segments[one].start >= blocks.segments[number].end]
 
 
-def test_results_of_another_bundle_are_refused(device: Device, tmp_path: Path) -> None:
+def test_results_of_another_bundle_are_refused(device: SearchingDevice, tmp_path: Path) -> None:
     search(device.bundle, device.images, tmp_path / "out", device.settings(generations=1), lambda event: None)
     write_plain_bundle(device.net, [device.net.max_config], tmp_path / "other", blocks=True)
     with pytest.raises(
@@ -242,7 +203,7 @@ def test_results_of_another_bundle_are_refused(device: Device, tmp_path: Path) -
 
 
 def test_the_command_line_searches_and_tells(
-    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    device: SearchingDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = device.folder(tmp_path, "found")
     words = ["search", str(device.bundle.folder), "--images", str(device.images), "--budget-ms", f"{device.budget_ms}"]
@@ -280,7 +241,7 @@ def test_the_command_line_searches_and_tells(
     }.values(),
 )
 def test_bad_input_of_a_search_is_one_line(
-    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+    device: SearchingDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 3, 8, 8), np.float32))
     np.savez(tmp_path / "beyond.npz", x=np.zeros((2, 3, 16, 16), np.float32), y=np.array([7, 7]))
@@ -292,7 +253,7 @@ def test_bad_input_of_a_search_is_one_line(
     assert told.count("\n") == 1
 
 
-def test_a_bundle_without_segments_is_refused(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_without_segments_is_refused(device: SearchingDevice, tmp_path: Path) -> None:
     write_plain_bundle(device.net, [device.net.max_config], tmp_path / "plain")
     with pytest.raises(
         AdaptiveError, match=r"has no segments of blocks; export a SuperNet with alternatives by export\."

@@ -1,14 +1,13 @@
 """A bundle as a model that is served."""
 
 import hashlib
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from adaptive_runtime.adapting import AdaptingOptions
 from adaptive_runtime.adapting_weights import WeightOptions
-from adaptive_runtime.bundles import BUNDLE_FILE
+from adaptive_runtime.bundles import BUNDLE_FILE, FOUND_FILE
 from adaptive_runtime.bundles.manifest import AGAIN
 from adaptive_runtime.deployed import DeployedModel, load
 from adaptive_runtime.message_files import read_bytes
@@ -16,6 +15,7 @@ from adaptive_runtime.pool import Variant
 from adaptive_runtime.service.inference import InferenceFormat
 from adaptive_runtime.service.load import AdaptedLoad, LoadSource, LoadWatch
 from adaptive_runtime.service.models.crashes import crashes_recorded
+from adaptive_runtime.service.models.joining import LOG, CurrentModel, FoundFile, joined_by
 from adaptive_runtime.service.models.served import ServedModel
 from adaptive_runtime.service.options import VERSION_DIGITS, BundleOptions
 from adaptive_runtime.service.remembered import ChoiceMemory
@@ -25,14 +25,19 @@ from adaptive_runtime.service.remembered import ChoiceMemory
 def bundle_served(options: BundleOptions) -> Iterator[ServedModel]:
     """The model, with what served last, where that is remembered and still works. AdaptiveError: it cannot be loaded."""
     memory = None if options.state is None else ChoiceMemory(options.state, _digest(options.bundle, options.format))
-    with _crashes(options) as crashed, _loaded(options, memory, crashed) as model, _load_of(model, options) as source:
+    first = None if memory is None else memory.read()
+    with (
+        _crashes(options) as crashed,
+        _current(options, first, crashed) as current,
+        _load_of(current, options) as source,
+    ):
         yield ServedModel(
-            infer=lambda x_NCHW, until_s, subnet: model.infer(x_NCHW, 1e3 * (until_s - time.monotonic()), subnet),
-            subnets=tuple(dict.fromkeys(one.digest for one in model.pool.whole_variants)),
-            state=lambda: model.state,
-            works=lambda: bool(model.subnets),
+            infer=current.infer,
+            subnets=lambda: tuple(dict.fromkeys(one.digest for one in current.model.pool.whole_variants)),
+            state=lambda: current.model.state,
+            works=lambda: bool(current.model.subnets),
             load=source,
-            format=InferenceFormat.of(model),
+            format=InferenceFormat.of(current.model),
             version=_digest(options.bundle)[:VERSION_DIGITS],
             memory=memory,
         )
@@ -43,8 +48,32 @@ def _crashes(options: BundleOptions) -> AbstractContextManager[Mapping[Variant, 
     return nullcontext({}) if options.state is None else crashes_recorded(options.state, _digest(options.bundle))
 
 
-def _loaded(options: BundleOptions, memory: ChoiceMemory | None, crashed: Mapping[Variant, str]) -> DeployedModel:
-    adapting = AdaptingOptions(decisions=options.decisions, sensors_root=options.sensors_root)
+@contextmanager
+def _current(options: BundleOptions, first: Variant | None, crashed: Mapping[Variant, str]) -> Iterator[CurrentModel]:
+    """The model, which is another one when a search has found SubNets. Weights that adapt stay with the first one."""
+    found = None if options.also is None else FoundFile(options.also)
+    also = None if found is None or not found.is_new() else found.folder
+    if found is not None and also is None:
+        LOG.warning("'%s' has no %s yet: its SubNets join when a search has written it", found.folder, FOUND_FILE)
+    current = CurrentModel(_loaded(options, also, first=first, taken_out=crashed))
+    with ExitStack() as stack:
+        stack.callback(lambda: current.model.close())
+        if found is not None and options.weights is None:
+            folder = found.folder
+            stack.enter_context(joined_by(found, current, lambda: _loaded(options, folder, after=current.model)))
+        yield current
+
+
+def _loaded(
+    options: BundleOptions,
+    also: Path | None,
+    first: Variant | None = None,
+    taken_out: Mapping[Variant, str] | None = None,
+    after: DeployedModel | None = None,
+) -> DeployedModel:
+    """A model; what comes after another one goes on with the record of its decisions."""
+    decisions = options.decisions if after is None else None
+    adapting = AdaptingOptions(decisions=decisions, sensors_root=options.sensors_root)
     return load(
         options.bundle,
         options.budget_ms,
@@ -52,20 +81,21 @@ def _loaded(options: BundleOptions, memory: ChoiceMemory | None, crashed: Mappin
         format=options.format,
         adapts=adapting if options.adapts or options.policy is not None else False,
         policy=options.policy,
-        first=None if memory is None else memory.read(),
+        first=first,
         key_file=options.key_file,
         cache=options.cache,
-        also=options.also,
+        also=also,
         weights=None if options.weights is None else WeightOptions(state=options.state),
-        taken_out=crashed,
+        taken_out=taken_out or {},
+        after=after,
     )
 
 
 @contextmanager
-def _load_of(model: DeployedModel, options: BundleOptions) -> Iterator[LoadSource]:
+def _load_of(current: CurrentModel, options: BundleOptions) -> Iterator[LoadSource]:
     """What is known of the load, until the end of the block."""
-    if model.adaptation is not None:
-        yield AdaptedLoad(model.adaptation)
+    if current.model.adaptation is not None:
+        yield AdaptedLoad(lambda: current.model.adaptation)
         return
     with LoadWatch(options.sensors_root).running() as watch:
         yield watch

@@ -61,13 +61,13 @@ class ServedModel:
     """A model that is open.
 
     infer: the answer to images (N, C, H, W), by a time of the monotonic clock where the model can; of one of the `subnets`,
-    digests by which clients may name them, where one is named.
+    digests by which clients may name them now, where one is named.
     works: false once nothing is left that could answer. version: by which clients ask for it. memory: where the choice is kept.
     devices: None: one device runs all of it.
     """
 
     infer: Callable[[NDArray[np.float32], float, str | None], ModelAnswer]
-    subnets: tuple[str, ...]
+    subnets: Callable[[], tuple[str, ...]]
     state: Callable[[], ModelState]
     works: Callable[[], bool]
     load: LoadSource

@@ -48,7 +48,7 @@ def split_served(options: SplitServiceOptions) -> Iterator[ServedModel]:
         model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
         yield ServedModel(
             infer=model.infer,
-            subnets=(model.state.serving.digest,),
+            subnets=lambda: (model.state.serving.digest,),
             state=lambda: model.state,
             works=lambda: True,
             load=watch,
