@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from adaptive_runtime.errors import AdaptiveError
 
 Values = NDArray[np.float64]
+MOST_LOG = 100.0
+"""Of a factor and of its variance, beyond which a table has nothing to do with the device; both stay finite and above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class LatencyExpectation:
 
     def factors_V(self) -> tuple[Values, Values]:
         """Mean and variance of the factor of one request, by variant: (V,), (V,)."""
-        variance_V = self.log_deviation_V**2
-        mean_V = np.exp(self.log_mean_V + variance_V / 2)
+        variance_V = np.minimum(self.log_deviation_V**2, MOST_LOG)
+        mean_V = np.exp(np.clip(self.log_mean_V + variance_V / 2, -MOST_LOG, MOST_LOG))
         return mean_V, mean_V**2 * np.expm1(variance_V)
 
     def mean_ms_V(self) -> Values:
@@ -46,7 +48,9 @@ class LatencyExpectation:
 
     def quantile_factors_V(self, q: float) -> Values:
         """The factor that a share `q` of requests does not exceed, by variant (V,)."""
-        found_V: Values = np.exp(self.log_mean_V) * stretched(self.score(q) * self.log_deviation_V)
+        found_V: Values = np.exp(np.clip(self.log_mean_V, -MOST_LOG, MOST_LOG)) * stretched(
+            self.score(q) * self.log_deviation_V
+        )
         return found_V
 
 

@@ -186,6 +186,20 @@ def test_the_estimate_follows_a_step_and_keeps_its_factors_while_little_changes(
     assert estimate.ratio == 2.0
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", [1, 10, 15, 16, 19])
+def test_a_table_that_has_nothing_to_do_with_the_device_gives_finite_factors(seed: int) -> None:
+    rng, at_s = np.random.default_rng(seed), 0.0
+    predicted_ms, true_ms = 10 ** rng.uniform(-3, 4, (2, 3))
+    estimate = LoadEstimate(variants(tuple(predicted_ms.tolist())).table)
+    for _ in range(100):
+        at_s += 10 ** rng.uniform(-3, 2)
+        row, load = int(rng.integers(3)), rng.uniform()
+        estimate.observe([row], true_ms[row] * np.exp(0.1 * rng.normal()), at_s, load=load)
+        factors = estimate.factors(at_s, load, 0.9)
+        assert np.isfinite([*factors.mean, *factors.deviation]).all()
+
+
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 def test_requests_keep_the_quantile_that_the_factors_tell(quantile: float) -> None:
     rng, bundle = np.random.default_rng(1), variants((5.0,))
