@@ -130,6 +130,12 @@ def _add_requests(requests: argparse._ArgumentGroup) -> None:
     requests.add_argument(
         "--max-body-mib", type=positive, default=8, metavar="MIB", help="size of a request (default 8); more gets 413"
     )
+    requests.add_argument(
+        "--load-trace",
+        type=Path,
+        metavar="F",
+        help="record there the load of the device and the requests of the last hour, for autotailor stress",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -144,6 +150,7 @@ def run(arguments: argparse.Namespace) -> None:
         deadline_ms=arguments.deadline_ms,
         max_body_mib=arguments.max_body_mib,
         socket=arguments.socket,
+        load_trace=arguments.load_trace,
     )
     serve(options, _split(arguments) if arguments.device else _bundle(arguments))
 

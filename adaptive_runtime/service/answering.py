@@ -20,6 +20,7 @@ from adaptive_runtime.service.recent import RecentService
 from adaptive_runtime.service.refusals import RequestRefused
 from adaptive_runtime.service.tensors import shown
 from adaptive_runtime.service.waiting import RequestQueue
+from adaptive_runtime.traces import LoadRecorder
 
 BODY_S = 10.0
 """A request that is not whole after so long is refused: it holds a place in the queue."""
@@ -46,10 +47,21 @@ class GivenAnswer(NamedTuple):
 
 
 class ModelService:
-    """A model with its queue. name: by which clients ask for it. deadline_ms: of requests that name none."""
+    """A model with its queue. name: by which clients ask for it. deadline_ms: of requests that name none.
 
-    def __init__(self, model: ServedModel, queue: RequestQueue, *, name: str, deadline_ms: float) -> None:
-        self.model, self.queue = model, queue
+    recorder: hears what the model senses of the device, and when requests come.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        queue: RequestQueue,
+        *,
+        name: str,
+        deadline_ms: float,
+        recorder: LoadRecorder | None = None,
+    ) -> None:
+        self.model, self.queue, self.recorder = model, queue, recorder
         self.name, self.version, self._deadline_ms = name, model.version, deadline_ms
         self.recent = RecentService(model.state())
         self.metrics = ServiceMetrics(model, lambda: queue.depth)
@@ -60,7 +72,17 @@ class ModelService:
         self.recent.observe(state)
         if self.model.devices is not None:
             self.recent.decisions.extend(self.model.devices.news())
+        if self.recorder is not None:
+            self.recorder.sensed(self.model.load.device, self.model.load.now.slow_down)
         return state
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue for a request that has come. RequestRefused: there is none."""
+        if self.recorder is not None:
+            self.recorder.arrived(time.monotonic())
+        with self.queue.place():
+            yield
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -53,10 +53,13 @@ class LoadTold(Message):
 
 
 class LoadSource(Protocol):
-    """now: what is known of the load at this moment."""
+    """now: what is known of the load at this moment. device: the last sample of the device's state."""
 
     @property
     def now(self) -> LoadTold: ...
+
+    @property
+    def device(self) -> SensedState | None: ...
 
 
 class AdaptedLoad:
@@ -73,6 +76,11 @@ class AdaptedLoad:
         state = adaptation.state
         return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
 
+    @property
+    def device(self) -> SensedState | None:
+        """The last sample."""
+        return self._adaptation.state.device
+
 
 class LoadWatch:
     """Senses in a thread of its own, where the model does not adapt. `now`: what is known of the load."""
@@ -82,6 +90,11 @@ class LoadWatch:
         self._sensing, self._every_s = Sensing(device_sensors(root)), every_s
         self._forecaster = Forecaster()
         self._over = threading.Event()
+
+    @property
+    def device(self) -> SensedState | None:
+        """The last sample."""
+        return self._sensing.latest
 
     @contextmanager
     def running(self) -> Iterator["LoadWatch"]:

@@ -21,7 +21,7 @@ class ServiceOptions:
     """How a model is served.
 
     queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
-    the socket for programs on this device; None: without.
+    the socket for programs on this device; None: without. load_trace: file for the load and the requests; None: not recorded.
     """
 
     network: Endpoint
@@ -31,6 +31,7 @@ class ServiceOptions:
     deadline_ms: float = 1000.0
     max_body_mib: int = 8
     socket: Path | None = None
+    load_trace: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

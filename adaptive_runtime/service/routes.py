@@ -58,7 +58,7 @@ class ServiceRoutes:
         service = self._service
         with service.counted():
             self._known(request)
-            with service.queue.place():
+            with service.place():
                 read_request = read(await _body(request), request.headers.get(LENGTH_HEADER), self._model.format)
                 message = read_request.message
                 of_all = message.parameters

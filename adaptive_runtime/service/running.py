@@ -1,10 +1,13 @@
 """One running service: binds, opens the model, serves until a signal, answers what it has accepted, ends."""
 
 import asyncio
+import logging
+import os
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.service.answering import ModelService
@@ -15,6 +18,7 @@ from adaptive_runtime.service.pages import PATHS
 from adaptive_runtime.service.remembered import ChoiceMemory
 from adaptive_runtime.service.routes import create_app
 from adaptive_runtime.service.waiting import RequestQueue
+from adaptive_runtime.traces import LoadRecorder
 from profiling_agents.messages import MIB
 from profiling_agents.network.endpoint import address, bound, check_bind
 from profiling_agents.network.folder import ended_by_signal, private_folder
@@ -22,10 +26,12 @@ from profiling_agents.network.guard import GuardRules
 from profiling_agents.network.server import http_server, serve_with
 from profiling_agents.network.tokens import new_token
 
+LOG = logging.getLogger("adaptive_runtime")
 READY = "service ready: "
 """The words that the service prints before its address when it answers."""
 SHUTDOWN_S = 30
 OBSERVE_S = 0.2
+RECORD_S = 60.0
 MOST_CONNECTIONS = 16_384
 OWN_FILES = 128
 """Files that the service opens besides connections."""
@@ -35,6 +41,7 @@ def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel])
     """Run until stopped. opening: the model, once the port is bound. AdaptiveError, AgentError: it cannot start."""
     network = options.network
     check_bind(network)
+    _check_room(options.load_trace)
     with (
         ended_by_signal(),
         _token(network.token) as token,
@@ -69,7 +76,8 @@ async def _serve(
 ) -> None:
     queue = RequestQueue(model.infer, options.queue, options.workers)
     name, version = options.model_name, model.version
-    service = ModelService(model, queue, name=name, deadline_ms=options.deadline_ms)
+    recorder = None if options.load_trace is None else LoadRecorder(f"model '{name}', as it was served")
+    service = ModelService(model, queue, name=name, deadline_ms=options.deadline_ms, recorder=recorder)
     connections, most_bytes = _connections(), options.max_body_mib * MIB
     path = f"/v2/models/{name}"
     paths = (f"{path}/infer", f"{path}/versions/{version}/infer")
@@ -85,10 +93,14 @@ async def _serve(
     works = [*(queue.work() for _ in range(options.workers)), _observe(service, model.memory)]
     if local is not None:
         works.append(serve_local(local, service, most_bytes))
+    if recorder is not None and options.load_trace is not None:
+        works.append(_record(recorder, options.load_trace))
     try:
         await serve_with(server, listener, options.network, ready, *works)
     finally:
         queue.close()
+        if recorder is not None and options.load_trace is not None:
+            _write(recorder, options.load_trace)
         if model.memory is not None:
             model.memory.write(model.state().serving)
 
@@ -100,6 +112,29 @@ async def _observe(service: ModelService, memory: ChoiceMemory | None) -> None:
         if memory is not None and memory.written != state.serving:
             await asyncio.to_thread(memory.write, state.serving)
         await asyncio.sleep(OBSERVE_S)
+
+
+def _check_room(file: Path | None) -> None:
+    """AdaptiveError: the file could not be written."""
+    if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+        raise AdaptiveError(str(file), "cannot be written", next_step="give a file in a folder that is there")
+
+
+async def _record(recorder: LoadRecorder, file: Path) -> None:
+    """Write the trace again and again, so that little is lost where the process is killed."""
+    while True:
+        await asyncio.sleep(RECORD_S)
+        _write(recorder, file)
+
+
+def _write(recorder: LoadRecorder, file: Path) -> None:
+    """Write the trace so far. Where it cannot be written, or there is none yet, one line in the log tells it."""
+    try:
+        recorder.trace.write(file)
+    except AdaptiveError as error:
+        LOG.warning("%s; %s is not written", error, file)
+    except OSError as error:
+        LOG.warning("%s cannot be written (%s)", file, error.strerror)
 
 
 def _connections() -> int:

@@ -4,16 +4,19 @@
 """
 
 from adaptive_runtime.traces.generators import PATTERNS, Pattern, PressureResponse, square_wave, trace_of
+from adaptive_runtime.traces.recorder import LoadRecorder
 from adaptive_runtime.traces.scenario import PhaseDrift, PhaseLink, Scenario, ScenarioMoment, ScenarioPhase
-from adaptive_runtime.traces.stress import Stress
+from adaptive_runtime.traces.stress import PlayedTrace, Stress
 from adaptive_runtime.traces.trace import LoadTrace
 
 __all__ = [
     "PATTERNS",
+    "LoadRecorder",
     "LoadTrace",
     "Pattern",
     "PhaseDrift",
     "PhaseLink",
+    "PlayedTrace",
     "PressureResponse",
     "Scenario",
     "ScenarioMoment",

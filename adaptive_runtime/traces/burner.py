@@ -1,26 +1,42 @@
-"""A process that makes load: it computes, or streams through memory, for a share of each period.
+"""A process that makes load: it computes, streams through memory or fills the caches for a share of time, or holds memory.
 
-    python -m adaptive_runtime.traces.burner cpu|bandwidth
+    python -m adaptive_runtime.traces.burner cpu|bandwidth|cache|memory
 
 Lines of standard input are shares from 0 to 1; the last one holds. The process ends when its input ends, so also when whoever
 started it dies.
 """
 
+import contextlib
 import itertools
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.shares import clipped_share
 
 PERIOD_S = 0.02
+IDLE_S = 1.0
 STREAM_MIB = 64
 PIECE = 1 << 18
 """Values of one copy, 2 MiB: short beside the period."""
+LINE = 8
+"""Values of a cache line."""
+PAGE = 512
+"""Values of a page of memory."""
+UNKNOWN_CACHE_MIB, MOST_CACHE_MIB = 32, 512
+HELD_MIB = 64
+"""One piece of memory that is held: large enough for the C library to give it back to the system at once."""
+LEAST_LEFT = 0.2
+"""Of the memory in all: as much stays available, whatever share is told, and however many processes hold memory."""
+HOLD_S = 0.1
+KILLED_FIRST = "1000"
 
 
 def computing() -> Callable[[], object]:
@@ -30,7 +46,7 @@ def computing() -> Callable[[], object]:
 
 def streaming() -> Callable[[], object]:
     """Copies through a memory that no cache holds."""
-    source = np.ones(STREAM_MIB << 17)
+    source = values(STREAM_MIB)
     target = np.zeros_like(source)
     pieces = itertools.cycle(range(0, len(source), PIECE))
 
@@ -41,7 +57,106 @@ def streaming() -> Callable[[], object]:
     return piece
 
 
-WORK: Mapping[str, Callable[[], Callable[[], object]]] = {"cpu": computing, "bandwidth": streaming}
+def walking() -> Callable[[], object]:
+    """A walk over the lines of a memory as large as the last cache, which others' lines have to leave."""
+    from profiling_agents.sensing.caches import last_level_cache_bytes
+    from profiling_agents.sensing.machine import available_cores
+
+    found = last_level_cache_bytes(available_cores()[0])
+    working_set = values(UNKNOWN_CACHE_MIB if found is None else max(1, min(found >> 20, MOST_CACHE_MIB)))
+    pieces = itertools.cycle(range(0, len(working_set), PIECE))
+
+    def piece() -> None:
+        start = next(pieces)
+        lines = working_set[start : start + PIECE : LINE]
+        lines += 1
+
+    return piece
+
+
+def values(mib: int) -> NDArray[np.float64]:
+    """So much memory, all of it written once: without that the system would not give it."""
+    return np.ones(mib << 17)
+
+
+class BurnedLoad(Protocol):
+    """Makes load for a period by a share, and returns for how long [s] it has nothing to do then."""
+
+    def __call__(self, share: float) -> float: ...
+
+
+class TimeShare:
+    """Work for a share of each period."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+
+    def __call__(self, share: float) -> float:
+        """One period."""
+        start_s = time.monotonic()
+        until_s = start_s + share * PERIOD_S
+        while time.monotonic() < until_s:
+            self._work()
+        return start_s + PERIOD_S - time.monotonic() if share else IDLE_S
+
+
+class HeldMemory:
+    """Holds a share of the memory that was available when it began, in pieces, and touches a piece each time.
+
+    It takes no piece that would leave less than `LEAST_LEFT` of the memory in all, and gives pieces back where others take so
+    much; the limit of a control group counts as the memory in all. SystemExit: the system does not say how much there is.
+    """
+
+    def __init__(self, root: Path = Path("/"), piece_mib: int = HELD_MIB) -> None:
+        from adaptive_runtime.sensing.memory import MemorySensor
+
+        self._sensor, self._piece_mib = MemorySensor(root), piece_mib
+        self._pieces: list[NDArray[np.float64]] = []
+        self._turn = 0
+        total_mib = self._sensor.read()["memory_total_mib"]
+        if total_mib is None:
+            raise SystemExit("stress on memory: this system does not say how much memory is available")
+        self._least_mib = LEAST_LEFT * total_mib
+        self._began_mib = self._available_mib()
+
+    @property
+    def held_mib(self) -> int:
+        """What it holds."""
+        return len(self._pieces) * self._piece_mib
+
+    def __call__(self, share: float) -> float:
+        """A piece more or fewer, until it holds the share."""
+        wanted, spare_mib = int(share * self._began_mib / self._piece_mib), self._available_mib() - self._least_mib
+        if len(self._pieces) > wanted or (self._pieces and spare_mib < 0):
+            self._pieces.pop()
+            return 0.0
+        if len(self._pieces) < wanted and spare_mib >= self._piece_mib:
+            self._pieces.append(values(self._piece_mib))
+            return 0.0
+        if self._pieces:
+            self._turn = (self._turn + 1) % len(self._pieces)
+            pages = self._pieces[self._turn][::PAGE]
+            pages += 1
+        return HOLD_S if self._pieces or wanted else IDLE_S
+
+    def _available_mib(self) -> float:
+        found: float = self._sensor.read()["memory_available_mib"] or 0.0
+        return found
+
+
+def holding() -> HeldMemory:
+    """Memory that is held by a process which the system ends first where memory runs out all the same."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
+    return HeldMemory()
+
+
+LOADS: Mapping[str, Callable[[], BurnedLoad]] = {
+    "cpu": lambda: TimeShare(computing()),
+    "bandwidth": lambda: TimeShare(streaming()),
+    "cache": lambda: TimeShare(walking()),
+    "memory": holding,
+}
 
 
 class ToldShare:
@@ -63,15 +178,10 @@ class ToldShare:
 
 
 def main(kind: str) -> None:
-    work, shares = WORK[kind](), ToldShare()
+    load, shares = LOADS[kind](), ToldShare()
     print("ready", flush=True)
-    alive = True
-    while alive:
-        start = time.monotonic()
-        until = start + shares.share * PERIOD_S
-        while time.monotonic() < until:
-            work()
-        alive = shares.wait(start + PERIOD_S - time.monotonic() if shares.share else PERIOD_S * 50)
+    while shares.wait(load(shares.share)):
+        pass
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Legend: T times, C load classes, R requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -89,13 +89,19 @@ def trace_of(
     responses: Sequence[PressureResponse] = (PressureResponse(2.0, 1.0),),
     requests_per_s: float = 10.0,
     regular: bool = True,
+    also: Collection[Literal["cache", "memory"]] = (),
 ) -> LoadTrace:
-    """A trace of one pattern: CPU and memory bandwidth are drawn apart. regular: requests come at a pace, as from a camera."""
+    """A trace of one pattern: CPU, memory bandwidth, and what there is `also`, are drawn apart. responses: to the first two.
+
+    regular: requests come at a pace, as from a camera.
+    """
     rng = np.random.default_rng(seed)
     times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
     cpu_T, bandwidth_T = (PATTERNS[pattern](times_s, rng) for _ in range(2))
     count = int(duration_s * requests_per_s)
     arrivals_s = np.arange(count) / requests_per_s if regular else np.sort(rng.uniform(0, duration_s, count))
+    further = np.random.default_rng((seed, 1))
+    cache_T, memory_T = (PATTERNS[pattern](times_s, further) for _ in range(2))
     return LoadTrace(
         origin=pattern,
         seed=seed,
@@ -103,6 +109,8 @@ def trace_of(
         times_s=tuple(times_s.tolist()),
         cpu=tuple(cpu_T.tolist()),
         bandwidth=tuple(bandwidth_T.tolist()),
+        cache=tuple(cache_T.tolist()) if "cache" in also else (),
+        memory=tuple(memory_T.tolist()) if "memory" in also else (),
         slow_down=slow_downs(cpu_T, bandwidth_T, responses),
         arrivals_s=tuple(arrivals_s[arrivals_s < duration_s].tolist()),
     )

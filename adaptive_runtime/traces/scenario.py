@@ -47,7 +47,7 @@ class PhaseDrift(Message):
 class ScenarioPhase(Message):
     """What holds for a time. Pairs are values at the phase's begin and end, linear in between.
 
-    battery: charge. memory: share of the device's memory that other programs leave. cpu, bandwidth: pressure of other
+    battery: charge. memory: share of the device's memory that other programs leave. cpu, bandwidth, cache: pressure of other
     processes. load: the pattern by which this pressure comes and goes; None: it stays. peers: links to the devices that are
     there; a device that is not named is not.
     """
@@ -60,6 +60,7 @@ class ScenarioPhase(Message):
     memory: FromTo = (1.0, 1.0)
     cpu: LoadPressure = 0.0
     bandwidth: LoadPressure = 0.0
+    cache: LoadPressure = 0.0
     load: Pattern | None = None
     drift: PhaseDrift | None = None
     peers: dict[ShortName, PhaseLink] = Field(default_factory=dict)
@@ -129,14 +130,16 @@ class Scenario(RecordedTrace):
 
     def trace(self, responses: Sequence[PressureResponse], *, seed: int, every_s: float = EVERY_S) -> LoadTrace:
         """Load and requests of all phases, the latter at a pace. responses: of the load classes."""
-        rng = np.random.default_rng(seed)
-        times_s, cpu, bandwidth, arrivals_s = list[Values](), list[Values](), list[Values](), list[Values]()
+        rng, further = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+        times_s, cpu, bandwidth, cache, memory, arrivals_s = (list[Values]() for _ in range(6))
         for start_s, phase in zip(self.starts_s, self.phases, strict=True):
             within_s = np.arange(0.0, phase.lasts_s, every_s)
             times_s.append(start_s + within_s)
-            for values, pressure in ((cpu, phase.cpu), (bandwidth, phase.bandwidth)):
-                comes = np.ones(len(within_s)) if phase.load is None else PATTERNS[phase.load](within_s, rng)
+            drawn = ((cpu, phase.cpu, rng), (bandwidth, phase.bandwidth, rng), (cache, phase.cache, further))
+            for values, pressure, by in drawn:
+                comes = np.ones(len(within_s)) if phase.load is None else PATTERNS[phase.load](within_s, by)
                 values.append(pressure * comes)
+            memory.append(1 - np.interp(within_s, (0.0, phase.lasts_s), phase.memory))
             count = int(phase.lasts_s * phase.requests_per_s)
             arrivals_s.append(start_s + np.arange(count) / max(phase.requests_per_s, 1e-9))
         cpu_T, bandwidth_T, arrivals_s_R = (np.concatenate(one) for one in (cpu, bandwidth, arrivals_s))
@@ -147,6 +150,8 @@ class Scenario(RecordedTrace):
             times_s=tuple(np.concatenate(times_s).tolist()),
             cpu=tuple(cpu_T.tolist()),
             bandwidth=tuple(bandwidth_T.tolist()),
+            cache=tuple(np.concatenate(cache).tolist()),
+            memory=tuple(np.concatenate(memory).tolist()),
             slow_down=slow_downs(cpu_T, bandwidth_T, responses),
             arrivals_s=tuple(arrivals_s_R[arrivals_s_R < self.duration_s].tolist()),
         )

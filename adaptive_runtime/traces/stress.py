@@ -1,4 +1,4 @@
-"""Real load: processes that compute or stream through memory, as much as a trace says."""
+"""Real load: processes that compute, stream through memory, fill the caches or hold memory, as much as a trace says."""
 
 import subprocess
 import sys
@@ -14,10 +14,25 @@ END_S = 2.0
 
 
 class Stress:
-    """Load of so many processes each on CPU and memory bandwidth, until the block is left or the process dies."""
+    """Load of so many processes each on CPU, memory bandwidth, the last cache and memory.
 
-    def __init__(self, *, cpu_processes: int, bandwidth_processes: int) -> None:
-        kinds = {"cpu": cpu_processes, "bandwidth": bandwidth_processes}
+    It lasts until the block is left or this process dies. Whatever is set, a fifth of the memory stays available.
+    """
+
+    def __init__(
+        self,
+        *,
+        cpu_processes: int = 0,
+        bandwidth_processes: int = 0,
+        cache_processes: int = 0,
+        memory_processes: int = 0,
+    ) -> None:
+        kinds = {
+            "cpu": cpu_processes,
+            "bandwidth": bandwidth_processes,
+            "cache": cache_processes,
+            "memory": memory_processes,
+        }
         if min(kinds.values()) < 0:
             raise AdaptiveError("stress", f"{min(kinds.values())} processes", allowed="0 and more")
         self._kinds = [kind for kind, count in kinds.items() for _ in range(count)]
@@ -42,9 +57,12 @@ class Stress:
             raise
         return self
 
-    def set(self, *, cpu: float = 0.0, bandwidth: float = 0.0) -> None:
-        """From now on each process works for this share of the time. AdaptiveError: a process has ended."""
-        shares = {"cpu": cpu, "bandwidth": bandwidth}
+    def set(self, *, cpu: float = 0.0, bandwidth: float = 0.0, cache: float = 0.0, memory: float = 0.0) -> None:
+        """From now on each process works for this share of the time, or holds this share of the memory that was available.
+
+        AdaptiveError: a process has ended.
+        """
+        shares = {"cpu": cpu, "bandwidth": bandwidth, "cache": cache, "memory": memory}
         for kind, process in zip(self._kinds, self._processes, strict=True):
             if process.poll() is not None or process.stdin is None:
                 raise AdaptiveError("stress", f"process {process.pid} for {kind} has ended with {process.returncode}")
@@ -53,12 +71,7 @@ class Stress:
 
     def follow(self, trace: LoadTrace, ended: Callable[[], bool] = lambda: False) -> None:
         """Make the pressure of a trace at its times; returns at its end, or when `ended`."""
-        start = time.monotonic()
-        for place, time_s in enumerate((*trace.times_s[1:], trace.duration_s)):
-            self.set(cpu=trace.cpu[place], bandwidth=trace.bandwidth[place])
-            if ended():
-                break
-            time.sleep(max(0.0, start + time_s - time.monotonic()))
+        PlayedTrace(self, trace).until(trace.duration_s, ended)
         self.set()
 
     def __exit__(self, *_: object) -> None:
@@ -77,3 +90,29 @@ class Stress:
             if process.stdout is not None:
                 process.stdout.close()
         self._processes.clear()
+
+
+class PlayedTrace:
+    """The pressure of a trace by real processes, from now on."""
+
+    def __init__(self, stress: Stress, trace: LoadTrace) -> None:
+        self._stress, self._trace = stress, trace
+        self._start_s, self._next = time.monotonic(), 0
+
+    @property
+    def now_s(self) -> float:
+        """The time of the trace."""
+        return time.monotonic() - self._start_s
+
+    def until(self, time_s: float, ended: Callable[[], bool] = lambda: False) -> None:
+        """Make the pressure at its times; returns at a time of the trace, or when `ended`."""
+        times_s = self._trace.times_s
+        while not ended() and self._next < len(times_s) and times_s[self._next] <= time_s:
+            self._wait(times_s[self._next])
+            self._stress.set(**self._trace.pressure(self._next))
+            self._next += 1
+        if not ended():
+            self._wait(time_s)
+
+    def _wait(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - self.now_s))

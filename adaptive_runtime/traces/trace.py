@@ -16,10 +16,12 @@ LoadPressure = Annotated[float, Field(ge=0, le=1)]
 
 
 class LoadTrace(RecordedTrace):
-    """What holds from one time to the next: pressure on CPU and memory bandwidth as shares (T,), slow-down by class (C, T).
+    """What holds from one time to the next: pressure of other programs as shares (T,), slow-down by class (C, T).
 
-    times_s: from 0, rising. slow_down: latency over latency without load. arrivals_s: of requests, rising, before the end.
-    seed: of what was drawn; None: recorded.
+    cpu, bandwidth, cache: share of the time in which they compute, stream through memory, walk through the last cache.
+    memory: share that they hold of the memory that is available without them. cache and memory without values: none.
+    times_s: from 0, rising. slow_down: latency over latency without load; without classes: not known. arrivals_s: of requests,
+    rising, before the end. seed: of what was drawn; None: recorded.
     """
 
     version: Literal[1] = 1
@@ -29,7 +31,9 @@ class LoadTrace(RecordedTrace):
     times_s: Annotated[tuple[Time, ...], Field(min_length=1)]
     cpu: tuple[LoadPressure, ...]
     bandwidth: tuple[LoadPressure, ...]
-    slow_down: Annotated[tuple[tuple[Annotated[float, Field(gt=0)], ...], ...], Field(min_length=1)]
+    cache: tuple[LoadPressure, ...] = ()
+    memory: tuple[LoadPressure, ...] = ()
+    slow_down: tuple[tuple[Annotated[float, Field(gt=0)], ...], ...]
     arrivals_s: tuple[Time, ...] = ()
 
     @model_validator(mode="after")
@@ -38,12 +42,17 @@ class LoadTrace(RecordedTrace):
             raise ValueError("times_s do not rise from 0")
         if (np.diff(self.arrivals_s) < 0).any():
             raise ValueError("arrivals_s do not rise")
-        if max(self.times_s[-1], *self.arrivals_s[-1:]) >= self.duration_s:
+        if max((self.times_s[-1], *self.arrivals_s[-1:])) >= self.duration_s:
             raise ValueError(f"a time is not before the end, {self.duration_s:g} s")
-        for values in (self.cpu, self.bandwidth, *self.slow_down):
+        for values in (self.cpu, self.bandwidth, self.cache or self.cpu, self.memory or self.cpu, *self.slow_down):
             if len(values) != len(self.times_s):
                 raise ValueError(f"{len(values)} values for {len(self.times_s)} times")
         return self
+
+    def pressure(self, place: int) -> dict[str, float]:
+        """The pressure of each kind from the time at this index on."""
+        columns = {"cpu": self.cpu, "bandwidth": self.bandwidth, "cache": self.cache, "memory": self.memory}
+        return {kind: values[place] for kind, values in columns.items() if values}
 
     @property
     def slow_down_CT(self) -> NDArray[np.float64]:

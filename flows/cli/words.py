@@ -241,6 +241,7 @@ COMMANDS = {
             "autotailor stress onnxruntime",
             "autotailor stress ncnn stress.budget_ms=5 stress.seconds=60 --json stress.json",
             "autotailor stress stress.bundle=outputs/exports/ncnn/bundle stress.bandwidth_processes=2",
+            "autotailor stress onnxruntime stress.trace=load.json stress.cache_processes=1 stress.memory_processes=1",
         ),
     ),
     "partition": Command(

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from adaptive_runtime.bundles import BundleFormat
-from adaptive_runtime.traces import Scenario, ScenarioPhase
+from adaptive_runtime.traces import Scenario, ScenarioPhase, Stress
 
 PER_CORE = 1
 """Processes that compute for each core: a request that takes longer than a slice of time has half of its core left."""
@@ -32,6 +32,9 @@ class Settings(BaseModel):
         default=None, ge=0, le=1024, description=f"that compute; null: {PER_CORE} per core"
     )
     bandwidth_processes: int = Field(default=0, ge=0, le=1024, description="that stream through memory")
+    cache_processes: int = Field(default=0, ge=0, le=1024, description="that walk through the last cache")
+    memory_processes: int = Field(default=0, ge=0, le=64, description="that hold memory; a fifth of it stays available")
+    trace: Path | None = Field(default=None, description="a recorded load and its requests, in place of the phases")
     ready_s: float = Field(default=60.0, gt=0, le=3600, description="time for a service to become ready")
 
     @property
@@ -40,11 +43,29 @@ class Settings(BaseModel):
         return PER_CORE * len(os.sched_getaffinity(0)) if self.cpu_processes is None else self.cpu_processes
 
     @property
+    def processes(self) -> Stress:
+        """The other processes."""
+        return Stress(
+            cpu_processes=self.computing,
+            bandwidth_processes=self.bandwidth_processes,
+            cache_processes=self.cache_processes,
+            memory_processes=self.memory_processes,
+        )
+
+    @property
     def scenario(self) -> Scenario:
-        """What happens around the services."""
+        """What happens around the services where there is no trace."""
         lasts_s, rate = self.seconds / len(PHASES), self.requests_per_s
         phases = tuple(
-            ScenarioPhase(name=name, lasts_s=lasts_s, requests_per_s=rate, cpu=share, bandwidth=share)
+            ScenarioPhase(
+                name=name,
+                lasts_s=lasts_s,
+                requests_per_s=rate,
+                cpu=share,
+                bandwidth=share,
+                cache=share,
+                memory=(1 - share, 1 - share),
+            )
             for name, share in PHASES
         )
         return Scenario(origin="autotailor stress", memory_total_mib=1.0, phases=phases)

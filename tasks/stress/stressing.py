@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from bisect import bisect_right
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.choice.log import read_log
 from adaptive_runtime.service.tensors import PackedBody
-from adaptive_runtime.traces import Scenario, Stress
+from adaptive_runtime.traces import PlayedTrace, Stress
 from tasks.progress import Progress
 from tasks.stress.asked import AskedBundle
 from tasks.stress.results import StressedAnswer, StressedSwitch, StressReport, System, by_phase
+from tasks.stress.schedule import StressSchedule
 from tasks.stress.service import AskedService, ServedAnswer, body_of, bundle_service
 from tasks.stress.settings import Settings
 
@@ -62,7 +64,7 @@ class _Asking:
 
 def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
     """Serve the bundle, ask and stress it, and end all that was started. AdaptiveError in one line: it cannot be served."""
-    asked, scenario = AskedBundle.open(bundle, settings), settings.scenario
+    asked, schedule = AskedBundle.open(bundle, settings), StressSchedule.of(settings)
     with ExitStack() as stack:
         decisions = Path(stack.enter_context(tempfile.TemporaryDirectory())) / DECISIONS_FILE
         asking, form = _Asking(asked, settings.images), [] if settings.format is None else ["--format", settings.format]
@@ -76,11 +78,10 @@ def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
         budget_ms = settings.budget_ms or settings.slack * asking.calm_ms("largest alone")
         serve("adapts", "--adapts", "--budget-ms", str(budget_ms), "--decisions", str(decisions))
         progress.say(f"live page: {asking.services['adapts'].page}")
-        counts = {"cpu_processes": settings.computing, "bandwidth_processes": settings.bandwidth_processes}
-        stress = stack.enter_context(Stress(**counts))
+        stress = stack.enter_context(settings.processes)
         start_s = time.monotonic()
-        _play(asking, scenario, settings.requests_per_s, stress, progress)
-        switches = _switches(decisions, scenario, start_s)
+        _play(asking, schedule, stress, progress)
+        switches = _switches(decisions, schedule, start_s)
     return StressReport(
         bundle=str(bundle),
         budget_ms=budget_ms,
@@ -91,32 +92,29 @@ def run(settings: Settings, bundle: Path, progress: Progress) -> StressReport:
     )
 
 
-def _play(asking: _Asking, scenario: Scenario, requests_per_s: float, stress: Stress, progress: Progress) -> None:
-    """Requests at a pace until the scenario ends; those whose time passes while another one is answered are left out."""
-    start_s, number, phase = time.monotonic(), 0, ""
-    count = max(1, round(scenario.duration_s * requests_per_s))
-    with progress.bar("stress", count) as bar:
-        while number < count:
-            time.sleep(max(0.0, start_s + number / requests_per_s - time.monotonic()))
-            now = scenario.at(number / requests_per_s).phase
-            if now.name != phase:
-                stress.set(cpu=now.cpu, bandwidth=now.bandwidth)
-                phase = now.name
+def _play(asking: _Asking, schedule: StressSchedule, stress: Stress, progress: Progress) -> None:
+    """All requests at their times; those whose time passes while another one is answered are left out."""
+    arrivals_s, number = schedule.trace.arrivals_s, 0
+    played = PlayedTrace(stress, schedule.trace)
+    with progress.bar("stress", len(arrivals_s)) as bar:
+        while number < len(arrivals_s):
+            played.until(arrivals_s[number])
+            phase = schedule.phase(arrivals_s[number])
             answer = asking.ask(number, phase)
             bar.note(f"{phase}: {answer.subnets[-1]}, {answer.latency_ms:.1f} ms")
-            due = int((time.monotonic() - start_s) * requests_per_s)
-            bar.advance(max(1, min(count, due) - number))
-            number = max(number + 1, due)
+            following = max(number + 1, bisect_right(arrivals_s, played.now_s) - 1)
+            bar.advance(following - number)
+            number = following
     stress.set()
 
 
-def _switches(decisions: Path, scenario: Scenario, start_s: float) -> tuple[StressedSwitch, ...]:
+def _switches(decisions: Path, schedule: StressSchedule, start_s: float) -> tuple[StressedSwitch, ...]:
     """The changes of what serves since a time, from the record of decisions; its clock is that of this process, too."""
     made = [line.decision for section in read_log(decisions) for line in section.decisions]
     return tuple(
         StressedSwitch(
             at_s=one.now_s - start_s,
-            phase=scenario.at(max(0.0, one.now_s - start_s)).phase.name,
+            phase=schedule.phase(max(0.0, one.now_s - start_s)),
             step=one.step,
             variant=one.name,
             reason=one.reason,

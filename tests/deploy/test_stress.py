@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from adaptive_runtime.bundles import BundleManifest
+from adaptive_runtime.traces import LoadTrace
 from flows.cli import main
 from flows.compose import compose_config
 from flows.config.stress import StressConfig
@@ -22,6 +24,9 @@ from tasks.progress import Silent
 from tasks.stress import Settings, run
 from tasks.stress.asked import AskedBundle
 from tasks.stress.results import WHOLE, StressedAnswer, by_phase
+from tasks.stress.schedule import StressSchedule
+from tests.runtime.service_process import INFER, body, served
+from tests.runtime.service_process import images as some_images
 
 
 @pytest.fixture
@@ -57,6 +62,14 @@ def test_the_demo_s_run_writes_what_the_stress_serves() -> None:
         "no such option": (
             ["onnxruntime", "stress.budgetms=5"],
             "option 'stress.budgetms': is unknown; .*did you mean 'stress.budget_ms'",
+        ),
+        "a trace that is none": (
+            ["onnxruntime", "output_dir={out}", "stress.trace={out}/exports/onnxruntime/bundle/bundle.json"],
+            r"bundle\.json: .*; record or draw the trace again$",
+        ),
+        "a trace that is not there": (
+            ["onnxruntime", "output_dir={out}", "stress.trace={out}/none.json"],
+            r"none\.json: cannot be read \(No such file or directory\); record or draw the trace again$",
         ),
         "no time": (["onnxruntime", "stress.seconds=0"], "stress.seconds: got 0; allowed: greater than 0"),
         "a budget that nothing keeps": (
@@ -159,6 +172,41 @@ def test_requests_take_all_images_in_turn(bundle: Path) -> None:
         requests = asked.requests(images)
         assert {len(one) for one in requests} == {images}
         assert set(np.concatenate(requests).tolist()) == set(range(len(asked.images)))
+
+
+def test_a_load_that_a_service_has_recorded_is_played(output: Path, tmp_path: Path) -> None:
+    bundle, file = output / "exports" / "onnxruntime" / "bundle", tmp_path / "load.json"
+    with served(bundle, tmp_path / "log", "--load-trace", str(file)) as service:
+        start_s = time.monotonic()
+        while time.monotonic() < start_s + 3.5:
+            assert service.http.post(INFER, **body(some_images())).status_code == 200
+            time.sleep(0.3)
+    trace = LoadTrace.read(file)
+    assert len(trace.arrivals_s) >= 3
+    assert trace.memory
+    report = run(Settings(slack=1e4, images=2, trace=file, cpu_processes=1, memory_processes=1), bundle, Silent())
+    assert 1 <= report.whole("adapts").answers <= len(trace.arrivals_s)
+    assert {phase.phase for phase in report.phases} <= {"calm", "stress", WHOLE}
+
+
+def test_a_trace_without_requests_gets_some_and_its_busy_times_are_the_stress(tmp_path: Path) -> None:
+    file, shares = tmp_path / "load.json", {"cpu": (0.1, 0.2, 0.9), "bandwidth": (0.0,) * 3, "memory": (0.0, 0.6, 0.0)}
+    load = {"origin": "written", "duration_s": 3.0, "times_s": (0.0, 1.0, 2.0), "slow_down": (), **shares}
+    LoadTrace.model_validate(load).write(file)
+    schedule = StressSchedule.of(Settings(trace=file, requests_per_s=2.0))
+    assert schedule.trace.arrivals_s == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+    assert [schedule.phase(at_s) for at_s in schedule.trace.arrivals_s] == ["calm"] * 2 + ["stress"] * 4
+    given = LoadTrace.model_validate({**load, "arrivals_s": (0.2, 2.9)})
+    given.write(file)
+    assert StressSchedule.of(Settings(trace=file)).trace == given
+
+
+def test_phases_press_on_what_has_processes() -> None:
+    trace = StressSchedule.of(Settings(seconds=3.0, requests_per_s=1.0)).trace
+    assert [trace.pressure(place) for place in range(3)] == [
+        dict.fromkeys(("cpu", "bandwidth", "cache", "memory"), share) for share in (0.0, 1.0, 0.0)
+    ]
+    assert trace.arrivals_s == (0.0, 1.0, 2.0)
 
 
 def test_the_stress_is_a_third_of_the_time() -> None:

@@ -102,7 +102,7 @@ class LocalConnection:
             allowed = f"at least {least}, at most {self._most_bytes} bytes"
             raise RequestRefused(status, f"frame: {prefix.content_bytes} bytes; allowed: {allowed}")
         with ExitStack() as place:
-            place.enter_context(self._service.queue.place())
+            place.enter_context(self._service.place())
             fields = await self._exactly(REQUEST_FIELDS.size)
             head = RequestHead.read(fields, prefix.content_bytes, self._service.model.format)
             values = np.frombuffer(await self._exactly(self._left_bytes), "<f4")
