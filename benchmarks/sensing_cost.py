@@ -22,7 +22,6 @@ import numpy as np
 
 from adaptive_runtime.forecast import Forecaster
 from adaptive_runtime.sensing import Sensing, load_index
-from adaptive_runtime.sensing.hit_rate import CacheProbe, HitRate
 from adaptive_runtime.slowdown import SlowDown
 from benchmarks.tables import show
 
@@ -35,10 +34,9 @@ PREDICTED_MS_V = np.linspace(1, 50, VARIANTS)
 def spent(answer: Connection, parts: int, seconds: float) -> None:
     """Sends per cent of a core that the first `parts` of `WHAT` take, and the milliseconds of one sample."""
     rng = np.random.default_rng(0)
-    hit_rate = HitRate.of_device(CacheProbe.calibrated()) if parts > 1 else None
     forecaster = Forecaster()
     slow = SlowDown(PREDICTED_MS_V)
-    with Sensing(hit_rate=hit_rate) as sensing:
+    with Sensing(hit_rate=parts > 1) as sensing:
         time.sleep(2)
         start_s, start_cpu_s, seen_s = time.monotonic(), time.process_time(), 0.0
         while time.monotonic() - start_s < seconds:

@@ -117,7 +117,8 @@ class Adaptation:
         rules = options.read_rules
         self._rules = None if rules is None else ByRules(rules, self.look_up, policy_of)
         self.policy = policy_of(self._best) if self._rules is None else self._rules
-        self.sensing = Sensing(device_sensors(options.sensors_root), every_s=options.every_s, tell=self.sensed)
+        sensors, every_s = device_sensors(options.sensors_root), options.every_s
+        self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))

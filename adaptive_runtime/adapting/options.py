@@ -19,7 +19,7 @@ class AdaptingOptions:
     decisions: a file that every decision is appended to; above decisions_mib it is renamed to `NAME.1.SUFFIX`, in place of an
     older one, and begun anew. every_s: time between two samples of the device's state. rules: what is best, as text or as they
     are read; None: the most accurate variant within the limits. policy: made of what is best; `Switching` has options of its
-    own. sensors_root: where the device's /sys and /proc are.
+    own. sensors_root: where the device's /sys and /proc are. hit_rate: samples have the hit rate of the caches.
     """
 
     quantile: float = 0.95
@@ -30,6 +30,7 @@ class AdaptingOptions:
     sensors_root: Path = SYSTEM
     policy: Callable[[Objective], ChoicePolicy] = Switching
     rules: str | ChoiceRules | None = None
+    hit_rate: bool = False
 
     def __post_init__(self) -> None:
         if not (self.decisions_mib > 0 and self.every_s > 0):

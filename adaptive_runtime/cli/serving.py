@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_devices(parser, required=False)
     _add_bundle(parser.add_argument_group("bundle"))
     _add_requests(parser.add_argument_group("requests"))
+    parser.add_argument(
+        "--hit-rate",
+        action="store_true",
+        help="sense the hit rate of the caches, too: by counters, else by a probe that is calibrated at the start",
+    )
     network = add_network(parser, PORT, RISK)
     network.description = (
         f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
@@ -159,7 +164,8 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
     from adaptive_runtime.service.models.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
-    return bundle_served(BundleOptions(bundle=arguments.folder, sensors_root=arguments.sensors_root, **given))
+    sensed = {"sensors_root": arguments.sensors_root, "hit_rate": arguments.hit_rate}
+    return bundle_served(BundleOptions(bundle=arguments.folder, **sensed, **given))
 
 
 def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
@@ -176,5 +182,6 @@ def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel
             devices=addresses(arguments),
             coding=arguments.coding,
             sensors_root=arguments.sensors_root,
+            hit_rate=arguments.hit_rate,
         )
     )

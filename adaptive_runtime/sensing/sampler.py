@@ -34,8 +34,8 @@ def device_sensors(root: Path = SYSTEM) -> tuple[Sensor, ...]:
 class Sensing:
     """Takes a sample every `every_s` seconds from `start` (or the begin of a with block) on. `latest`: the last sample.
 
-    deadline_s: how long one sensor may take. hit_rate: where given, fills the state's cache-hit rate. tell: hears each sample
-    that is taken in the background, in its thread.
+    deadline_s: how long one sensor may take. hit_rate: fills the state's cache-hit rate; True: the chain of this
+    device, which is calibrated now. tell: hears each sample that is taken in the background, in its thread.
     Time is that of the monotonic clock; the wall clock is only written down.
     """
 
@@ -45,13 +45,14 @@ class Sensing:
         *,
         every_s: float = 1.0,
         deadline_s: float = 0.2,
-        hit_rate: HitRate | None = None,
+        hit_rate: HitRate | bool = False,
         tell: Callable[[SensedState], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reader = DeadlineReader(device_sensors() if sensors is None else sensors, deadline_s)
-        self._every_s, self._hit_rate, self._clock, self._wall_clock = every_s, hit_rate, clock, wall_clock
+        self._every_s, self._clock, self._wall_clock = every_s, clock, wall_clock
+        self._hit_rate = HitRate.calibrated() if hit_rate is True else hit_rate or None
         self._tell = tell
         self._lock = threading.Lock()
         self._stop = threading.Event()

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from adaptive_runtime.adapting import Adaptation
+from adaptive_runtime.adapting import Adaptation, AdaptingState
 from adaptive_runtime.forecast import Forecast, Forecaster
-from adaptive_runtime.sensing import SensedState, Sensing, device_sensors, load_index
+from adaptive_runtime.sensing import HitRateSource, SensedState, Sensing, device_sensors, load_index
 from profiling_agents.messages import Message
 
 
@@ -16,7 +16,8 @@ class LoadTold(Message):
     """load: index, 0 to 1, of the latest sample; None: unknown. forecast: of the next seconds; method: how the first was made.
 
     slow_down: by which factor what serves is slower than predicted; None: the model does not adapt. pressure_cpu: share of time
-    in which some task waited for a CPU. faults: sensors without values, each with one line.
+    in which some task waited for a CPU. hit_rate: of the processor's caches; hit_rate_by: counters, probe or learned; None: not
+    asked for, or no source can tell. faults: sensors without values, each with one line.
     """
 
     load: float | None = None
@@ -27,6 +28,8 @@ class LoadTold(Message):
     memory_available_mib: float | None = None
     temperature_c: float | None = None
     battery: float | None = None
+    hit_rate: float | None = None
+    hit_rate_by: HitRateSource | None = None
     faults: tuple[str, ...] = ()
 
     @classmethod
@@ -47,6 +50,8 @@ class LoadTold(Message):
             "memory_available_mib": device.memory_available_mib,
             "temperature_c": device.temperature_c,
             "battery": device.battery,
+            "hit_rate": device.hit_rate,
+            "hit_rate_by": device.hit_rate_by,
             "faults": tuple(fault.line for fault in device.faults),
         }
         return found.model_copy(update=values)
@@ -71,23 +76,30 @@ class AdaptedLoad:
     @property
     def now(self) -> LoadTold:
         """What the next decision can know."""
-        adaptation = self._adaptation()
-        assert adaptation is not None, "a model that adapts is followed by one"
-        state = adaptation.state
+        state = self._state
         return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
 
     @property
     def device(self) -> SensedState | None:
         """The last sample."""
-        return self._adaptation.state.device
+        return self._state.device
+
+    @property
+    def _state(self) -> AdaptingState:
+        adaptation = self._adaptation()
+        assert adaptation is not None, "a model that adapts is followed by one"
+        return adaptation.state
 
 
 class LoadWatch:
-    """Senses in a thread of its own, where the model does not adapt. `now`: what is known of the load."""
+    """Senses in a thread of its own, where the model does not adapt. `now`: what is known of the load.
 
-    def __init__(self, root: Path, every_s: float = 1.0) -> None:
+    hit_rate: also that of the caches.
+    """
+
+    def __init__(self, root: Path, every_s: float = 1.0, *, hit_rate: bool = False) -> None:
         self.now = LoadTold()
-        self._sensing, self._every_s = Sensing(device_sensors(root)), every_s
+        self._sensing, self._every_s = Sensing(device_sensors(root), hit_rate=hit_rate), every_s
         self._forecaster = Forecaster()
         self._over = threading.Event()
 

@@ -82,6 +82,12 @@ class _NowCollector(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        if load.hit_rate is not None and load.hit_rate_by is not None:
+            rate = GaugeMetricFamily(
+                f"{PREFIX}cache_hit_rate", "Hits of the processor's caches, 0 to 1.", labels=["by"]
+            )
+            rate.add_metric([load.hit_rate_by], load.hit_rate)
+            yield rate
         if state.weights is not None:
             yield from _of_weights(state.weights)
         if state.adapting is not None and state.adapting.rule is not None:

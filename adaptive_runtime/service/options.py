@@ -42,7 +42,7 @@ class BundleOptions:
     device, whose SubNets join when they are found. state: folder in which the choice is kept, what weights have adapted, and
     what has crashed; None: it is forgotten. adapts: what serves changes with the load; policy: with it, too, by these rules;
     decisions: the file of what was decided, which can be replayed. weights: they follow the images that are served.
-    sensors_root: where the device's /sys and /proc are.
+    sensors_root: where the device's /sys and /proc are. hit_rate: that of the caches is sensed, too.
     """
 
     bundle: Path
@@ -58,16 +58,19 @@ class BundleOptions:
     decisions: Path | None = None
     weights: Literal["statistics"] | None = None
     sensors_root: Path = SYSTEM
+    hit_rate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitServiceOptions:
     """A SubNet over several devices that is served. folder: with `segments.json` and `plans.json`. devices: besides home.
 
-    coding: in which tensors cross links. sensors_root: where home's /sys and /proc are.
+    coding: in which tensors cross links. sensors_root: where home's /sys and /proc are. hit_rate: that of home's caches is
+    sensed, too.
     """
 
     folder: Path
     devices: Mapping[str, DeviceAddress]
     coding: ActivationCoding = "fp32"
     sensors_root: Path = SYSTEM
+    hit_rate: bool = False

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.sensing import SensedState
+from adaptive_runtime.sensing import SensedState, Sensing
 from adaptive_runtime.sensing.hit_rate import (
     CacheCounters,
     CacheProbe,
@@ -55,6 +55,36 @@ def test_the_first_source_that_tells_is_named() -> None:
 
 def test_without_sources_and_lessons_the_rate_is_unknown() -> None:
     assert HitRate([]).estimate(state()) == (None, None)
+
+
+def test_a_device_without_counters_and_sizes_of_caches_tells_why_the_rate_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(CacheCounters, "find", lambda cores: None)
+    monkeypatch.setattr("adaptive_runtime.sensing.hit_rate.probe.last_level_cache_bytes", lambda core: None)
+    chain = HitRate.calibrated()
+    (told,) = caplog.messages
+    assert told == (
+        "hit rate: no counters, and cache probe: this system does not say how large its caches are; it stays unknown"
+    )
+    assert chain.estimate(state()) == (None, None)
+
+
+@pytest.mark.skipif(not KNOWS_CACHES, reason="this system does not say how large its caches are")
+def test_samples_have_the_hit_rate_by_what_the_device_has(caplog: pytest.LogCaptureFixture) -> None:
+    sensing = Sensing(hit_rate=True)
+    try:
+        found = [sensing.sample() for _ in range(3)]
+    finally:
+        sensing.stop()
+    if caplog.messages:  # caches and memory cannot be told apart while others work
+        assert "too close to tell apart" in caplog.messages[0]
+        assert [one.hit_rate_by for one in found] == [None] * 3
+    elif CacheCounters.find(available_cores()) is None:
+        assert [one.hit_rate_by for one in found] == ["probe"] * 3
+    else:
+        assert "probe" not in {one.hit_rate_by for one in found}
+    assert Sensing(()).sample().hit_rate is None, "it is not asked for"
 
 
 @given(hit=st.floats(0.1, 10), factor=st.floats(1.5, 100), rate=st.floats(0, 1))

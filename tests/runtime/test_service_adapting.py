@@ -40,7 +40,9 @@ def test_decisions_and_the_slow_down_are_told_and_logged(copy: Path, tmp_path: P
         state = service.state()
         assert soon(lambda: service.state()["load"]["load"] is not None)
         assert state["load"]["slow_down"] > 0
-        assert "autotailor_slow_down " in service.http.get("/metrics").text
+        metrics = service.http.get("/metrics").text
+        assert "autotailor_slow_down " in metrics
+        assert "autotailor_cache_hit_rate" not in metrics, "it is not asked for"
         assert ask(service) == second
         steps = [one["step"] for one in service.state()["decisions"]]
         assert "start" in steps
@@ -48,6 +50,27 @@ def test_decisions_and_the_slow_down_are_told_and_logged(copy: Path, tmp_path: P
         assert all(one["reason"] for one in state["decisions"])
     (section,) = read_log(file)
     assert len(section.decisions) == 22
+
+
+@pytest.mark.parametrize("options", [ADAPTS, ()], ids=["adapts", "stays"])
+def test_the_hit_rate_of_the_caches_is_told_with_its_source(
+    plain_bundle: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with served(plain_bundle, tmp_path / "log", *options, "--hit-rate") as service:
+        assert soon(
+            lambda: (
+                service.state()["load"]["hit_rate"] is not None
+                or any("hit rate: no counters, and cache probe" in line for line in service.lines())
+            )
+        )
+        load = service.state()["load"]
+        metrics = service.http.get("/metrics").text
+    if load["hit_rate"] is None:
+        assert load["hit_rate_by"] is None
+        assert "autotailor_cache_hit_rate" not in metrics
+    else:
+        assert 0 <= load["hit_rate"] <= 1
+        assert f'autotailor_cache_hit_rate{{by="{load["hit_rate_by"]}"}} ' in metrics
 
 
 def test_after_kill_9_what_was_decided_goes_on(copy: Path, tmp_path: Path) -> None:
@@ -89,4 +112,6 @@ def test_a_full_disk_ends_the_log_of_decisions_in_one_line_and_no_answer(copy: P
 
 def test_a_log_that_cannot_be_written_and_a_missing_budget_are_one_line(copy: Path, tmp_path: Path) -> None:
     assert "cannot be written" in refused("serve", str(copy), *ADAPTS, "--decisions", str(tmp_path / "no" / "log"))
+    line = refused("serve", str(copy), "--load-trace", str(tmp_path / "no" / "load.json"))
+    assert "load.json: cannot be written; give a file in a folder that is there" in line
     assert "no budget; give budget_ms" in refused("serve", str(copy), "--adapts")

@@ -28,7 +28,7 @@ def service(plain_bundle: Path, tmp_path: Path) -> Iterator[tuple[Served, str, s
     """A service whose first SubNet crashes when it is told to, and the digests of both."""
     folder = Path(shutil.copytree(plain_bundle, tmp_path / "bundle", ignore=shutil.ignore_patterns("prepared")))
     first, second = make_first_fail(folder)
-    with served(folder, tmp_path / "log") as found:
+    with served(folder, tmp_path / "log", "--hit-rate") as found:
         yield found, first, second
 
 
@@ -64,6 +64,9 @@ def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tup
     assert "it was taken out" in rows
     assert "it serves first" in rows
     assert soon(lambda: fact(browser, "load").endswith("%") and points(browser, "load") > 0)
+    load = running.state()["load"]
+    by = "not sensed" if load["hit_rate"] is None else f"% (by {load['hit_rate_by']})"
+    assert soon(lambda: fact(browser, "cache hits").endswith(by))
     assert all(one.startswith(running.url) for one in requests(browser))
     running.process.kill()
     assert soon(lambda: "no answer" in browser.find_element(By.ID, "status").text)

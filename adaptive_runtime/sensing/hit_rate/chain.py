@@ -4,10 +4,12 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.sensing.hit_rate.counters import CacheCounters
 from adaptive_runtime.sensing.hit_rate.learned import LearnedHitRate
 from adaptive_runtime.sensing.hit_rate.probe import CacheProbe
 from adaptive_runtime.sensing.state import HitRateSource, SensedState
+from profiling_agents.messages import AgentError
 from profiling_agents.sensing.machine import available_cores
 
 logger = logging.getLogger("adaptive_runtime.sensing")
@@ -34,6 +36,21 @@ class HitRate:
         """The chain of this device. probe: where given, asked where there are no counters."""
         counters = CacheCounters.find(available_cores())
         return cls([step for step in (counters, probe) if step is not None], learned)
+
+    @classmethod
+    def calibrated(cls) -> "HitRate":
+        """The chain of this device; where there are no counters, with a probe that is calibrated now, on the quiet device.
+
+        Where it cannot be, the log says why, and the rate stays unknown.
+        """
+        chain = cls.of_device()
+        if chain._steps:
+            return chain
+        try:
+            return cls([CacheProbe.calibrated()])
+        except (AdaptiveError, AgentError) as error:
+            logger.warning("hit rate: no counters, and %s; it stays unknown", error)
+            return chain
 
     def estimate(self, state: SensedState) -> tuple[float, HitRateSource] | tuple[None, None]:
         """The hit rate and its source; None where no source can tell."""

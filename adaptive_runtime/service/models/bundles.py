@@ -73,7 +73,7 @@ def _loaded(
 ) -> DeployedModel:
     """A model; what comes after another one goes on with the record of its decisions."""
     decisions = options.decisions if after is None else None
-    adapting = AdaptingOptions(decisions=decisions, sensors_root=options.sensors_root)
+    adapting = AdaptingOptions(decisions=decisions, sensors_root=options.sensors_root, hit_rate=options.hit_rate)
     return load(
         options.bundle,
         options.budget_ms,
@@ -97,7 +97,7 @@ def _load_of(current: CurrentModel, options: BundleOptions) -> Iterator[LoadSour
     if current.model.adaptation is not None:
         yield AdaptedLoad(lambda: current.model.adaptation)
         return
-    with LoadWatch(options.sensors_root).running() as watch:
+    with LoadWatch(options.sensors_root, hit_rate=options.hit_rate).running() as watch:
         yield watch
 
 

@@ -44,7 +44,7 @@ def split_served(options: SplitServiceOptions) -> Iterator[ServedModel]:
     planned = PlannedSplit.open(options.folder)
     form = _format(planned)
     network, choice = planned.network(options.devices, SplitOptions(coding=options.coding))
-    with network, LoadWatch(options.sensors_root).running() as watch:
+    with network, LoadWatch(options.sensors_root, hit_rate=options.hit_rate).running() as watch:
         model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
         yield ServedModel(
             infer=model.infer,

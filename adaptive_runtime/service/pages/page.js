@@ -43,6 +43,7 @@ function facts(state) {
     "load": number(load.load === null ? null : 100 * load.load, "%", 0),
     "load in 1 s": load.forecast.length ? `${number(100 * load.forecast[0], "%", 0)} (${load.method})` : "unknown",
     "slow-down": load.slow_down === null ? "not followed" : number(load.slow_down, "times", 2),
+    "cache hits": load.hit_rate === null ? "not sensed" : `${number(100 * load.hit_rate, "%", 0)} (by ${load.hit_rate_by})`,
     "rule": (model.rule || "none") + (model.mu === null ? "" : `, mu ${model.mu.toFixed(2)}`),
     "memory": number(model.used_mib, "MiB") + (model.budget_mib === null ? "" : ` of ${number(model.budget_mib, "MiB")}`),
     "queue": `${queue.depth} of ${queue.places}`,
