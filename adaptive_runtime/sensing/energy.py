@@ -1,7 +1,8 @@
 """Energy of running a network by AdaScale's eq. 3, from a calibration of the device.
 
 The energy of the processor's accesses that the caches answer falls with its frequency as in the equation, and so does that
-of memory. Multiply-accumulates, which the equation leaves out, have a coefficient of their own.
+of memory. Multiply-accumulates, which the equation leaves out, have a coefficient of their own. It is for programs of
+users: the choice goes by the energies of the bundle.
 """
 
 from typing import Annotated, ClassVar, Literal
