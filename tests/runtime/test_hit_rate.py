@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from inspect import getclosurevars
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from adaptive_runtime.sensing.hit_rate import (
 from adaptive_runtime.sensing.hit_rate.counters import PAGE_FAULTS, SOFTWARE, SYSCALLS
 from adaptive_runtime.sensing.hit_rate.learned import FEWEST
 from adaptive_runtime.sensing.state import HitRateSource
+from adaptive_runtime.traces.burner import PIECE, walking
 from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
 from profiling_agents.sensing.machine import available_cores
 
@@ -113,6 +115,19 @@ def test_the_probe_sees_that_caches_were_emptied(monkeypatch: pytest.MonkeyPatch
         rates[emptied].append(rate)
     assert np.median(rates[False]) > np.median(rates[True]) + 0.2
     assert probe.slowdown is not None
+
+
+@pytest.mark.skipif(not KNOWS_CACHES, reason="this system does not say how large its caches are")
+def test_the_walk_of_the_stress_takes_the_hits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, step = CacheProbe.calibrated(buffer_mib=1.0), walking()
+    pieces = -(-getclosurevars(step).nonlocals["working_set"].nbytes // (8 * PIECE))
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for walks in [True, False] * 4:
+        monkeypatch.setattr("time.sleep", lambda _, count=pieces if walks else 0: [step() for _ in range(count)])
+        rate = probe.read()
+        assert rate is not None
+        rates[walks].append(rate)
+    assert np.median(rates[False]) > np.median(rates[True]) + 0.2
 
 
 @given(weight=st.floats(-0.5, 0.5), base=st.floats(0.2, 0.8), seed=st.integers(0, 2**32 - 1))
