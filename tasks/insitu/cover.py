@@ -6,7 +6,7 @@ operators, until no single change brings more. Operators share the caches, and S
 they are few, random SubNets with the rarest operators follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -66,11 +66,11 @@ class _Cover:
         seen = np.where(wanted, 0, self._times)
         for occurrence in self._occurrences:
             for at in np.argwhere(self._missing[occurrence.numbers] > 0):
-                number = occurrence.numbers[tuple(at)]
-                if self._missing[number]:
-                    code = self._space.canonical_codes(self._around(occurrence, at)[None])[0]
+                fixed = self._fixed(occurrence.columns, at) if self._missing[occurrence.numbers[tuple(at)]] else None
+                if fixed is not None:
+                    code = self._space.canonical_codes(self._around(fixed)[None])[0]
                     found = self._numbers(code)
-                    self._missing[[*found, number]] = 0
+                    self._missing[found] = 0
                     seen[np.unique(found)] += 1
                     codes[code.tobytes()] = code
         stands = self._where(wanted)
@@ -78,9 +78,10 @@ class _Cover:
             if len(codes) >= ENOUGH_SUBNETS or seen.min() >= self._times:
                 break
             occurrence, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
-            code = self._rng.integers(self._cardinalities)
-            code = self._with(code, occurrence.columns, at[int(self._rng.integers(len(at)))])
-            code = self._space.canonical_codes(code[None])[0]
+            fixed = self._fixed(occurrence.columns, at[int(self._rng.integers(len(at)))])
+            if fixed is None:
+                continue
+            code = self._space.canonical_codes(self._random(fixed)[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
         return np.array(list(codes.values()), np.int64).reshape(len(codes), len(self._cardinalities))
@@ -94,10 +95,15 @@ class _Cover:
                     found[int(number)] = occurrence, np.argwhere(occurrence.numbers == number)
         return found
 
-    def _around(self, seed: _Occurrence, at: NDArray[np.int64]) -> Code:
-        """A SubNet with the operator at these choices and as many other missing ones as single changes find."""
-        code = self._with(self._rng.integers(self._cardinalities), seed.columns, at)
-        fixed = {*seed.columns, *self._deciders(seed.columns)}
+    def _random(self, fixed: Mapping[int, int]) -> Code:
+        """A random SubNet with these values of some variables."""
+        code: Code = self._rng.integers(self._cardinalities)
+        code[list(fixed)] = list(fixed.values())
+        return code
+
+    def _around(self, fixed: Mapping[int, int]) -> Code:
+        """A SubNet with these values of some variables and as many missing operators as single changes find."""
+        code = self._random(fixed)
         free = [column for column in range(len(code)) if column not in fixed and self._cardinalities[column] > 1]
         for _ in range(SWEEPS):
             before = code.copy()
@@ -112,25 +118,28 @@ class _Cover:
                 break
         return code
 
-    def _with(self, code: Code, columns: Sequence[int], at: NDArray[np.int64]) -> Code:
-        """A SubNet with these values of some columns of extended codes, of which derived ones are 1; changes `code`."""
-        deciders = self._deciders(columns)
-        code[deciders] = self._cardinalities[deciders] - 1  # the largest SubNet has everything
-        own = [(column, value) for column, value in zip(columns, at, strict=True) if column < len(code)]
-        for column, value in own:
-            code[column] = value
-        return code
+    def _fixed(self, columns: Sequence[int], at: NDArray[np.int64]) -> dict[int, int] | None:
+        """Values of variables by which columns of extended codes have these values; None: no SubNet has them."""
+        found = self._satisfied(list(zip(columns, at.tolist(), strict=True)), {})
+        variables = len(self._cardinalities)
+        return None if found is None else {column: value for column, value in found.items() if column < variables}
 
-    def _deciders(self, columns: Sequence[int]) -> list[int]:
-        """The variables that derived columns among these follow from."""
-        variables, waiting, found = len(self._cardinalities), list(columns), set[int]()
-        while waiting:
-            column = waiting.pop()
-            if column >= variables:
-                waiting += self._space.derived[column - variables].columns
-            elif column not in columns:
-                found.add(column)
-        return sorted(found)
+    def _satisfied(self, wanted: Sequence[tuple[int, int]], fixed: Mapping[int, int]) -> Mapping[int, int] | None:
+        """`fixed` with the wanted values, and those that derived columns need, the largest ones first."""
+        if not wanted:
+            return fixed
+        (column, value), *others = wanted
+        if column in fixed:
+            return self._satisfied(others, fixed) if fixed[column] == value else None
+        fixed, variables = {**fixed, column: value}, len(self._cardinalities)
+        if column < variables:
+            return self._satisfied(others, fixed)
+        columns, values = self._space.derived[column - variables]
+        for at in reversed(np.argwhere(values == bool(value)).tolist()):
+            found = self._satisfied([*zip(columns, at, strict=True), *others], fixed)
+            if found is not None:
+                return found
+        return None
 
     def _numbers(self, code: Code) -> NDArray[np.int32]:
         code = self._space.extended(code[None])[0]
