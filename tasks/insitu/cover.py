@@ -58,6 +58,8 @@ class _Cover:
         operators = terms[0].features.operators
         self._missing = np.zeros(len(operators) + 1, np.int64)  # the last: "skipped", number -1
         self._missing[[number for number, feature in enumerate(operators) if feature in wanted]] = 1
+        known = net.unique_operators()
+        self._example = [known[feature] for feature in operators]
 
     def codes(self) -> Code:
         """One SubNet after the other, the greedy ones first."""
@@ -66,9 +68,9 @@ class _Cover:
         seen = np.where(wanted, 0, self._times)
         for occurrence in self._occurrences:
             for at in np.argwhere(self._missing[occurrence.numbers] > 0):
-                fixed = self._fixed(occurrence.columns, at) if self._missing[occurrence.numbers[tuple(at)]] else None
-                if fixed is not None:
-                    code = self._space.canonical_codes(self._around(fixed)[None])[0]
+                number = int(occurrence.numbers[tuple(at)])
+                if self._missing[number]:
+                    code = self._space.canonical_codes(self._around(self._known(number))[None])[0]
                     found = self._numbers(code)
                     self._missing[found] = 0
                     seen[np.unique(found)] += 1
@@ -77,11 +79,12 @@ class _Cover:
         for _ in range(ENOUGH_SUBNETS):
             if len(codes) >= ENOUGH_SUBNETS or seen.min() >= self._times:
                 break
-            occurrence, at = stands[int(self._rng.choice(np.flatnonzero(seen == seen.min())))]
-            fixed = self._fixed(occurrence.columns, at[int(self._rng.integers(len(at)))])
-            if fixed is None:
-                continue
+            number = int(self._rng.choice(np.flatnonzero(seen == seen.min())))
+            occurrence, at = stands[number]
+            fixed = self._largest(occurrence.columns, at[int(self._rng.integers(len(at)))])
             code = self._space.canonical_codes(self._random(fixed)[None])[0]
+            if number not in self._numbers(code):  # not every SubNet that is the largest elsewhere has these choices
+                code = self._space.canonical_codes(self._random(self._known(number))[None])[0]
             seen[np.unique(self._numbers(code))] += 1
             codes.setdefault(code.tobytes(), code)
         return np.array(list(codes.values()), np.int64).reshape(len(codes), len(self._cardinalities))
@@ -118,28 +121,31 @@ class _Cover:
                 break
         return code
 
-    def _fixed(self, columns: Sequence[int], at: NDArray[np.int64]) -> dict[int, int] | None:
-        """Values of variables by which columns of extended codes have these values; None: no SubNet has them."""
-        found = self._satisfied(list(zip(columns, at.tolist(), strict=True)), {})
-        variables = len(self._cardinalities)
-        return None if found is None else {column: value for column, value in found.items() if column < variables}
+    def _known(self, number: int) -> dict[int, int]:
+        """The variables by which an operator is in the SubNet that is known to have it, and their values there."""
+        code = self._space.canonical_codes(self._space.encode([self._example[number]]))[0]
+        extended = self._space.extended(code[None])[0]
+        columns = next(
+            one.columns for one in self._occurrences if one.numbers[tuple(extended[list(one.columns)])] == number
+        )
+        return {column: int(code[column]) for column in self._deciders(columns)}
 
-    def _satisfied(self, wanted: Sequence[tuple[int, int]], fixed: Mapping[int, int]) -> Mapping[int, int] | None:
-        """`fixed` with the wanted values, and those that derived columns need, the largest ones first."""
-        if not wanted:
-            return fixed
-        (column, value), *others = wanted
-        if column in fixed:
-            return self._satisfied(others, fixed) if fixed[column] == value else None
-        fixed, variables = {**fixed, column: value}, len(self._cardinalities)
-        if column < variables:
-            return self._satisfied(others, fixed)
-        columns, values = self._space.derived[column - variables]
-        for at in reversed(np.argwhere(values == bool(value)).tolist()):
-            found = self._satisfied([*zip(columns, at, strict=True), *others], fixed)
-            if found is not None:
-                return found
-        return None
+    def _largest(self, columns: Sequence[int], at: NDArray[np.int64]) -> dict[int, int]:
+        """These values of columns of extended codes; what derived ones follow from is as in the largest SubNet."""
+        fixed = {column: int(self._cardinalities[column]) - 1 for column in self._deciders(columns)}
+        own = zip(columns, at.tolist(), strict=True)
+        return fixed | {column: value for column, value in own if column < len(self._cardinalities)}
+
+    def _deciders(self, columns: Sequence[int]) -> list[int]:
+        """The variables among columns of extended codes, and those that derived columns follow from."""
+        variables, waiting, found = len(self._cardinalities), list(columns), set[int]()
+        while waiting:
+            column = waiting.pop()
+            if column >= variables:
+                waiting += self._space.derived[column - variables].columns
+            else:
+                found.add(column)
+        return sorted(found)
 
     def _numbers(self, code: Code) -> NDArray[np.int32]:
         code = self._space.extended(code[None])[0]
