@@ -66,15 +66,13 @@ class _Cover:
         codes: dict[bytes, Code] = {}
         wanted = self._missing.copy()
         seen = np.where(wanted, 0, self._times)
-        for occurrence in self._occurrences:
-            for at in np.argwhere(self._missing[occurrence.numbers] > 0):
-                number = int(occurrence.numbers[tuple(at)])
-                if self._missing[number]:
-                    code = self._space.canonical_codes(self._around(self._known(number))[None])[0]
-                    found = self._numbers(code)
-                    self._missing[found] = 0
-                    seen[np.unique(found)] += 1
-                    codes[code.tobytes()] = code
+        for number in np.flatnonzero(wanted).tolist():
+            if self._missing[number]:
+                code = self._space.canonical_codes(self._around(self._known(number))[None])[0]
+                found = self._numbers(code)
+                self._missing[found] = 0
+                seen[np.unique(found)] += 1
+                codes[code.tobytes()] = code
         stands = self._where(wanted)
         for _ in range(ENOUGH_SUBNETS):
             if len(codes) >= ENOUGH_SUBNETS or seen.min() >= self._times:
