@@ -81,13 +81,14 @@ def _raise_linux(plan: PlannedWalls, raised: Raised) -> None:
     kernel.process_control(kernel.PR_SET_NO_NEW_PRIVS, 1)
     devices = system_files.accelerators() if plan.accelerator else []
     readable = [*system_files.readable(), *plan.readable]
+    writable = [plan.folder, *map(Path, system_files.DEVICES), *devices]
     with raised.wall("files", "models can read and write the files of their user"):
-        landlock.restrict(readable, [plan.folder, *map(Path, system_files.DEVICES), *devices])
+        landlock.restrict(readable, [*writable, system_files.own_threads()] if plan.accelerator else writable)
     if os.geteuid() == 0:
         with raised.wall("user", "models run as root, with no right but to open files"):
             _become(plan.user, devices, behind_files="files" in raised.standing)
     with raised.wall("system calls", "models can use every call of the kernel"):
-        seccomp.restrict()
+        seccomp.restrict(accelerator=plan.accelerator)
 
 
 def _become(user: int | None, devices: list[Path], *, behind_files: bool) -> None:

@@ -19,7 +19,6 @@ COLUMNS = {"x86_64": 0, "aarch64": 1}
 ARCHITECTURES = (0xC000003E, 0xC00000B7)
 SECCOMP = (317, 277)
 REFUSED = {
-    "socket": (41, 198),
     "io_uring_setup": (425, 425),
     "execve": (59, 221),
     "execveat": (322, 281),
@@ -70,6 +69,11 @@ REFUSED = {
     "setdomainname": (171, 162),
     "quotactl": (179, 60),
 }
+SOCKET = (41, 198)
+LOCAL = 1
+"""AF_UNIX."""
+TO_OTHERS = {"connect": (42, 203), "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)}
+"""Refused where local sockets can be made, so that these reach nobody."""
 REFUSED_ON_X86 = {"chown": 92, "lchown": 94}
 TO_OWN_PROCESS = {"kill": (62, 129), "tgkill": (234, 131)}
 """Signals to the process itself, such as abort's."""
@@ -94,23 +98,24 @@ class _FilterList(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_FilterStruct)))
 
 
-def restrict() -> None:
+def restrict(*, accelerator: bool = False) -> None:
     """From now on the listed calls fail, for good. OSError where the kernel or the processor has no filter.
 
+    accelerator: CUDA does not start where it cannot make a local socket, to which nothing then connects.
     The process must not be able to gain privileges (no_new_privs).
     """
     column = COLUMNS.get(platform.machine())
     if column is None:
         raise OSError(ENOSYS, f"no filter of system calls is known for {platform.machine()}")
-    instructions = [_FilterStruct(*one) for one in _program(column, os.getpid())]
+    instructions = [_FilterStruct(*one) for one in _program(column, os.getpid(), accelerator=accelerator)]
     array = (_FilterStruct * len(instructions))(*instructions)
     program = _FilterList(len(instructions), array)
     flags = ctypes.c_uint(LEAVE_SPECULATION)
     kernel.system_call(SECCOMP[column], ctypes.c_uint(SET_MODE_FILTER), flags, ctypes.byref(program))
 
 
-def _program(column: int, own_pid: int) -> list[FilterInstruction]:
-    refused = [numbers[column] for numbers in REFUSED.values()]
+def _program(column: int, own_pid: int, *, accelerator: bool) -> list[FilterInstruction]:
+    refused = [numbers[column] for numbers in (REFUSED | TO_OTHERS if accelerator else REFUSED).values()]
     if column == COLUMNS["x86_64"]:
         refused += REFUSED_ON_X86.values()
     program: list[FilterInstruction] = [
@@ -123,6 +128,8 @@ def _program(column: int, own_pid: int) -> list[FilterInstruction]:
     ]
     for number in refused:
         program += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, FAIL | EPERM)]
+    local = [(JUMP_EQUAL, 1, 0, LOCAL)] if accelerator else []
+    program += _when(SOCKET[column], [*local, (RETURN, 0, 0, FAIL | EPERM)])
     program += [(JUMP_EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
     for numbers in TO_OWN_PROCESS.values():
         program += _when(numbers[column], [(JUMP_EQUAL, 1, 0, own_pid), (RETURN, 0, 0, FAIL | EPERM)])

@@ -29,6 +29,11 @@ def accelerators() -> list[Path]:
     return [Path(path) for pattern in ACCELERATORS for path in glob.glob(pattern)]
 
 
+def own_threads() -> Path:
+    """What a process may write about its own threads, such as their names; CUDA does not start where it cannot name one."""
+    return Path("/proc") / str(os.getpid()) / "task"
+
+
 def groups_of(devices: list[Path]) -> list[int]:
     """The groups that may open these files."""
     found = [path for device in devices for path in (device, *device.glob("*"))]

@@ -59,6 +59,8 @@ def attempts(request: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "connect by TCP": lambda: connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", request["port"])),
         "connect by UDP": lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", request["port"])),
         "connect to a file's socket": lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, str(outside / "socket")),
+        "make a local socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "name a thread": lambda: Path(f"/proc/self/task/{os.getpid()}/comm").write_text("model"),
         "run a program": run_program,
         "trace its parent": trace_parent,
         "signal its parent": lambda: os.kill(os.getppid(), 0),

@@ -29,6 +29,8 @@ ALLOWED = {
     "signal itself",
     "fill random bytes",
 }
+OF_ACCELERATORS = {"make a local socket", "name a thread"}
+"""What CUDA needs before it starts."""
 OF_FILES = {
     "read a file beside its folder",
     "list the folder around its own",
@@ -50,13 +52,20 @@ class Place:
     folder: Path
     port: int
 
-    def tried(self, *, user: int | None = None, start_as: int = 0, lacking: tuple[int, ...] = ()) -> dict[str, Any]:
+    def tried(
+        self,
+        *,
+        user: int | None = None,
+        start_as: int = 0,
+        lacking: tuple[int, ...] = (),
+        accelerator: bool = False,
+    ) -> dict[str, Any]:
         """What the attempts behind the walls gave."""
         owner = user or start_as
         if owner:
             for path in (self.folder, self.folder / "model"):
                 os.chown(path, owner, owner)
-        plan: dict[str, Any] = {"folder": str(self.folder), "user": user, "readable": [], "accelerator": False}
+        plan: dict[str, Any] = {"folder": str(self.folder), "user": user, "readable": [], "accelerator": accelerator}
         request = {
             "plan": plan,
             "outside": str(self.outside),
@@ -96,9 +105,9 @@ def place() -> Iterator[Place]:
     shutil.rmtree(outside)
 
 
-def assert_confined(found: dict[str, Any]) -> None:
-    assert {name for name, how in found["results"].items() if how == "done"} == ALLOWED
-    refused = {how for name, how in found["results"].items() if name not in ALLOWED}
+def assert_confined(found: dict[str, Any], allowed: set[str] = ALLOWED) -> None:
+    assert {name for name, how in found["results"].items() if how == "done"} == allowed
+    refused = {how for name, how in found["results"].items() if name not in allowed}
     assert refused <= {"PermissionError", "OSError"}  # OSError: a user namespace does not even know root
 
 
@@ -113,6 +122,12 @@ def test_a_child_of_root_is_another_user_and_reaches_nothing_but_its_folder(plac
     assert_confined(found)
     assert (place.outside / "secret").read_text() == "secret"
     assert not (place.outside / "new").exists()
+
+
+def test_with_an_accelerator_a_child_makes_local_sockets_and_reaches_nobody_through_them(place: Place) -> None:
+    found = place.tried(user=account.free_user(), accelerator=True)
+    assert {"network", "files", "system calls"} <= set(found["standing"])
+    assert_confined(found, ALLOWED | OF_ACCELERATORS)
 
 
 @as_root
@@ -130,7 +145,7 @@ def test_without_landlock_the_other_walls_stand_and_what_is_missing_is_said(plac
     assert "models can read and write the files of their user (" in line
     done = {name for name, how in found["results"].items() if how == "done"}
     assert done >= ALLOWED
-    assert done <= ALLOWED | OF_FILES | {"write a device's setting"}
+    assert done <= ALLOWED | OF_FILES | {"write a device's setting", "name a thread"}
     if os.geteuid() == 0 and found["user"] == 0:  # Python itself lies where no other user can read it
         line = "user: models run as root, with no right but to open files (another user cannot read"
         assert any(missing.startswith(line) for missing in found["missing"])
