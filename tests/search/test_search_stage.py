@@ -23,6 +23,7 @@ from tasks.predict.latency import LatencyPredictor
 from tasks.predict.sums import Sums
 from tasks.progress import Silent
 from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
+from tests.ir.networks import small_net
 
 
 @dataclass
@@ -99,10 +100,38 @@ def all_codes(net: Any) -> NDArray[np.int64]:
     return np.unique(net.space.canonical_codes(every.reshape(-1, len(net.space.variables))), axis=0)
 
 
-@pytest.mark.parametrize("method", ["exact", "genetic", "nsga2"])
+@pytest.fixture(scope="module")
+def with_alternatives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blocks under merged ones do not exist in a SubNet."""
+    space: SpaceSpec = {"alternatives": ["merged", "pruned_0.5"], "*.depth": "auto", "*.width_mult": [0.5, 1]}
+    folder = tmp_path_factory.mktemp("search") / "with alternatives"
+    tailor_ir.compile(small_net(blocks=3), torch.zeros(1, 3, 16, 16), space).save(folder)
+    return folder
+
+
+METHODS = ("exact", "genetic", "nsga2")
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_winners_are_the_optima_of_a_space_small_enough_to_list(
     method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path
 ) -> None:
+    assert_optima(method, supernet, accuracy, tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_winners_with_alternatives_are_the_optima(method: str, with_alternatives: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    space = tailor_ir.load(with_alternatives).space
+    lost = [Accuracy(int(rng.integers(700, 900)), 1000, float(rng.uniform(1, 2))) for _ in modifications(space)]
+    accuracy = AccuracyPredictor(sensitivities(space, lost))
+    found = assert_optima(method, with_alternatives, accuracy, tmp_path)
+    kinds = {str(choice) for row in found["winners"] for name, choice in row["config"].items() if "block" in name}
+    assert any(kind.startswith("merged") for kind in kinds)
+    assert "pruned_0.5" in kinds
+
+
+def assert_optima(method: str, supernet: Path, accuracy: AccuracyPredictor, tmp_path: Path) -> Any:
     net = tailor_ir.load(supernet)
     latency: Any = macs_ms(net) if method == "exact" else MacsLatency(net)
     codes = all_codes(net)
@@ -115,6 +144,7 @@ def test_winners_are_the_optima_of_a_space_small_enough_to_list(
         assert method != "exact" or row["stopped"] == "optimal"
     assert found["fastest"]["predicted_ms"] == pytest.approx(latency_ms.min())
     assert found["winners"][-1]["predicted_score"] == pytest.approx(score.max(), abs=1e-12)
+    return found
 
 
 def test_predictors_that_are_no_sums_are_refused_by_the_exact_search(
