@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from flows.config import DeviceProfile
-from flows.machine.locks import only_user
+from flows.machine.locks import in_turn
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.client.ssh import ssh_agent
 from profiling_agents.messages import DEFAULT_ENGINE, AgentError, Capabilities, Engine
@@ -100,7 +100,7 @@ class Devices:
             places = [THIS_MACHINE if turns else f"{THIS_MACHINE}: {profile.backend}"]
         with ExitStack() as stack:
             for place in places:
-                stack.enter_context(only_user(place))
+                stack.enter_context(in_turn(place))
             yield
 
     @contextmanager

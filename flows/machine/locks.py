@@ -46,14 +46,14 @@ def only_run(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def only_user(device: str) -> Iterator[None]:
-    """Exclusive use of a device from this machine; waits for its turn.
+def in_turn(what: str) -> Iterator[None]:
+    """Exclusive use of something on this machine; waits for its turn.
 
-    device: what tells devices apart: an agent's address, or one name for all that runs on this machine.
+    what: what tells things apart: a device's address, one name for all devices that run on this machine, a database.
     """
     folder = cache_folder() / "locks"
     folder.mkdir(exist_ok=True, mode=0o700)
-    while (descriptor := _try_lock(folder / f"{digest_of(device)}.lock")) is None:
+    while (descriptor := _try_lock(folder / f"{digest_of(what)}.lock")) is None:
         time.sleep(POLL_SECONDS)
     try:
         yield

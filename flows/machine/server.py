@@ -19,6 +19,7 @@ import httpx
 
 from flows.machine.environment import prefect_home
 from flows.machine.imports import quick_imports
+from flows.machine.locks import in_turn
 from flows.machine.reachable import refuse_dead
 from tasks.errors import UserError
 from tasks.processes import end
@@ -27,6 +28,7 @@ START_SECONDS = 300
 """The first start makes the database: ten seconds of a core, which are minutes where others compute, too."""
 STOP_SECONDS = 5
 POLL_SECONDS = 0.1
+DATABASE = "Prefect's database"
 
 
 def start_server() -> Callable[[], None]:
@@ -39,6 +41,7 @@ def start_server() -> Callable[[], None]:
         refuse_dead("PREFECT_API_URL", url, "start that server, or unset it: then one is started for the command")
     if "PREFECT_API_URL" in os.environ or os.environ.get("PREFECT_HOME") != str(prefect_home()):
         return lambda: None
+    prefect_home().mkdir(mode=0o700, exist_ok=True)
     password = f"autotailor:{secrets.token_hex(16)}"
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "flows.machine.server"],
@@ -77,8 +80,15 @@ def _serve() -> None:
         import uvicorn
         from prefect.server.api.server import create_app
 
+    class Server(uvicorn.Server):
+        """Servers of commands that start together make the database one after the other: they share it."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            with in_turn(DATABASE):
+                await super().startup(sockets)
+
     app = create_app(ephemeral=True, final=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run(sockets=[listener])
+    Server(uvicorn.Config(app, log_level="error", lifespan="on")).run(sockets=[listener])
 
 
 def _end_with_parent() -> None:

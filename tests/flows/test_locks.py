@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.machine.locks import only_run, only_user
+from flows.machine.locks import in_turn, only_run
 from tasks.errors import UserError
 from tests.threads import all_at_once
 
@@ -41,7 +41,7 @@ def test_a_device_is_used_by_one_at_a_time() -> None:
     order: list[str] = []
 
     def use(name: str) -> None:
-        with only_user("board"):
+        with in_turn("board"):
             order.append(f"{name} in")
             time.sleep(0.3)
             order.append(f"{name} out")
@@ -54,10 +54,10 @@ def test_different_devices_do_not_wait_for_each_other() -> None:
     is_used = threading.Event()
 
     def use() -> None:
-        with only_user("b"):
+        with in_turn("b"):
             is_used.set()
 
-    with only_user("a"):
+    with in_turn("a"):
         thread = threading.Thread(target=use)
         thread.start()
         assert is_used.wait(60)
