@@ -1,10 +1,11 @@
 """What a deployed model takes in memory over many requests: whether a budget is kept, and whether anything leaks.
 
-    python -m benchmarks.served_memory [--network mobilenetv2_100] [--requests 100000] [--leak-requests 1000000] [--json FILE]
+    python -m benchmarks.served_memory [--format onnx|ncnn] [--network mobilenetv2_100] [--requests 100000]
+        [--leak-requests 1000000] [--json FILE]
 
-The bundles are those of `benchmarks.switching`: eight SubNets with random weights in onnxruntime, one thread, one image a
-request. *Within a budget*: a random one of the eight takes over every 50 requests, under 1.3 times what the largest one alone
-takes. *All warm*: the same without a budget, which shows a leak of some bytes a request better, since nothing is loaded.
+The bundles are those of `benchmarks.switching`: eight SubNets with random weights, in onnxruntime or ncnn, one thread, one
+image a request. *Within a budget*: a random one of the eight takes over every 50 requests, under 1.3 times what the largest one
+alone takes. *All warm*: the same without a budget, which shows a leak of some bytes a request better, since nothing is loaded.
 Resident memory of a process of its own, read after each 50 requests, and every 5 ms for the peak. *Drift*: mean of the last
 tenth of the readings over that of the first, after the first 5 %; 2 % are allowed.
 """
@@ -21,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 import adaptive_runtime
+from adaptive_runtime.bundles import BundleFormat
 from benchmarks.switching import BUDGET, SIZES, Peak, alone, memory, write
 
 EVERY = 50
@@ -28,11 +30,11 @@ WARMING_UP, PART = 0.05, 0.1
 MOST_DRIFT = 0.02
 
 
-def served(folder: Path, requests: int, budget_mib: float | None) -> dict[str, Any]:
+def served(folder: Path, requests: int, budget_mib: float | None, form: BundleFormat) -> dict[str, Any]:
     """Requests to SubNets in random order; memory [MiB] and the number of switches."""
     x, rng = np.load(folder / "x.npy"), np.random.default_rng(0)
     used_mib = np.zeros(requests // EVERY)
-    with adaptive_runtime.load(folder / "bundle", memory_mib=budget_mib) as model, Peak(model) as peak:
+    with adaptive_runtime.load(folder / "bundle", memory_mib=budget_mib, format=form) as model, Peak(model) as peak:
         digests = [one.digest for one in model.subnets]
         if budget_mib is None:
             for digest in digests:
@@ -62,6 +64,7 @@ def served(folder: Path, requests: int, budget_mib: float | None) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=("onnx", "ncnn"), default="onnx")
     parser.add_argument("--network", choices=list(SIZES), default="mobilenetv2_100")
     parser.add_argument("--requests", type=int, default=100_000, help="within the budget")
     parser.add_argument("--leak-requests", type=int, default=1_000_000, help="with all SubNets warm")
@@ -69,11 +72,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        alone(write, options.network, SIZES[options.network], folder)
-        largest_mib = alone(memory, folder, (1,), prepares=True)["1 warm"]
+        alone(write, options.network, SIZES[options.network], folder, ncnn=options.format == "ncnn")
+        largest_mib = alone(memory, folder, (1,), prepares=True, form=options.format)["1 warm"]
         rows = {
-            "within a budget": alone(served, folder, options.requests, BUDGET * largest_mib),
-            "all warm": alone(served, folder, options.leak_requests, None),
+            "within a budget": alone(served, folder, options.requests, BUDGET * largest_mib, options.format),
+            "all warm": alone(served, folder, options.leak_requests, None, options.format),
         }
     table = Table("", "requests", "switches", "budget [MiB]", "peak [MiB]", "first, last [MiB]", "drift", "holds")
     for title, row in rows.items():
@@ -89,8 +92,9 @@ def main() -> None:
             "yes" if holds and not row["taken_out"] else "NO",
         )
     Console(width=160).print(table)
+    facts = {"network": options.network, "format": options.format, "largest_mib": largest_mib}
     if options.json:
-        options.json.write_text(json.dumps({"network": options.network, "largest_mib": largest_mib, **rows}, indent=1))
+        options.json.write_text(json.dumps({**facts, **rows}, indent=1))
 
 
 if __name__ == "__main__":

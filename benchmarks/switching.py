@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import adaptive_runtime
-from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from adaptive_runtime.deployed import DeployedModel
 from adaptive_runtime.pool import Variant
 
@@ -46,14 +46,15 @@ EVERY_S = 0.005
 ROUNDS = 4
 
 
-def write(name: str, size: int, folder: Path) -> None:
-    """A bundle of a network, and the answers of its single files for one image."""
+def write(name: str, size: int, folder: Path, *, ncnn: bool = False) -> None:
+    """A bundle of a network, and the answers of its single files for one image. ncnn: with files for ncnn, too."""
     import timm
     import torch
 
     import tailor_ir
     from tests.ir.networks import perturb
     from tests.runtime.bundled import answers_of_files, write_plain_bundle
+    from tests.runtime.formats import with_ncnn
 
     torch.manual_seed(0)
     network = perturb(timm.create_model(name, num_classes=100).eval())
@@ -66,6 +67,8 @@ def write(name: str, size: int, folder: Path) -> None:
         chosen.setdefault(net.space.digest(config), config)
     folder.mkdir(parents=True, exist_ok=True)
     manifest = write_plain_bundle(net, list(chosen.values()), folder / "bundle")
+    if ncnn:
+        manifest = with_ncnn(net, manifest, folder / "bundle")
     x = rng.standard_normal((1, 3, size, size)).astype(np.float32)
     np.save(folder / "x.npy", x)
     answers: dict[tuple[str, str | None], np.ndarray] = {}
@@ -150,10 +153,10 @@ class _Requests:
         self._thread.join()
 
 
-def memory(folder: Path, counts: tuple[int, ...], *, prepares: bool) -> dict[str, float]:
+def memory(folder: Path, counts: tuple[int, ...], *, prepares: bool, form: BundleFormat = "onnx") -> dict[str, float]:
     """Memory [MiB] with so many SubNets warm, the largest first, and the peak until then."""
     x = np.load(folder / "x.npy")
-    with adaptive_runtime.load(folder / "bundle", prepares=prepares) as model, Peak(model) as peak:
+    with adaptive_runtime.load(folder / "bundle", prepares=prepares, format=form) as model, Peak(model) as peak:
         digests = [one.digest for one in model.subnets]
         found = {}
         for at, digest in enumerate(digests, 1):

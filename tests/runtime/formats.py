@@ -39,12 +39,32 @@ def with_formats(net: SuperNet, manifest: BundleManifest, folder: Path, x_NCHW: 
     Beside the files of fp32 they take `SLOWER` of the time, and lose `LOST` of the accuracy.
     """
     subnets = tuple(_in_all(net, subnet, folder, x_NCHW) for subnet in manifest.subnets)
-    runs = {
-        **manifest.runs,
+    runs: dict[BundleFormat, BundleRun] = {
         "onnx_int8": manifest.runs["onnx"].model_copy(update={"precision": "int8", "tolerance": 0.25}),
         "ncnn": _ncnn_run("fp32", 1e-3),
         "ncnn_bf16": _ncnn_run("bf16", 0.2),
     }
+    return _rewritten(manifest, folder, subnets, runs)
+
+
+def with_ncnn(net: SuperNet, manifest: BundleManifest, folder: Path) -> BundleManifest:
+    """A bundle for onnxruntime with its SubNets for ncnn in fp32, too, as fast and as accurate."""
+    subnets = []
+    for subnet in manifest.subnets:
+        own = subnet.nets["onnx"]
+        figures = NetFigures(
+            accuracy=subnet.accuracy, latency_ms=subnet.likely_ms, latency_error=0.1, memory=subnet.memory
+        )
+        in_ncnn = _in_ncnn(onnx_of(net, subnet.config, None, 1), subnet.digest, own, folder)
+        nets: dict[BundleFormat, BundledNet] = {"onnx": own, "ncnn": in_ncnn.model_copy(update={"figures": figures})}
+        subnets.append(subnet.model_copy(update={"nets": nets}))
+    return _rewritten(manifest, folder, tuple(subnets), {"ncnn": _ncnn_run("fp32", 1e-3)})
+
+
+def _rewritten(
+    manifest: BundleManifest, folder: Path, subnets: tuple[BundledSubNet, ...], more: Mapping[BundleFormat, BundleRun]
+) -> BundleManifest:
+    runs = {**manifest.runs, **more}
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != BUNDLE_FILE)
     facts = {file.name: FileFacts(sha256=sha256_of(file), bytes=file.stat().st_size) for file in files}
     found = BundleManifest.model_validate({**dict(manifest), "subnets": subnets, "runs": runs, "files": facts})
@@ -67,30 +87,35 @@ def _ncnn_run(precision: Any, tolerance: float) -> BundleRun:
 def _in_all(net: SuperNet, subnet: BundledSubNet, folder: Path, x_NCHW: Array) -> BundledSubNet:
     model = onnx_of(net, subnet.config, None, 1)
     own = subnet.nets["onnx"]
-    int8, param, weights = (f"{subnet.digest}.{end}" for end in ("int8.onnx", "ncnn.param", "ncnn.bin"))
+    int8 = f"{subnet.digest}.int8.onnx"
     feeds = [{own.input.name: x[None]} for x in x_NCHW]
     with tempfile.TemporaryDirectory() as ranges:
         quantiser = Quantiser.calibrated(model, feeds, Path(ranges), reduce_range=True)
         (folder / int8).write_bytes(quantiser.quantise(model))
-    converted = convert(model)
-    (folder / param).write_bytes(converted.param)
-    (folder / weights).write_bytes(converted.bin)
+    of_ncnn = _in_ncnn(model, subnet.digest, own, folder)
     exact, rounded = (_onnx_answers(folder / name, x_NCHW) for name in (own.files[0], int8))
     difference = float(np.abs(exact - rounded).max() / np.abs(exact).max())
-    of_ncnn = {
-        "input": ChainTensor(name="in0", shape=own.input.shape),
-        "output": ChainTensor(name="out0", shape=own.output.shape),
-        "files": (param, weights),
-        "relative_difference": 0.0,
-    }
     nets: dict[BundleFormat, BundledNet] = {
         "onnx": own,
         "onnx_int8": BundledNet(files=(int8,), input=own.input, output=own.output, relative_difference=difference),
-        "ncnn": BundledNet.model_validate(of_ncnn),
-        "ncnn_bf16": BundledNet.model_validate(of_ncnn),
+        "ncnn": of_ncnn,
+        "ncnn_bf16": of_ncnn,
     }
     known = {name: one.model_copy(update={"figures": _figures(subnet, name)}) for name, one in nets.items()}
     return subnet.model_copy(update={"nets": {**known, "onnx": own}})
+
+
+def _in_ncnn(model: bytes, digest: str, own: BundledNet, folder: Path) -> BundledNet:
+    converted = convert(model)
+    param, weights = (f"{digest}.ncnn.{end}" for end in ("param", "bin"))
+    (folder / param).write_bytes(converted.param)
+    (folder / weights).write_bytes(converted.bin)
+    return BundledNet(
+        files=(param, weights),
+        input=ChainTensor(name="in0", shape=own.input.shape),
+        output=ChainTensor(name="out0", shape=own.output.shape),
+        relative_difference=0.0,
+    )
 
 
 def _figures(subnet: BundledSubNet, form: BundleFormat) -> NetFigures:
