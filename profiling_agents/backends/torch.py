@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx2torch
@@ -170,36 +171,44 @@ class TorchModel:
 
     @torch.inference_mode()
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """Modules one after the other, between hooks; only on a CPU, where calls end when the work does."""
-        if not self.on_cpu:
-            raise ModelError("layers are timed on CPUs only; measure operators alone: profile.method=alone")
+        """Modules one after the other, between hooks. CUDA: between two events, with the time that a module takes to start."""
         feeds, names = self._feeds(inputs), {module: name for name, module in self._module.named_children()}
-        starts: list[int] = []
-        row: dict[str, int] = {}
-        handles = [
-            module.register_forward_pre_hook(lambda *_: starts.append(time.perf_counter_ns())) for module in names
-        ]
+        starts: list[Any] = []
+        row: dict[str, tuple[Any, Any]] = {}
+        handles = [module.register_forward_pre_hook(lambda *_: starts.append(self._now())) for module in names]
         handles += [
-            module.register_forward_hook(
-                lambda module, *_: row.update({names[module]: time.perf_counter_ns() - starts.pop()})
-            )
+            module.register_forward_hook(lambda module, *_: row.update({names[module]: (starts.pop(), self._now())}))
             for module in names
         ]
-        rows: list[dict[str, int]] = []
+        rows: list[dict[str, tuple[Any, Any]]] = []
         try:
             for _ in runs.each(LEAST_RUNS):
                 row.clear()
                 self._module(*feeds)
+                if not self.on_cpu:
+                    torch.cuda.synchronize(self._device)
                 rows.append(dict(row))
         finally:
             for handle in handles:
                 handle.remove()
-        times_ms = interquartile_mean(np.array([list(one.values()) for one in runs.kept(rows)]) * 1e-6)
+        kept = runs.kept(rows)
+        times_ms = interquartile_mean(np.array([[self._between_ms(*pair) for pair in one.values()] for one in kept]))
         kinds = {name: type(module).__name__ for module, name in names.items()}
         return [
             LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))
             for name, time_ms in zip(rows[0], times_ms, strict=True)
         ]
+
+    def _now(self) -> Any:
+        """This moment in the device's own time: nanoseconds, or an event of CUDA."""
+        if self.on_cpu:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between_ms(self, first: Any, last: Any) -> float:
+        return (last - first) * 1e-6 if self.on_cpu else float(first.elapsed_time(last))
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs as torch gives them, or in the job's output shapes."""

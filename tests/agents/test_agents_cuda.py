@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from onnx import helper
 
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from tests.agents import agent_models as models
@@ -61,3 +62,19 @@ def test_energy_is_that_of_the_gpu(cuda_agent: AgentClient) -> None:
     assert found.p50_ms is not None, found.reason
     assert found.energy_mj is not None
     assert 0 < found.energy_mj < MOST_WATTS * found.p50_ms
+
+
+def test_layers_inside_a_network_add_up_to_it(cuda_agent: AgentClient) -> None:
+    """Each of these convolutions takes longer than it takes to start."""
+    rng = np.random.default_rng(0)
+    names = ["in0", "a", "b", "out0"]
+    nodes = [
+        helper.make_node("Conv", [names[at], f"weights{at}"], [names[at + 1]], name=f"conv{at}", pads=[1, 1, 1, 1])
+        for at in range(3)
+    ]
+    weights = {f"weights{at}": rng.standard_normal((512, 512, 3, 3), np.float32) / 70 for at in range(3)}
+    job = models.onnx_job("chain", nodes, weights, (1, 512, 112, 112))
+    (found,) = cuda_agent.measure([job], MeasureSettings(layers_ms=100.0))
+    assert found.p50_ms is not None, found.reason
+    assert [layer.kind for layer in found.layers] == ["Conv2d"] * 3
+    assert sum(layer.time_ms for layer in found.layers) == pytest.approx(found.p50_ms, rel=0.2)
