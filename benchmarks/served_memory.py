@@ -92,8 +92,8 @@ def main() -> None:
             "yes" if holds and not row["taken_out"] else "NO",
         )
     Console(width=160).print(table)
-    facts = {"network": options.network, "format": options.format, "largest_mib": largest_mib}
     if options.json:
+        facts = {"network": options.network, "format": options.format, "largest_mib": largest_mib}
         options.json.write_text(json.dumps({**facts, **rows}, indent=1))
 
 

@@ -54,10 +54,11 @@ def start_server() -> Callable[[], None]:
     assert process.stdout is not None
     url = f"http://127.0.0.1:{int(process.stdout.readline() or 0)}/api"
     os.environ |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
-    return lambda: _wait_until_ready(process, url)
+    return lambda: wait_until_ready(process, url)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Returns when a server answers; UserError where it has ended or takes too long."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
         try:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from profiling_agents.client import ModelJob
+from profiling_agents.client import AgentClient, ModelJob
 
 NCNN_MAGIC = "7767517"
 
@@ -41,6 +41,15 @@ def convolution(
         return ncnn_job(key, ["Input in0 0 1 in0", layer], 2, b"\0" * 4 + weights.tobytes() + biases.tobytes(), shape)
     node = helper.make_node("Conv", ["in0", "weights", "biases"], ["out0"], pads=[1, 1, 1, 1])
     return onnx_job(key, [node], {"weights": weights, "biases": biases}, shape)
+
+
+def convolution_error(client: AgentClient, backend: str, channels_in: int, channels_out: int, size: int) -> float:
+    """Largest difference of a convolution's outputs from the reference, over the largest output."""
+    job = convolution(backend, "conv", channels_in=channels_in, channels_out=channels_out, size=size, seed=3)
+    x = np.random.default_rng(1).standard_normal((1, channels_in, size, size), dtype=np.float32)
+    (output,) = client.run(job, [x])
+    reference = convolution_reference(x, *convolution_weights(channels_in, channels_out, seed=3))
+    return float(np.abs(output - reference).max() / np.abs(reference).max())
 
 
 def quantised_convolution() -> ModelJob:

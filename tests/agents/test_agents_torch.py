@@ -21,11 +21,7 @@ def torch_agent() -> Iterator[AgentClient]:
 
 
 def test_outputs_equal_the_reference(torch_agent: AgentClient) -> None:
-    job = models.convolution("torch", "conv", channels_in=5, channels_out=9, size=7, seed=3)
-    x = np.random.default_rng(1).standard_normal((1, 5, 7, 7), dtype=np.float32)
-    (output,) = torch_agent.run(job, [x])
-    reference = models.convolution_reference(x, *models.convolution_weights(5, 9, seed=3))
-    assert np.abs(output - reference).max() <= RUN_TOLERANCE * np.abs(reference).max()
+    assert models.convolution_error(torch_agent, "torch", 5, 9, 7) <= RUN_TOLERANCE
 
 
 def test_inputs_go_by_name_and_outputs_come_in_the_order_of_the_job(torch_agent: AgentClient) -> None:

@@ -6,11 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from flows.machine.locks import in_turn
-from flows.machine.server import DATABASE, START_SECONDS
+from flows.machine.server import DATABASE, wait_until_ready
 
 pytestmark = pytest.mark.slow
 HELD_S = 8.0
@@ -29,18 +28,6 @@ def test_a_server_waits_while_another_makes_the_database(tmp_path: Path, monkeyp
             port = int(server.stdout.readline())
             time.sleep(HELD_S)
             assert not list(home.glob("*.db")), "the server did not wait"
-        wait_until_ready(server, port)
+        wait_until_ready(server, f"http://127.0.0.1:{port}/api")
         assert list(home.glob("*.db"))
         server.communicate(timeout=60)
-
-
-def wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        assert server.poll() is None, f"ended with code {server.returncode}"
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=5, trust_env=False).is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError("is not ready")
