@@ -35,6 +35,10 @@ class PoolPart:
         self.value: Any = None
         self.used = 0
 
+    def grew(self, mib: float) -> None:
+        """The process grew by so much while the part was loaded: by less than its need where it took what others had freed."""
+        self.need_mib = max(mib, self.need_mib)
+
 
 class PartFiles:
     """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: takes a line for people."""

@@ -66,6 +66,7 @@ class SubNetPool:
             return PartFiles(bundle, PreparedFiles(bundle, settings, cache) if is_prepared else None, tell)
 
         self.files = {form: files(form) for form in forms}
+        self.tell, self._told = tell, set[str]()
         self.serving: Callable[[], Collection[PoolPart]] = tuple
         self._parts: dict[tuple[BundleFormat, str], PoolPart] = {}
         self._answerers: dict[Variant, Answerer] = {}
@@ -215,10 +216,19 @@ class SubNetPool:
             value = part.loads()
             grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
             give_back()
-            part.need_mib = grown_mib if grown_mib > 0 else part.need_mib
+            part.grew(grown_mib)
+            self._tell_excess(part, before_mib + grown_mib)
             part.value = value
             self.keep_within_budget(keep={part})
             return value
+
+    def _tell_excess(self, part: PoolPart, used_mib: float) -> None:
+        """Say once of a part that the budget did not hold it while it was loaded."""
+        if self.budget_mib is not None and used_mib > self.budget_mib and part.name not in self._told:
+            self._told.add(part.name)
+            self.tell(
+                f"{part.name}: {used_mib:.1f} MiB while it was loaded; the memory budget is {self.budget_mib:g} MiB"
+            )
 
     def _forms_of(self, subnet: BundledSubNet) -> tuple[BundleFormat, ...]:
         """The formats of the pool in which a SubNet serves."""

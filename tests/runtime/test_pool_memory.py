@@ -12,6 +12,8 @@ import timm
 import torch
 
 import tailor_ir
+from adaptive_runtime.bundles import OpenBundle
+from adaptive_runtime.pool import SubNetPool
 from profiling_agents.startup import python_path
 from tests.ir.networks import perturb
 from tests.runtime.bundled import write_plain_bundle
@@ -82,3 +84,21 @@ def test_where_the_budget_holds_one_subnet_alone_requests_wait_and_none_is_lost(
     kept = served(folder, 1.0, rounds=2)
     assert kept["warm"] == 1
     assert kept["switches"] >= 2 * SUBNETS - 1
+
+
+def test_a_need_does_not_shrink_where_freed_memory_is_used_again_and_an_excess_is_told_once(folder: Path) -> None:
+    lines: list[str] = []
+    pool = SubNetPool(OpenBundle.open(folder), ("onnx",), 1.0, lines.append, prepares=False, start_mib=0.0)
+    answerer = pool.answerer(pool.whole_variants[0])
+    (part,) = answerer.parts
+    estimated_mib = part.need_mib
+    pool.warm(answerer)
+    assert part.need_mib >= estimated_mib
+    assert [line.split(":")[0] for line in lines] == [part.name]
+    assert "the memory budget is 1 MiB" in lines[0]
+    need_mib, part.loads = part.need_mib, object
+    pool.free(answerer)
+    pool.warm(answerer)
+    assert part.need_mib == need_mib
+    assert len(lines) == 1
+    pool.close()
