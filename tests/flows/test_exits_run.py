@@ -103,9 +103,8 @@ def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, 
     assert best.tested.accuracy == pytest.approx(
         sum(share * (one.share_accuracy or 0) for share, one in zip(shares, best.exits, strict=True))
     )
-    heads = [one.threshold is not None for one in best.exits]
     for place, one in enumerate(best.exits):
-        assert (one.latency_ms > one.alone_ms) == any(heads[:place]) or thresholds.measure in {"patience", "ensemble"}
+        assert (one.latency_ms > one.alone_ms) == any(head < place for head in thresholds.needed)
 
 
 def test_the_chain_on_the_device_leaves_as_the_policy_says(report: dict[str, Any], own: Command) -> None:

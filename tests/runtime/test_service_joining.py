@@ -90,9 +90,10 @@ def test_what_was_taken_out_stays_out_when_others_join(device: SearchingDevice, 
     first, second = make_first_fail(bundle)
     folder = tmp_path / "found"
     folder.mkdir()
+    failing = device._replace(bundle=OpenBundle.open(bundle), latencies=folder)
     with served(bundle, tmp_path / "log", "--also", str(folder)) as service:
         assert ask(service, images(value=CRASHES_FROM))["subnet"] == second
-        search(OpenBundle.open(bundle), device.images, folder, device.settings(generations=1), lambda event: None)
+        search(failing.bundle, device.images, folder, failing.settings(generations=1), lambda event: None)
         assert joins(service, folder)
         assert ask(service, images())["subnet"] == second
         assert list(service.state()["model"]["taken_out"]) == [first]
