@@ -23,21 +23,31 @@ class VariantError(Exception):
 
 
 class PoolPart:
-    """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, as far as is known.
+    """A part by name. value: what is loaded; None: nothing. need_mib: what it takes at most, while it is loaded.
 
     used: the number of the latest request that used it. own: loads it as its file is; loads: as it is wanted now.
     """
 
-    __slots__ = ("loads", "name", "need_mib", "own", "used", "value")
+    __slots__ = ("_kept_mib", "loads", "name", "need_mib", "own", "used", "value")
 
     def __init__(self, name: str, loads: Callable[[], Any], need_mib: float) -> None:
         self.name, self.own, self.loads, self.need_mib = name, loads, loads, need_mib
         self.value: Any = None
         self.used = 0
+        self._kept_mib = 0.0
 
-    def grew(self, mib: float) -> None:
-        """The process grew by so much while the part was loaded: by less than its need where it took what others had freed."""
+    @property
+    def kept_mib(self) -> float:
+        """What it takes once it is loaded, as far as is known."""
+        return self._kept_mib or self.need_mib
+
+    def grew(self, mib: float, kept_mib: float) -> None:
+        """The process grew by so much while the part was loaded, and kept some of it.
+
+        Both are less than what the part takes where it used memory again that others had freed, so none ever shrinks.
+        """
         self.need_mib = max(mib, self.need_mib)
+        self._kept_mib = max(kept_mib, self._kept_mib)
 
 
 class PartFiles:

@@ -153,10 +153,11 @@ class SubNetPool:
 
     def holds(self, *answerers: Answerer) -> bool:
         """Whether the budget holds some variants at once, and nothing else."""
-        loaded_mib = sum(part.need_mib for part in self._parts.values() if part.value is not None)
+        loaded_mib = sum(part.kept_mib for part in self._parts.values() if part.value is not None)
         others_mib = max(0.0, self.used_mib - loaded_mib)
         wanted = {part for answerer in answerers for part in answerer.needed}
-        return self._has_room(others_mib + sum(part.need_mib for part in wanted))
+        loading_mib = max(part.need_mib - part.kept_mib for part in wanted)
+        return self._has_room(others_mib + sum(part.kept_mib for part in wanted) + loading_mib)
 
     def keep_within_budget(self, room_mib: float = 0.0, keep: Collection[PoolPart] = ()) -> None:
         """Free parts until the budget has so much room, or all that is left serves."""
@@ -216,7 +217,7 @@ class SubNetPool:
             value = part.loads()
             grown_mib = self.used_mib - before_mib  # with what loading needs for a moment
             give_back()
-            part.grew(grown_mib)
+            part.grew(grown_mib, self.used_mib - before_mib)
             self._tell_excess(part, before_mib + grown_mib)
             part.value = value
             self.keep_within_budget(keep={part})

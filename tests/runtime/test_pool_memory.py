@@ -96,9 +96,22 @@ def test_a_need_does_not_shrink_where_freed_memory_is_used_again_and_an_excess_i
     assert part.need_mib >= estimated_mib
     assert [line.split(":")[0] for line in lines] == [part.name]
     assert "the memory budget is 1 MiB" in lines[0]
-    need_mib, part.loads = part.need_mib, object
+    assert 0 < part.kept_mib <= part.need_mib
+    needs_mib, part.loads = (part.need_mib, part.kept_mib), object
     pool.free(answerer)
     pool.warm(answerer)
-    assert part.need_mib == need_mib
+    assert (part.need_mib, part.kept_mib) == needs_mib
     assert len(lines) == 1
+    pool.close()
+
+
+def test_two_subnets_are_held_where_there_is_room_to_load_the_second_beside_the_first(folder: Path) -> None:
+    pool = SubNetPool(OpenBundle.open(folder), ("onnx",), None, print, prepares=False, start_mib=0.0)
+    first, second = (pool.answerer(variant) for variant in pool.whole_variants[:2])
+    pool.warm(first)
+    loading_mib = first.parts[0].need_mib - first.parts[0].kept_mib
+    pool.budget_mib = pool.used_mib + second.need_mib
+    assert not pool.holds(first, second)
+    pool.budget_mib += loading_mib + 2.0
+    assert pool.holds(first, second)
     pool.close()
