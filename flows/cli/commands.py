@@ -24,6 +24,7 @@ from tasks.choose.placed import joint_table, placed_tables
 from tasks.choose.terminal import chosen_tables, comparison_table, front_table
 from tasks.enumerate import listing
 from tasks.errors import UserError
+from tasks.problems import problem_named
 from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
@@ -45,14 +46,14 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
         expected = foresee(command, config, question)
         terminal.show(_forecast_table(expected))
         return {"dry_run": [row.to_json() for row in expected]}
-    result = _call(command, config, arguments.dry_run, question)
+    result, score = _call(command, config, arguments.dry_run, question), problem_named(config.data.problem).score
     if question and not question.files:
         for row in result.get("chosen", ()):
-            terminal.show(placed_tables(row) if "plan" in row else chosen_tables(row))
+            terminal.show((placed_tables if "plan" in row else chosen_tables)(row, score))
             file = arguments.to or config.output_dir / CHOSEN_FOLDER / f"{row['device']}.json"
             row["file"] = str(write_chosen(row, file))
             terminal.say(f"file: {row['file']}")
-        terminal.show(*map(comparison_table, result.get("compared", ())))
+        terminal.show(*(comparison_table(row, score) for row in result.get("compared", ())))
     elif "report_html" in result:
         terminal.show(*terminal_table(result))
         terminal.say(f"report: {result['report_html']}")
@@ -60,9 +61,9 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
         terminal.show(_plan_table(result["plan"]))
     else:
         for stage in result["stages"]:
-            _show_stage(command, stage, terminal)
+            _show_stage(command, stage, terminal, score)
     if joint := result.get("joint"):
-        terminal.show(of(JointFront, joint_table)(joint))
+        terminal.show(of(JointFront, lambda front: joint_table(front, score))(joint))
     if exports := result.get("exports"):
         terminal.say(f"exported files: {', '.join(exports.values())}")
     if command == "enumerate":
@@ -71,10 +72,10 @@ def execute(arguments: Arguments, config: FlowConfig) -> dict[str, Any]:
     return result
 
 
-def _show_stage(command: str, stage: dict[str, Any], terminal: Terminal) -> None:
+def _show_stage(command: str, stage: dict[str, Any], terminal: Terminal, score: str) -> None:
     folder = Path(stage["folder"])
     if command == "search" and (folder / FRONT_FILE).exists():
-        terminal.show(front_table(Front.read(folder / FRONT_FILE)))
+        terminal.show(front_table(Front.read(folder / FRONT_FILE), score))
     elif command == "stream":
         terminal.show(streamed_table(StreamedNetwork.read(folder / STREAM_FILE)))
         terminal.say(f"folder: {folder}")

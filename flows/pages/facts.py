@@ -54,6 +54,11 @@ def by_device(tell: Callable[[StageResult], Facts], results: Mapping[str, StageR
     return {f"{device}: {name}": text for device, facts in told.items() for name, text in facts.items()}
 
 
+def named_by(score: str, facts: Facts) -> Facts:
+    """Facts with the name of a learning problem's score in the place of "accuracy"."""
+    return {name.replace("accuracy", score): text for name, text in facts.items()}
+
+
 def space(result: StageResult) -> Facts:
     """Of a SuperNet's space."""
     return _space(result["distinct"], result["variables"], result["modifications"])

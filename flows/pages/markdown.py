@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.pages.facts import Facts
+from flows.pages.facts import Facts, named_by
 from flows.pages.tables import Row, report_rows
 from tasks.report.headline import unkept
 
@@ -19,7 +19,7 @@ def report_in_short(report: Row, page: Path, address: str | None) -> str:
     cards = [(card["label"], f"**{card['value']}**", card["note"]) for card in report["headline"]]
     parts = [f"### {cell(report['model'])}", table(["", "", ""], cards)]
     for device in report["devices"]:
-        rows = report_rows(device)
+        rows = [named_by(report["score"], row) for row in report_rows(device)]
         parts.append(f"#### {cell(device['name'])}")
         if missed := unkept(device):
             parts.append(f"**{cell(missed)}**")

@@ -208,8 +208,10 @@ class StageSpec:
     """The facts on its result for the log and the summary in Prefect; see `flows.pages.facts`."""
     details: Callable[[StageResult], Facts] = nothing
     """Further facts for the summary."""
-    publish: Callable[[str, Output], None] = lambda device, output: None
-    """Shows an output of a device in Prefect, besides the summary that every stage has."""
+    winners: Callable[[StageResult], list[Facts]] | None = None
+    """The rows of a table of winners in Prefect, besides the summary that every stage has."""
+    known: str = ""
+    """How far these winners are known."""
     title: str = ""
     """Name in the store where it is not `name`."""
 

@@ -17,12 +17,13 @@ from prefect.states import State
 from prefect.tasks import Task, exponential_backoff
 
 from flows.config import FlowConfig
-from flows.pages.facts import by_device
-from flows.pages.publish import line_of, publish_stage
+from flows.pages.facts import by_device, named_by
+from flows.pages.publish import line_of, publish_stage, publish_winners
 from flows.run import Output, Run, RunSummary
 from flows.stages.spec import Context, Outputs, StageSpec
 from flows.tracking.metrics import run_metrics
 from profiling_agents.messages import AgentError
+from tasks.problems import problem_named
 from tasks.progress import Progress
 from tasks.schemas.stored import StageResult
 
@@ -119,17 +120,19 @@ def _execute(run: Run, context: Context) -> Output:
 
     spec = context.spec
     output = run.execute(spec.at(context), body)
-    _show(spec, spec.by_device(context.config, {context.label: output}), output)
+    score = problem_named(context.config.data.problem).score
+    _show(spec, spec.by_device(context.config, {context.label: output}), output, score)
     return output
 
 
-def _show(spec: StageSpec, outputs: Mapping[str, Output], output: Output) -> None:
-    """A finished stage in Prefect: one line in the log, a summary, tables. outputs: by device."""
+def _show(spec: StageSpec, outputs: Mapping[str, Output], output: Output, score: str) -> None:
+    """A finished stage in Prefect: one line in the log, a summary, tables. outputs: by device. score: its name."""
     results = {device: one.result for device, one in outputs.items()}
-    facts, logger = by_device(spec.facts, results), get_run_logger()
+    facts, logger = named_by(score, by_device(spec.facts, results)), get_run_logger()
     for line in output.mended:
         logger.warning(line)
     logger.info(line_of(output, facts))
-    publish_stage(output, facts | by_device(spec.details, results))
-    for device, one in outputs.items():
-        spec.publish(device, one)
+    publish_stage(output, facts | named_by(score, by_device(spec.details, results)))
+    if spec.winners is not None:
+        for device, result in results.items():
+            publish_winners(device, [named_by(score, row) for row in spec.winners(result)], spec.known)

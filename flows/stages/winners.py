@@ -12,7 +12,6 @@ import tasks.refine
 import tasks.search
 from flows.config import EXPORTS_FOLDER, FlowConfig, RunConfig, sharing
 from flows.pages import facts
-from flows.pages.publish import publish_winners
 from flows.pages.tables import exported_rows, front_rows
 from flows.results import of
 from flows.run import Output
@@ -155,18 +154,6 @@ def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str
     }
 
 
-def _publish(device: str, output: Output) -> None:
-    publish_winners(device, of(Front, front_rows)(output.result), "as predicted")
-
-
-def _publish_refined(device: str, output: Output) -> None:
-    publish_winners(device, of(Front, front_rows)(output.result), "as candidates were measured")
-
-
-def _publish_exported(device: str, output: Output) -> None:
-    publish_winners(device, of(Exports, exported_rows)(output.result), "as measured after the export")
-
-
 SEARCH = StageSpec(
     name="search",
     body=_search,
@@ -180,7 +167,8 @@ SEARCH = StageSpec(
     by_device=_by_device,
     facts=of(Front, facts.front),
     details=of(Front, facts.searched),
-    publish=_publish,
+    winners=of(Front, front_rows),
+    known="as predicted",
     ends="search",
 )
 """For every latency budget the best SubNet: of one device, or one for several devices together."""
@@ -260,7 +248,8 @@ REFINE = StageSpec(
     device_s=_refine_device_s,
     wanted=lambda config, until: config.refine.candidates > 1,
     facts=of(Front, facts.refined),
-    publish=_publish_refined,
+    winners=of(Front, front_rows),
+    known="as candidates were measured",
     agent=True,
 )
 """The winners of a search by measurement; with one candidate for each budget, those of the search stand as they are."""
@@ -386,7 +375,8 @@ EXPORT = StageSpec(
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),
     facts=of(Exports, facts.exported),
     details=of(Exports, facts.failures),
-    publish=_publish_exported,
+    winners=of(Exports, exported_rows),
+    known="as measured after the export",
     agent=True,
     ends="export",
 )

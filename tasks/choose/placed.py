@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.choose.terminal import facts_table
+from tasks.choose.terminal import ACCURACY, facts_table
 from tasks.pages.text import amount, milliseconds, percent
 from tasks.schemas.placed import JointFront, PlanRow
 
@@ -14,10 +14,10 @@ Row = Mapping[str, Any]
 KIB = 1024
 
 
-def joint_table(found: JointFront) -> Table:
+def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
     """The winners of a search over several devices, each with its plan."""
     table = Table(title=escape(" + ".join(found.devices)), title_justify="left")
-    for column in ("budget", "latency", "at home", "accuracy", "MACs", "KiB sent"):
+    for column in ("budget", "latency", "at home", score, "MACs", "KiB sent"):
         table.add_column(column, justify="right")
     for column in ("coding", "operators on devices", "digest"):
         table.add_column(column)
@@ -37,7 +37,7 @@ def joint_table(found: JointFront) -> Table:
     return table
 
 
-def placed_tables(row: Row) -> Table:
+def placed_tables(row: Row, score: str = ACCURACY) -> Table:
     """The SubNet that a rule chose over several devices: its predictions, and its plan."""
     plan = PlanRow.model_validate(row["plan"])
     facts = facts_table(f"{row['device']} and others: {row['rule']['text']}")
@@ -45,7 +45,7 @@ def placed_tables(row: Row) -> Table:
         "latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", f"{milliseconds(row['home_ms'])} at home"
     )
     base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
-    facts.add_row("accuracy", f"[bold]{percent(row['predicted_accuracy'])}[/] predicted", escape(base))
+    facts.add_row(score, f"[bold]{percent(row['predicted_accuracy'])}[/] predicted", escape(base))
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row(
         "plan", escape(plan.text), f"{plan.sent_bytes / KIB:.4g} KiB sent in {row['coding']}" if plan.transfers else ""

@@ -18,12 +18,16 @@ from tasks.schemas.front import Front
 
 Row = Mapping[str, Any]
 BAR_WIDTH = 24
+ACCURACY = "accuracy"
 NOTHING = "[dim]–[/]"
 WHOLE = "whole SubNet"
 
 
-def chosen_tables(row: Row) -> RenderableType:
-    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency."""
+def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
+    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency.
+
+    score: the name of what the learning problem's answers are judged by.
+    """
     facts = facts_table(f"{row['device']}: {row['rule']['text']}")
     speed_up = row["largest_ms"] / row["predicted_ms"]
     facts.add_row(
@@ -33,7 +37,7 @@ def chosen_tables(row: Row) -> RenderableType:
     )
     base = f"{row['base']['name']} {percent(row['base']['accuracy'])}"
     known = "measured" if "measured_accuracy" in row else "predicted"
-    facts.add_row("accuracy", f"[bold]{percent(row[f'{known}_accuracy'])}[/] {known}", escape(base))
+    facts.add_row(score, f"[bold]{percent(row[f'{known}_accuracy'])}[/] {known}", escape(base))
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:
@@ -41,7 +45,7 @@ def chosen_tables(row: Row) -> RenderableType:
     return Group(facts, _sections(row["architecture"]))
 
 
-def front_table(front: Front) -> Table:
+def front_table(front: Front, score: str = ACCURACY) -> Table:
     """The winners of a search, and whether its budgets say anything."""
     largest = front.largest
     idle = all(winner.budget_ms >= largest.predicted_ms for winner in front.winners)
@@ -51,7 +55,7 @@ def front_table(front: Front) -> Table:
         else None
     )
     table = Table(title=escape(front.device), title_justify="left", caption=note, caption_justify="left")
-    for column in ("budget", "latency", "accuracy", "MACs", "parameters"):
+    for column in ("budget", "latency", score, "MACs", "parameters"):
         table.add_column(column, justify="right")
     table.add_column("digest")
     rows = [(milliseconds(winner.budget_ms), winner, winner.accuracy) for winner in front.winners]
@@ -89,7 +93,7 @@ def _sections(found: ArchitectureRows) -> Table:
     return table
 
 
-def comparison_table(compared: ComparedSubNets) -> RenderableType:
+def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> RenderableType:
     """Two SubNets layer by layer, a rule below each section; a layer that only one has is a dash in the other."""
     first, second = compared["first"], compared["second"]
     table = Table(
@@ -109,7 +113,7 @@ def comparison_table(compared: ComparedSubNets) -> RenderableType:
     table.add_column("difference", justify="right")
     for _, rows in groupby(compared["layers"], lambda row: row["section"]):
         _add_section(table, list(rows))
-    for name, text, difference in _totals(first, second):
+    for name, text, difference in _totals(first, second, score):
         table.add_row(name, "", "", text(first), "", text(second), difference, style="bold" if name == WHOLE else None)
     for side in (first, second):
         if side["elsewhere"]:
@@ -118,12 +122,12 @@ def comparison_table(compared: ComparedSubNets) -> RenderableType:
 
 
 def _totals(
-    first: ComparedSubNet, second: ComparedSubNet
+    first: ComparedSubNet, second: ComparedSubNet, score: str
 ) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
     """Rows below the layers: name, text of a side, difference."""
     points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])
     yield WHOLE, lambda side: _number(side["predicted_ms"]), _difference(second["predicted_ms"] - first["predicted_ms"])
-    yield "accuracy", lambda side: percent(side["predicted_accuracy"]), f"{points:+.2f} points"
+    yield score, lambda side: percent(side["predicted_accuracy"]), f"{points:+.2f} points"
     yield "MACs", lambda side: amount(side["macs"]), ""
     yield "parameters", lambda side: amount(side["parameters"]), ""
 

@@ -13,8 +13,10 @@ import adaptive_runtime
 from adaptive_runtime.boxes import SSDLITE, Detections, detect, iou
 from adaptive_runtime.bundles import OpenBundle
 from flows.cli import main
+from flows.progress import artifact_key
 from tests.boxes import small_detectors
 from tests.flows.conftest import Command
+from tests.flows.prefect_server import own_rows
 from tests.flows.tiny import TINY
 
 SIDE = 32
@@ -64,6 +66,18 @@ def test_the_report_says_map_where_others_say_accuracy(detected: tuple[dict[str,
     assert "of the network alone, without decoding and non-maximum suppression, which takes" in words
     assert "data:image/png;base64," in words
     assert "test accuracy" not in words
+
+
+def test_pages_of_prefect_name_the_score_in_the_place_of_accuracy(detected: tuple[dict[str, Any], Path]) -> None:
+    report, folder = detected
+    keys = [artifact_key("winners", report["devices"][0]["name"]), artifact_key("report", "pipeline")]
+    latest = {row["key"]: row["data"] for row in own_rows("artifacts/latest", artifacts={"key": {"any_": keys}})}
+    winners, page = (latest[key] for key in keys)
+    assert str(folder) in page
+    assert "| test mAP@0.5 |" in page
+    names = set(json.loads(winners)[0])
+    assert {"predicted mAP@0.5", "validation mAP@0.5", "test mAP@0.5"} <= names
+    assert not [text for text in (page, winners) if "accuracy" in text]
 
 
 def test_exported_files_give_the_boxes_of_the_network(
