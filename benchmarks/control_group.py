@@ -29,7 +29,8 @@ def in_group(cpus: float | None) -> Iterator[None]:
 def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callable[[int], None]]:
     """A new group with a quota of `cpus` in each period; takes processes by their numbers, with those that they start.
 
-    At the end the processes that are left go back. AdaptiveError: no group can be made here, or a process has ended.
+    At the end the processes that are left go back. A group that a killed benchmark has left empty is taken. AdaptiveError: no
+    group can be made here, or a process has ended.
     """
     groups = [MOUNT / controller / name for controller in CONTROLLERS]
 
@@ -39,7 +40,7 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
 
     for one in groups:
         try:
-            one.mkdir()
+            one.mkdir(exist_ok=not _processes(one))
         except OSError as error:
             raise _refused(error) from error
     _written(groups[0] / "cpu.cfs_period_us", str(period_us))
@@ -48,8 +49,7 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
         yield take
     finally:
         for one in groups:
-            left = (one / "cgroup.procs").read_text().split()  # multiprocessing's own process outlives the block
-            for process in left:
+            for process in _processes(one):  # multiprocessing's own process outlives the block
                 (one.parent / "cgroup.procs").write_text(process)
             one.rmdir()
 
@@ -57,6 +57,12 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
 def short_period_us(cpus: float) -> int:
     """The shortest period in which such a quota can be."""
     return max(SHORT_PERIOD_US, round(LEAST_QUOTA_US / cpus))
+
+
+def _processes(group: Path) -> list[str]:
+    """Numbers of the processes in a group; none where there is no such group."""
+    members = group / "cgroup.procs"
+    return members.read_text().split() if members.exists() else []
 
 
 def _written(file: Path, text: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.control_group import group, short_period_us
@@ -16,6 +17,7 @@ from tests.agents.agent_processes import environment
 PREFIX = "atl"
 HOME_SPACE, DEVICE_SPACE = f"{PREFIX}-home", f"{PREFIX}-device"
 HOME_END, DEVICE_END = f"{PREFIX}0h", f"{PREFIX}0d"
+NAMED_SPACES = Path("/run/netns")
 NETWORK = "10.77.0"
 AGENT_PORT, RELAY_PORT = 9100, 9200
 BURST_S = 0.001
@@ -32,11 +34,12 @@ class ShapedLink(NamedTuple):
     delay_ms: float
 
 
-def command(*words: str) -> None:
-    """Run a command; its own words where it fails."""
+def command(*words: str) -> str:
+    """Run a command; its output, or its own words where it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
 
 
 def inside(space: str, *words: str) -> tuple[str, ...]:
@@ -53,10 +56,12 @@ def limit(space: str, end: str, mbps: float) -> None:
 
 @contextmanager
 def added_spaces(spaces: Sequence[str]) -> Iterator[None]:
-    """Network namespaces, each with a loopback of its own; removed at the end."""
+    """Network namespaces, each with a loopback of its own; removed at the end. What a killed benchmark left is made anew."""
     made: list[str] = []
     try:
         for space in spaces:
+            if (NAMED_SPACES / space).exists() and not command("ip", "netns", "pids", space).strip():
+                command("ip", "netns", "delete", space)
             command("ip", "netns", "add", space)
             made.append(space)
             command(*inside(space, "ip", "link", "set", "lo", "up"))
