@@ -10,7 +10,8 @@ as it is shaped, each method places the segments: ours (exact), all at home, all
 DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
 after the other.
 
-*Predicted*: times of segments, and the link as home has measured it before the requests that count. *Measured*: p50.
+*Predicted*: times of segments, the link as home has measured it before the requests that count, and how much slower home's
+latest runs were than planned, as the run time knows both. *Measured*: p50.
 --coding: of the tensors that ours sends; the others send fp32. Where methods agree, their plan is measured once. Where fewer
 than three plans are different, single cuts are measured besides.
 
@@ -139,6 +140,7 @@ def over(link: ShapedLink, plans: NetworkPlans, times: Times, chain: Path, optio
     placed = plans.of(link)
     with shaped(link) as url:
         words = ["-m", HOME, str(chain), "--device", url, "--plans", json.dumps(list(placed))]
+        words += ["--home-ms", json.dumps(times.home_ms)]
         words += ["--requests", str(options.requests), "--limit-s", f"{options.limit_s:g}"]
         found = json.loads(told_by_home(options.home_cpus, *words))
     return [

@@ -2,7 +2,7 @@
 
     python -m benchmarks.links_home CHAIN --times-s 3
     python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
-        [--requests 10] [--limit-s 10]
+        [--home-ms '[1.5, …]'] [--requests 10] [--limit-s 10]
 
 It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start.
 """
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,22 +25,32 @@ from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
 
 DEVICE = "device"
+LATEST = 8
+"""So many runs at home tell how much slower it is now."""
 WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 5, 2, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
 class OnePlan:
-    """A choice that is set between requests."""
+    """A choice that is set between requests. home_ms: of each segment, as planned with."""
 
-    def __init__(self, plan: PlacedSegments) -> None:
-        self.plan = plan
+    def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
+        self.plan, self._home_ms = plan, home_ms
+        self._runs = deque[tuple[float, float]](maxlen=LATEST)
+
+    @property
+    def slow_down(self) -> float:
+        """Times of the latest runs at home over those that were planned with, as `EnvelopePlacements` has it."""
+        took_ms, planned_ms = np.sum(self._runs, axis=0) if self._runs else (1.0, 1.0)
+        return float(took_ms / planned_ms)
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
         return self.plan
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
-        """The plan is independent of times."""
+        """Of some segments, from the first on."""
+        self._runs.append((sum(took_ms), sum(self._home_ms[first : first + len(took_ms)])))
 
     @property
     def reason(self) -> str:
@@ -80,8 +91,9 @@ def over(
     plans: Sequence[PlacedSegments],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """For each plan: the link as it is known before the requests that count, what a request sends, and all latencies."""
-    choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)))
+    """For each plan: link and home as they are known before the requests that count, what a request sends, all latencies."""
+    home = PlacedSegments(devices=(HOME,) * len(split.subnet.segments))
+    choice = OnePlan(home, options.home_ms or [1.0] * len(home.devices))
     devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
     (x,) = inputs(split, 1)
     with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
@@ -94,7 +106,7 @@ def over(
             for number in range(WARM_UPS):
                 if number < LEAST_WARM_UPS or time.monotonic() < begin_s + options.limit_s / 2:
                     network.infer(x, DEADLINE_MS)
-            link = network.links[DEVICE]
+            known = {"link": network.links[DEVICE].model_dump(), "slow_down": choice.slow_down}
             found: list[SplitAnswer] = []
             end_s = time.monotonic() + options.limit_s
             while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
@@ -102,7 +114,7 @@ def over(
             if any(one.at_home for one in found):
                 raise SystemExit(f"finished at home: {found[-1].at_home}")
             sent = _sent(split, plan, CODED_BYTES[coding])
-            rows.append({"link": link.model_dump(), **sent, "latencies_ms": [one.latency_ms for one in found]})
+            rows.append({**known, **sent, "latencies_ms": [one.latency_ms for one in found]})
         return rows
 
 
@@ -126,6 +138,9 @@ def main() -> None:
     parser.add_argument("--times-s", type=float)
     parser.add_argument("--device", metavar="URL")
     parser.add_argument("--plans", type=json.loads, default=[])
+    parser.add_argument(
+        "--home-ms", type=json.loads, metavar="JSON", help="times of the segments at home, as planned with"
+    )
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--limit-s", type=float, default=10.0, help="for the requests of one plan")
     options = parser.parse_args()

@@ -152,9 +152,11 @@ def operators_of(net: tailor_ir.SuperNet) -> Dataflow:
 def predicted_ms(
     devices: Placement, home_ms: Sequence[float], device_ms: Sequence[float], row: Mapping[str, Any]
 ) -> float:
-    """The latency of a plan as the run time predicts it: times of segments, and what the link is known to be."""
+    """The latency of a plan as the run time predicts it: times of segments, and what link and home are known to be."""
     link = MeasuredLink.model_validate(row["link"])
-    times = sum(home if name == HOME else other for name, home, other in zip(devices, home_ms, device_ms, strict=True))
+    slow_down: float = row["slow_down"]
+    pairs = zip(devices, home_ms, device_ms, strict=True)
+    times = sum(home * slow_down if name == HOME else other for name, home, other in pairs)
     if not row["messages"]:
         return times
     trips_ms = (row["messages"] - 1) * (link.round_trip_ms or 0.0)

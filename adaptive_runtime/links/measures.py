@@ -38,13 +38,16 @@ class WeightedMean:
     def __init__(self, weight: float = WEIGHT) -> None:
         self.weight, self.count, self.mean, self.variance = weight, 0, math.nan, 0.0
 
-    def add(self, value: float) -> None:
-        """The first values count as in a plain mean, so that no value rules because it was the first."""
+    def add(self, value: float, times: float = 1.0) -> None:
+        """Add a value as if it came so many times.
+
+        The first values count as in a plain mean, so that no value rules because it was the first.
+        """
         self.count += 1
         if self.count == 1:
             self.mean = value
             return
-        weight = max(self.weight, 1 / self.count)
+        weight = 1 - (1 - max(self.weight, 1 / self.count)) ** times
         change = value - self.mean
         self.mean += weight * change
         self.variance = (1 - weight) * (self.variance + weight * change * change)
@@ -103,7 +106,7 @@ class _Direction:
             self.mean = WeightedMean(self._weight)  # what was measured before is of another link
             self.restarts += 1
         self.changed = not hinted and count >= NO_BURST_BYTES and (value < known / HINT or value > known * HINT)
-        self.mean.add(value)
+        self.mean.add(value, max(1.0, count / NO_BURST_BYTES))  # a long transfer is the mean of many short ones
 
     def _add_small(self, behind: int, took_ms: float) -> None:
         """A payload in a few packets, of which so many bytes came behind the first.

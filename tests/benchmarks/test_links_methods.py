@@ -79,10 +79,13 @@ def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
 
 def test_a_prediction_is_times_and_the_link() -> None:
     link = {"up_mbps": 8.0, "down_mbps": 80.0, "round_trip_ms": 3.0}
-    row = {"link": link, "messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
+    row = {"link": link, "slow_down": 1.0, "messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
     found = predicted_ms((HOME, DEVICE, HOME, DEVICE), [10.0, 20.0, 30.0, 40.0], [1.0, 2.0, 3.0, 4.0], row)
     assert found == pytest.approx(10 + 2 + 30 + 4 + 2 * 3.0 + 10.0 + 0.1)
     assert predicted_ms((HOME,) * 2, [10.0, 20.0], [1.0, 2.0], row | {"messages": 0}) == 30.0
+    assert predicted_ms((HOME, DEVICE), [10.0, 20.0], [1.0, 2.0], row | {"slow_down": 1.5}) == pytest.approx(
+        15 + 2 + 1 * 3.0 + 3.0 + 10.0 + 0.1
+    )
 
 
 def row_of(ours_ms: float, others_ms: float, predicted_ms: float) -> dict[str, Any]:

@@ -46,6 +46,27 @@ def test_a_weighted_mean_follows_a_change_and_tells_a_steady_spread() -> None:
     assert mean.mean == pytest.approx(3.0, abs=0.01)
 
 
+def test_a_value_that_counts_several_times_weighs_as_the_same_values_one_by_one() -> None:
+    once, each = WeightedMean(), WeightedMean()
+    for mean in (once, each):
+        for _ in range(10):
+            mean.add(1.0)
+    once.add(3.0, 7.0)
+    for _ in range(7):
+        each.add(3.0)
+    assert once.mean == pytest.approx(each.mean)
+
+
+def test_a_long_transfer_outweighs_small_payloads_that_a_burst_made_fast() -> None:
+    measures = LinkMeasures()
+    for _ in range(5):
+        measures.up(16_384, 88.0)  # 1.5 Mbit/s
+    measures.up(602_112, 4817.0)  # 1 Mbit/s
+    found = measures.link.up_mbps
+    assert found is not None
+    assert 1.0 <= found < 1.05
+
+
 def test_bandwidth_is_of_payloads_that_take_time_and_transfers_follow_from_it() -> None:
     measures = LinkMeasures()
     assert measures.link == MeasuredLink()
