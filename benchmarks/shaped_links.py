@@ -4,8 +4,10 @@
 every kernel has netem. Takes root, `ip` and `tc`.
 """
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,11 +58,16 @@ def limit(space: str, end: str, mbps: float) -> None:
 
 @contextmanager
 def added_spaces(spaces: Sequence[str]) -> Iterator[None]:
-    """Network namespaces, each with a loopback of its own; removed at the end. What a killed benchmark left is made anew."""
+    """Network namespaces, each with a loopback of its own; removed at the end, after SIGTERM, too.
+
+    One that was left by a benchmark that had no end is made anew.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     made: list[str] = []
     try:
         for space in spaces:
-            if (NAMED_SPACES / space).exists() and not command("ip", "netns", "pids", space).strip():
+            if (NAMED_SPACES / space).exists():
+                _wait_for_nobody(space)
                 command("ip", "netns", "delete", space)
             command("ip", "netns", "add", space)
             made.append(space)
@@ -69,6 +76,15 @@ def added_spaces(spaces: Sequence[str]) -> Iterator[None]:
     finally:
         for space in made:
             subprocess.run(("ip", "netns", "delete", space), check=False)
+
+
+def _wait_for_nobody(space: str) -> None:
+    """SystemExit where processes of a killed benchmark stay in a namespace."""
+    until = time.monotonic() + STOP_S
+    while others := command("ip", "netns", "pids", space).split():
+        if time.monotonic() > until:
+            raise SystemExit(f"namespace {space}: processes {', '.join(others)} are in it; end them first")
+        time.sleep(1.0)
 
 
 def join(spaces: tuple[str, str], ends: tuple[str, str], network: str) -> None:
