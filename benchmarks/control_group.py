@@ -1,6 +1,7 @@
 """Control groups of version 1, whose processes may use a part of the CPUs."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from adaptive_runtime.errors import AdaptiveError
 
 MOUNT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "cpuacct")
+REMOVE_S = 10.0
 PERIOD_US = 100_000
 SHORT_PERIOD_US, LEAST_QUOTA_US = 5_000, 1_000
 """A period for latencies, since what waits for its next share of a CPU waits for up to one; and the least quota there is."""
@@ -51,7 +53,7 @@ def group(name: str, cpus: float, period_us: int = PERIOD_US) -> Iterator[Callab
         for one in groups:
             for process in _processes(one):  # multiprocessing's own process outlives the block
                 (one.parent / "cgroup.procs").write_text(process)
-            one.rmdir()
+            _remove(one)
 
 
 def short_period_us(cpus: float) -> int:
@@ -63,6 +65,19 @@ def _processes(group: Path) -> list[str]:
     """Numbers of the processes in a group; none where there is no such group."""
     members = group / "cgroup.procs"
     return members.read_text().split() if members.exists() else []
+
+
+def _remove(group: Path) -> None:
+    """Processes that have just ended stay in a group for a moment."""
+    until = time.monotonic() + REMOVE_S
+    while True:
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def _written(file: Path, text: str) -> None:
