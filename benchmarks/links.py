@@ -1,7 +1,7 @@
 """Networks over two devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
 
     python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--home-cpus 0.25]
-    [--device-cpus CPUS] [--coding fp32] [--requests 10] [--limit-s 8] [--json links.json] [--markdown] [--quick]
+    [--device-cpus CPUS] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json] [--markdown] [--quick]
 
 It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
 (`benchmarks.shaped_links`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
@@ -220,7 +220,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home-cpus", type=float, default=0.25)
     parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
     parser.add_argument("--coding", choices=sorted(CODED_BYTES), default="fp32", help="of what ours sends")
-    parser.add_argument("--requests", type=int, default=10, help="of each plan")
+    parser.add_argument("--requests", type=int, default=30, help="of each plan")
     parser.add_argument(
         "--limit-s", type=float, default=8.0, help="for the requests of one plan; three are made anyway"
     )

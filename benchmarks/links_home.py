@@ -2,7 +2,7 @@
 
     python -m benchmarks.links_home CHAIN --times-s 3
     python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
-        [--home-ms '[1.5, …]'] [--requests 10] [--limit-s 10]
+        [--home-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
 
 It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start.
 """
@@ -11,13 +11,13 @@ import argparse
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
@@ -25,9 +25,7 @@ from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
 
 DEVICE = "device"
-LATEST = 8
-"""So many runs at home tell how much slower it is now."""
-WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 5, 2, 3, 10
+WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 24, 3, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
@@ -36,13 +34,12 @@ class OnePlan:
 
     def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
         self.plan, self._home_ms = plan, home_ms
-        self._runs = deque[tuple[float, float]](maxlen=LATEST)
+        self._took, self._planned = WeightedMean(), WeightedMean()
 
     @property
     def slow_down(self) -> float:
-        """Times of the latest runs at home over those that were planned with, as `EnvelopePlacements` has it."""
-        took_ms, planned_ms = np.sum(self._runs, axis=0) if self._runs else (1.0, 1.0)
-        return float(took_ms / planned_ms)
+        """Times of runs at home over those that were planned with, weighted as `EnvelopePlacements` does."""
+        return self._took.mean / self._planned.mean if self._planned.count else 1.0
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
@@ -50,7 +47,8 @@ class OnePlan:
 
     def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
         """Of some segments, from the first on."""
-        self._runs.append((sum(took_ms), sum(self._home_ms[first : first + len(took_ms)])))
+        self._took.add(sum(took_ms))
+        self._planned.add(sum(self._home_ms[first : first + len(took_ms)]))
 
     @property
     def reason(self) -> str:
@@ -141,7 +139,7 @@ def main() -> None:
     parser.add_argument(
         "--home-ms", type=json.loads, metavar="JSON", help="times of the segments at home, as planned with"
     )
-    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--limit-s", type=float, default=10.0, help="for the requests of one plan")
     options = parser.parse_args()
     split = SplitSubNet.open(options.chain)
