@@ -76,7 +76,7 @@ class GivenPlan:
         """The plan; home runs it where a device of it is not in."""
         return self.plan
 
-    def ran_at_home(self, first: int, took_ms: object) -> None:
+    def ran_at_home(self, first: int, took_ms: object, handed_ms: float = 0.0) -> None:
         """The plan does not follow times."""
 
 

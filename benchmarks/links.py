@@ -10,8 +10,8 @@ as it is shaped, each method places the segments: ours (exact), all at home, all
 DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
 after the other.
 
-*Predicted*: times of segments, the link as home has measured it before the requests that count, and how much slower home's
-latest runs were than planned, as the run time knows both. *Measured*: p50.
+*Predicted*: before each request, from times of segments, the link as home has measured it, how much slower home's runs were
+than planned, and what they took beyond their segments, as the run time knows all three; the median. *Measured*: p50.
 --coding: of the tensors that ours sends; the others send fp32. Where methods agree, their plan is measured once. Where fewer
 than three plans are different, single cuts are measured besides.
 

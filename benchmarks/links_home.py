@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
+from adaptive_runtime.split.replanning import LatestRuns
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
@@ -30,25 +30,19 @@ CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
 class OnePlan:
-    """A choice that is set between requests. home_ms: of each segment, as planned with."""
+    """A choice that is set between requests. home_ms: of each segment, as planned with. runs: as the run time counts them."""
 
     def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
-        self.plan, self._home_ms = plan, home_ms
-        self._took, self._planned = WeightedMean(), WeightedMean()
-
-    @property
-    def slow_down(self) -> float:
-        """Times of runs at home over those that were planned with, weighted as `EnvelopePlacements` does."""
-        return self._took.mean / self._planned.mean if self._planned.count else 1.0
+        self.plan, self._home_ms, self.runs = plan, home_ms, LatestRuns()
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
         return self.plan
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Of some segments, from the first on."""
-        self._took.add(sum(took_ms))
-        self._planned.add(sum(self._home_ms[first : first + len(took_ms)]))
+        planned_ms = sum(self._home_ms[first : first + len(took_ms)])
+        self.runs.add(time.monotonic(), sum(took_ms), planned_ms, handed_ms)
 
     @property
     def reason(self) -> str:
@@ -89,7 +83,7 @@ def over(
     plans: Sequence[PlacedSegments],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """For each plan: link and home as they are known before the requests that count, what a request sends, all latencies."""
+    """For each plan: what is known of link and home before each request that counts, what one sends, all latencies."""
     home = PlacedSegments(devices=(HOME,) * len(split.subnet.segments))
     choice = OnePlan(home, options.home_ms or [1.0] * len(home.devices))
     devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
@@ -104,15 +98,17 @@ def over(
             for number in range(WARM_UPS):
                 if number < LEAST_WARM_UPS or time.monotonic() < begin_s + options.limit_s / 2:
                     network.infer(x, DEADLINE_MS)
-            known = {"link": network.links[DEVICE].model_dump(), "slow_down": choice.slow_down}
+            known: list[dict[str, Any]] = []
             found: list[SplitAnswer] = []
             end_s = time.monotonic() + options.limit_s
             while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
+                link, runs = network.links[DEVICE].model_dump(), choice.runs
+                known.append({"link": link, "slow_down": runs.slow_down or 1.0, "handed_ms": runs.handed_ms})
                 found.append(network.infer(x, DEADLINE_MS))
             if any(one.at_home for one in found):
                 raise SystemExit(f"finished at home: {found[-1].at_home}")
             sent = _sent(split, plan, CODED_BYTES[coding])
-            rows.append({**known, **sent, "latencies_ms": [one.latency_ms for one in found]})
+            rows.append({"known": known, **sent, "latencies_ms": [one.latency_ms for one in found]})
         return rows
 
 

@@ -5,7 +5,7 @@ send tensors in another coding, of which it knows when it plans; the others send
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,12 +152,20 @@ def operators_of(net: tailor_ir.SuperNet) -> Dataflow:
 def predicted_ms(
     devices: Placement, home_ms: Sequence[float], device_ms: Sequence[float], row: Mapping[str, Any]
 ) -> float:
-    """The latency of a plan as the run time predicts it: times of segments, and what link and home are known to be."""
-    link = MeasuredLink.model_validate(row["link"])
-    slow_down: float = row["slow_down"]
-    pairs = zip(devices, home_ms, device_ms, strict=True)
-    times = sum(home * slow_down if name == HOME else other for name, home, other in pairs)
-    if not row["messages"]:
-        return times
-    trips_ms = (row["messages"] - 1) * (link.round_trip_ms or 0.0)
-    return times + trips_ms + link.transfer_ms(row["up_bytes"], row["down_bytes"])
+    """The latency of a plan as the run time predicts it before each request, the median.
+
+    Of times of segments, and what link and home are known to be.
+    """
+    pairs = list(zip(devices, home_ms, device_ms, strict=True))
+    at_home_ms = sum(home for name, home, _ in pairs if name == HOME)
+    others_ms = sum(other for name, _, other in pairs if name != HOME)
+    runs_at_home = sum(name == HOME for name, _ in groupby(devices))
+    found = []
+    for known in row["known"]:
+        link = MeasuredLink.model_validate(known["link"])
+        sent_ms = 0.0
+        if row["messages"]:
+            trips_ms = (row["messages"] - 1) * (link.round_trip_ms or 0.0)
+            sent_ms = trips_ms + link.transfer_ms(row["up_bytes"], row["down_bytes"])
+        found.append(at_home_ms * known["slow_down"] + runs_at_home * known["handed_ms"] + others_ms + sent_ms)
+    return float(np.median(found))

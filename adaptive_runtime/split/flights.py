@@ -19,7 +19,8 @@ Array = NDArray[np.float32]
 class Flight:
     """A request. values: what home knows of it, by name. times in seconds of `time.perf_counter`.
 
-    legs: what is still to be run. ready: home is to run the next leg. remote: others have those of `route`, since `sent_s`.
+    begun_s: in the thread that runs requests. legs: what is still to be run. ready: home is to run the next leg. remote: others
+    have those of `route`, since `sent_s`.
     guaranteed: home can finish it in time, and all others that count so, if no other device answers any more.
     decision: whether it leaves at exits, as long as all of these are at home. left: the answer of the exit where it did.
     """
@@ -28,6 +29,7 @@ class Flight:
     start_s: float
     deadline_s: float
     future: "Future[SplitAnswer]"
+    begun_s: float = 0.0
     legs: list[Leg] = field(default_factory=list)
     ready: bool = False
     running: bool = False

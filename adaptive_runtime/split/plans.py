@@ -80,8 +80,11 @@ class PlacementChoice(Protocol):
         """
         ...
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
-        """Home has run segments from the first on, which took so long each. Called after each run at home."""
+    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
+        """Home has run segments from the first on, which took so long each. Called after each run at home.
+
+        handed_ms: what the run took beyond its segments, as the request came, and to be handed to home's thread and back.
+        """
         ...
 
     @property
@@ -104,7 +107,7 @@ class PreferredPlacements:
         """The first plan that can be followed."""
         return next(plan for plan in self._plans if plan.peers <= links.keys())
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
+    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """The order of the list is independent of times."""
 
     @property

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive_runtime.links import MeasuredLink
-from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.planned import PlacementPlans, PlannedPlacement, StraightWay
-from adaptive_runtime.split.plans import PlacedSegments, way_name
+from adaptive_runtime.split.plans import HOME, PlacedSegments, way_name
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
 
 MINUTE_S = 60.0
+LATEST_S, LEAST_RUNS = 1.0, 8
 MOST_CHANGES = 1000
 UNKNOWN_MS = 1e9
 """Of a round trip or a byte over a link of which nothing is known: a plan that needs it is slower than any other."""
@@ -38,6 +38,48 @@ class ReplanRules(Message):
     margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     dwell_s: Annotated[float, Field(ge=0.0)] = 1.0
     most_per_minute: Annotated[int, Field(ge=1)] = 30
+
+
+class _Run(NamedTuple):
+    """At home, in ms but for `time_s`."""
+
+    time_s: float
+    took: float
+    planned: float
+    handed: float
+
+
+class LatestRuns:
+    """Runs at home of the last second, of which single ones scatter where home has a share of a core. At least the last eight.
+
+    Times of runs are added up, so that short ones count for little.
+    """
+
+    def __init__(self) -> None:
+        self._runs: deque[_Run] = deque()
+        self._took_ms, self._planned_ms, self._handed_ms = 0.0, 0.0, 0.0
+
+    def add(self, time_s: float, took_ms: float, planned_ms: float, handed_ms: float) -> None:
+        """planned_ms: without load. handed_ms: what the run took beyond its segments. Times do not go back."""
+        self._runs.append(_Run(time_s, took_ms, planned_ms, handed_ms))
+        self._count(self._runs[-1], 1)
+        while len(self._runs) > LEAST_RUNS and self._runs[0].time_s < time_s - LATEST_S:
+            self._count(self._runs.popleft(), -1)
+
+    def _count(self, run: _Run, times: int) -> None:
+        self._took_ms += times * run.took
+        self._planned_ms += times * run.planned
+        self._handed_ms += times * run.handed
+
+    @property
+    def slow_down(self) -> float | None:
+        """Measured times over the planned ones; None before home has run."""
+        return self._took_ms / self._planned_ms if self._planned_ms else None
+
+    @property
+    def handed_ms(self) -> float:
+        """What a run takes beyond its segments; 0 before home has run."""
+        return self._handed_ms / max(1, len(self._runs))
 
 
 class PlanChange(NamedTuple):
@@ -81,9 +123,11 @@ class EnvelopePlacements:
         self._clock = clock
         share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
         self._ways = _ways(plans)
-        self._planes = np.asarray([plane_of(plan, plans.peers, self._ways, share) for plan in plans.plans])
+        planes = [plane_of(plan, plans.peers, self._ways, share) for plan in plans.plans]
+        runs_at_home = [sum(leg.device == HOME for leg in plan.legs) for plan in plans.plans]
+        self._planes = np.column_stack([planes, runs_at_home])
         self._candidates: dict[frozenset[str], _Candidates] = {}
-        self._took, self._predicted = WeightedMean(), WeightedMean()
+        self._runs = LatestRuns()
         self._now = 0
         self._better_since_s: float | None = None
         self._sent_at_s: deque[float] = deque()
@@ -92,21 +136,18 @@ class EnvelopePlacements:
     def slow_down(self) -> float:
         """Home's measured times over the predicted ones, within the range of the plans; its lower end before home has run."""
         low, high = self.plans.slow_down
-        if not self._predicted.count:
-            return low
-        return min(max(self._took.mean / self._predicted.mean, low), high)
+        found = self._runs.slow_down
+        return low if found is None else min(max(found, low), high)
 
     @property
     def number(self) -> int:
         """The position of the plan in use, which is that of the latest request."""
         return self._now
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float]) -> None:
-        """Home has run segments from the first on. The times of a run are added up, so that short segments count for little."""
-        predicted_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
-        if predicted_ms > 0:
-            self._took.add(sum(took_ms))
-            self._predicted.add(predicted_ms)
+    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
+        """Home has run segments from the first on."""
+        planned_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
+        self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
     @property
     def reason(self) -> str:
@@ -183,7 +224,7 @@ class EnvelopePlacements:
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """(2 + 3 · devices + 2 · ways,) what a plane is multiplied by."""
+        """(3 + 3 · devices + 2 · ways,) what a plane and its number of runs at home are multiplied by."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
@@ -194,7 +235,7 @@ class EnvelopePlacements:
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
-        return np.array(values)
+        return np.array([*values, self._runs.handed_ms])
 
     def _saved(
         self,

@@ -83,6 +83,7 @@ class SplitRunner:
 
     def begin(self, flight: Flight) -> None:
         """Take a request."""
+        flight.begun_s = time.perf_counter()
         links = self.links()
         plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
@@ -266,8 +267,10 @@ class SplitRunner:
             self._dispatch()
             return
         run = work.result()
-        self._learn(leg.first, run)
-        self._thread_late.add(time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3)
+        handed_s = time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3
+        came_s = 0.0 if flight.done else flight.begun_s - flight.start_s
+        self._learn(leg.first, run, (came_s + handed_s) * 1e3)
+        self._thread_late.add(handed_s)
         times = LegTimes(HOME, leg.first, leg.first + len(run.took_ms) - 1, sum(run.took_ms))
         if run.left is not None:
             flight.leave(times, run.left)
@@ -275,10 +278,10 @@ class SplitRunner:
             flight.passed(times, self._kept(run.values, leg))
         self._advance(flight)
 
-    def _learn(self, first: int, run: HomeRun) -> None:
+    def _learn(self, first: int, run: HomeRun, handed_ms: float) -> None:
         """Checks count, too: home's load is known while other devices run all requests."""
         self._home.learn(first, run.took_ms)
-        self._choice.ran_at_home(first, run.took_ms)
+        self._choice.ran_at_home(first, run.took_ms, handed_ms)
 
     def _kept(self, values: dict[str, Array], leg: Leg) -> dict[str, Array]:
         return {name: values[name] for name in self._leaving(leg.first, leg.last)}
@@ -296,16 +299,17 @@ class SplitRunner:
         self._busy = True
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._thread, self._home.run, check.given, check.first, check.last)
-        work.add_done_callback(partial(self._checked, check))
+        work.add_done_callback(partial(self._checked, check, time.perf_counter()))
 
-    def _checked(self, check: SpotCheck, work: "asyncio.Future[HomeRun]") -> None:
+    def _checked(self, check: SpotCheck, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
         self._busy = False
         if work.cancelled():
             return
         if work.exception() is None:
             self.counts.checked += 1
-            self._learn(check.first, work.result())
-            apart = largest_difference(check, work.result().values)
+            run = work.result()
+            self._learn(check.first, run, (time.perf_counter() - asked_s) * 1e3 - sum(run.took_ms))
+            apart = largest_difference(check, run.values)
             if apart > self._options.tolerance:
                 self._wrong(check, apart)
             else:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from adaptive_runtime.split import (
     SplitNetwork,
     SplitSubNet,
 )
+from adaptive_runtime.split.replanning import LatestRuns
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import Reference, ServingDevice, inputs, same, write_chain
 from tests.links.plans import HOME_MS, SEGMENTS, plans_of
@@ -157,6 +159,31 @@ def test_slow_down_is_of_all_that_home_runs_and_within_the_range(split: SplitSub
     choice.ran_at_home(0, [1e6] * 4)
     assert choice.slow_down == 8.0
     assert EnvelopePlacements(plans_of(split, "a")).slow_down == 1.0
+
+
+def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run_at_home(split: SplitSubNet) -> None:
+    plans, links = plans_of(split, "a"), {"a": FAST}
+    choice = EnvelopePlacements(plans, clock=Clock())
+    choice.ran_at_home(0, plans.home_ms)
+    before = choice.latencies_ms(links)
+    choice.ran_at_home(0, plans.home_ms, handed_ms=6.0)
+    after = choice.latencies_ms(links)
+    for at, plan in enumerate(plans.plans):
+        runs = sum(leg.device == HOME for leg in plan.legs)
+        assert after[at] - before[at] == pytest.approx(3.0 * runs), "the mean of two runs"
+
+
+def test_the_latest_runs_are_those_of_a_second_and_at_least_eight() -> None:
+    runs = LatestRuns()
+    assert runs.slow_down is None
+    assert runs.handed_ms == 0.0
+    for number in range(100):
+        runs.add(number / 50, 3.0 if number < 50 else 2.0, 1.0, 1.0)
+    assert runs.slow_down == pytest.approx(2.0, abs=0.03)
+    for number in range(20):
+        runs.add(100.0 + 10 * number, 5.0, 1.0, float(number))
+    assert runs.slow_down == pytest.approx(5.0)
+    assert runs.handed_ms == pytest.approx(np.mean(range(12, 20)))
 
 
 def test_load_at_home_makes_a_slow_link_pay(split: SplitSubNet) -> None:
