@@ -79,6 +79,9 @@ class GivenPlan:
     def ran_at_home(self, first: int, took_ms: object, handed_ms: float = 0.0) -> None:
         """The plan does not follow times."""
 
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """Nor these."""
+
 
 @dataclass(slots=True)
 class Known:

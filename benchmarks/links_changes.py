@@ -35,8 +35,8 @@ from tests.agents.agent_processes import TOKEN, environment
 from tests.links.devices import inputs, write_chain
 
 BETWEEN = "10.77.99"
-DEADLINE_MS = 60_000.0
 """The network of the link between the two devices."""
+DEADLINE_MS = 60_000.0
 LONGEST_S = 600.0
 POLL_S = 0.1
 

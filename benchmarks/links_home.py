@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
+from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
 from adaptive_runtime.split.replanning import LatestRuns
@@ -33,7 +34,8 @@ class OnePlan:
     """A choice that is set between requests. home_ms: of each segment, as planned with. runs: as the run time counts them."""
 
     def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
-        self.plan, self._home_ms, self.runs = plan, home_ms, LatestRuns()
+        self.plan, self._home_ms = plan, home_ms
+        self.runs, self.elsewhere_ms = LatestRuns(), WeightedMean()
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
@@ -43,6 +45,19 @@ class OnePlan:
         """Of some segments, from the first on."""
         planned_ms = sum(self._home_ms[first : first + len(took_ms)])
         self.runs.add(time.monotonic(), sum(took_ms), planned_ms, handed_ms)
+
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """Segments on the device."""
+        self.elsewhere_ms.add(handed_ms)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """How much slower home is now, and what a run at home and one elsewhere take beyond their segments."""
+        return {
+            "slow_down": self.runs.slow_down or 1.0,
+            "handed_ms": self.runs.handed_ms,
+            "elsewhere_ms": self.elsewhere_ms.mean if self.elsewhere_ms.count else 0.0,
+        }
 
     @property
     def reason(self) -> str:
@@ -102,8 +117,7 @@ def over(
             found: list[SplitAnswer] = []
             end_s = time.monotonic() + options.limit_s
             while len(found) < options.requests and (time.monotonic() < end_s or len(found) < LEAST_REQUESTS):
-                link, runs = network.links[DEVICE].model_dump(), choice.runs
-                known.append({"link": link, "slow_down": runs.slow_down or 1.0, "handed_ms": runs.handed_ms})
+                known.append({"link": network.links[DEVICE].model_dump(), **choice.known})
                 found.append(network.infer(x, DEADLINE_MS))
             if any(one.at_home for one in found):
                 raise SystemExit(f"finished at home: {found[-1].at_home}")

@@ -167,5 +167,6 @@ def predicted_ms(
         if row["messages"]:
             trips_ms = (row["messages"] - 1) * (link.round_trip_ms or 0.0)
             sent_ms = trips_ms + link.transfer_ms(row["up_bytes"], row["down_bytes"])
+            sent_ms += row["messages"] * known["elsewhere_ms"]
         found.append(at_home_ms * known["slow_down"] + runs_at_home * known["handed_ms"] + others_ms + sent_ms)
     return float(np.median(found))

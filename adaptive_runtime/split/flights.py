@@ -42,6 +42,11 @@ class Flight:
     left: Array | None = None
     done: list[LegTimes] = field(default_factory=list)
 
+    @property
+    def came_s(self) -> float:
+        """What it took to come to the thread that runs requests; 0 once a leg has been run, to which that counted."""
+        return 0.0 if self.done else self.begun_s - self.start_s
+
     def come_home(self, reason: str) -> None:
         """Home runs all that is left of it."""
         rest = Leg(HOME, self.legs[0].first, self.legs[-1].last)

@@ -87,6 +87,10 @@ class PlacementChoice(Protocol):
         """
         ...
 
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """Another device has run segments. handed_ms: what they took beyond the way there and back, mostly to code values."""
+        ...
+
     @property
     def reason(self) -> str:
         """Why the plan that was chosen last is followed. One line."""
@@ -109,6 +113,9 @@ class PreferredPlacements:
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """The order of the list is independent of times."""
+
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """As for runs at home."""
 
     @property
     def reason(self) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive_runtime.links import MeasuredLink
+from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split.planned import PlacementPlans, PlannedPlacement, StraightWay
 from adaptive_runtime.split.plans import HOME, PlacedSegments, way_name
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, Message
@@ -124,10 +125,12 @@ class EnvelopePlacements:
         share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
         self._ways = _ways(plans)
         planes = [plane_of(plan, plans.peers, self._ways, share) for plan in plans.plans]
-        runs_at_home = [sum(leg.device == HOME for leg in plan.legs) for plan in plans.plans]
-        self._planes = np.column_stack([planes, runs_at_home])
+        at_home = [[leg.device == HOME for leg in plan.legs] for plan in plans.plans]
+        self._planes = np.column_stack(
+            [planes, [sum(one) for one in at_home], [len(one) - sum(one) for one in at_home]]
+        )
         self._candidates: dict[frozenset[str], _Candidates] = {}
-        self._runs = LatestRuns()
+        self._runs, self._elsewhere_ms = LatestRuns(), WeightedMean()
         self._now = 0
         self._better_since_s: float | None = None
         self._sent_at_s: deque[float] = deque()
@@ -148,6 +151,10 @@ class EnvelopePlacements:
         """Home has run segments from the first on."""
         planned_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
         self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
+
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """Another device has run segments."""
+        self._elsewhere_ms.add(handed_ms)
 
     @property
     def reason(self) -> str:
@@ -224,7 +231,7 @@ class EnvelopePlacements:
         return found
 
     def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
-        """(3 + 3 · devices + 2 · ways,) what a plane and its number of runs at home are multiplied by."""
+        """(4 + 3 · devices + 2 · ways,) what a plane, and its numbers of runs at home and elsewhere are multiplied by."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
             link = links.get(name)
@@ -235,7 +242,8 @@ class EnvelopePlacements:
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
-        return np.array([*values, self._runs.handed_ms])
+        elsewhere_ms = self._elsewhere_ms.mean if self._elsewhere_ms.count else 0.0
+        return np.array([*values, self._runs.handed_ms, elsewhere_ms])
 
     def _saved(
         self,

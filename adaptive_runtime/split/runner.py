@@ -166,6 +166,8 @@ class SplitRunner:
             return
         took_ms = (time.perf_counter() - start_s) * 1e3
         self._usual_ms.setdefault(route, WeightedMean()).add(took_ms)
+        if len(route) == 1:
+            self._choice.ran_elsewhere(flight.came_s * 1e3 + took_ms - found.times.total_ms)
         for leg, answer in zip(route, answers, strict=True):
             self.peers[leg.device].was_in_time()
             times = None if answer is None else answer.times
@@ -268,8 +270,7 @@ class SplitRunner:
             return
         run = work.result()
         handed_s = time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3
-        came_s = 0.0 if flight.done else flight.begun_s - flight.start_s
-        self._learn(leg.first, run, (came_s + handed_s) * 1e3)
+        self._learn(leg.first, run, (flight.came_s + handed_s) * 1e3)
         self._thread_late.add(handed_s)
         times = LegTimes(HOME, leg.first, leg.first + len(run.took_ms) - 1, sum(run.took_ms))
         if run.left is not None:

@@ -161,7 +161,7 @@ def test_slow_down_is_of_all_that_home_runs_and_within_the_range(split: SplitSub
     assert EnvelopePlacements(plans_of(split, "a")).slow_down == 1.0
 
 
-def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run_at_home(split: SplitSubNet) -> None:
+def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run(split: SplitSubNet) -> None:
     plans, links = plans_of(split, "a"), {"a": FAST}
     choice = EnvelopePlacements(plans, clock=Clock())
     choice.ran_at_home(0, plans.home_ms)
@@ -171,6 +171,10 @@ def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run_at_home(
     for at, plan in enumerate(plans.plans):
         runs = sum(leg.device == HOME for leg in plan.legs)
         assert after[at] - before[at] == pytest.approx(3.0 * runs), "the mean of two runs"
+    choice.ran_elsewhere(2.0)
+    for at, plan in enumerate(plans.plans):
+        elsewhere = sum(leg.device != HOME for leg in plan.legs)
+        assert choice.latencies_ms(links)[at] - after[at] == pytest.approx(2.0 * elsewhere)
 
 
 def test_the_latest_runs_are_those_of_a_second_and_at_least_eight() -> None:
