@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.message_files import FileMessage, read_bytes
+from adaptive_runtime.signals import Spectrogram
 from profiling_agents.messages import Digest, Message
 
 SEGMENTS_FILE = "segments.json"
@@ -54,6 +55,7 @@ class ImagePreparation(Message):
 
     `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
     `size` (height, width) by `size_interpolation` where that is another. layout: samples, channels, height, width.
+    spectrogram: where data are signals, it makes the image, and nothing is cut or scaled before the mean is taken off.
     """
 
     layout: Literal["NCHW"] = "NCHW"
@@ -65,6 +67,13 @@ class ImagePreparation(Message):
     deviation: tuple[float, ...]
     size: tuple[int, int]
     size_interpolation: str
+    spectrogram: Spectrogram | None = None
+
+    @model_serializer(mode="wrap")
+    def _written(self, content_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a spectrogram where there is none: run times of before 0.11.0 do not know of it."""
+        content: dict[str, Any] = content_of(self)
+        return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
 class ChainManifest(FileMessage):

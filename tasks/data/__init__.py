@@ -1,4 +1,4 @@
-"""Images and their targets: drawn ones, image folders, Parquet shards, published sets, COCO's and Pascal VOC's annotations."""
+"""Images, sounds and motion with their targets: drawn and synthesised ones, folders, Parquet, published sets, COCO's, VOC's."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -51,6 +51,30 @@ def _voc(settings: DataSettings) -> Opened:
     return open_voc(settings)
 
 
+def _sounds(settings: DataSettings) -> Opened:
+    from tasks.data.signals import open_sounds
+
+    return open_sounds(settings)
+
+
+def _wavfolder(settings: DataSettings) -> Opened:
+    from tasks.data.signals import open_wavfolder
+
+    return open_wavfolder(settings)
+
+
+def _motion(settings: DataSettings) -> Opened:
+    from tasks.data.signals import open_motion
+
+    return open_motion(settings)
+
+
+def _series(settings: DataSettings) -> Opened:
+    from tasks.data.signals import open_series
+
+    return open_series(settings)
+
+
 def _folder(settings: DataSettings) -> Opened:
     from tasks.data.imagefolder import open_folder
 
@@ -75,7 +99,11 @@ OPENERS: dict[str, Callable[[DataSettings], Opened]] = {
     "glyphs": _glyphs,
     "glyph_scenes": _scenes,
     "glyph_boxes": _scenes,
+    "sounds": _sounds,
     "imagefolder": _folder,
+    "wavfolder": _wavfolder,
+    "motion": _motion,
+    "series": _series,
     "parquet": _parquet,
     "torchvision": _published,
     "coco": _coco,

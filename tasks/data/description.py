@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adaptive_runtime.signals import Spectrogram
 from tasks.data.dataset import Dataset
 from tasks.data.source import first_of
 from tasks.errors import UserError
@@ -29,6 +30,8 @@ class DataDescription(Stored):
     deviation: tuple[float, ...]
     crop: str | None = None
     interpolation: str | None = None
+    spectrogram: Spectrogram | None = None
+    """What makes an image of a signal; written where data are signals."""
     problem: str = CLASSIFICATION.name
     """The learning problem; written where it is another one than classification."""
 
@@ -46,6 +49,7 @@ class DataDescription(Stored):
             "resolution": f"resolution {self.resolution}",
             "mean": f"mean {list(self.mean)}",
             "deviation": f"deviation {list(self.deviation)}",
+            "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
@@ -57,6 +61,7 @@ class DataDescription(Stored):
             "resolution": (self.resolution, other.resolution),
             "mean": (self.mean, other.mean),
             "deviation": (self.deviation, other.deviation),
+            "signals": (self.spectrogram, other.spectrogram),
         }
         return [name for name, (own, others) in pairs.items() if own != others]
 
@@ -74,7 +79,10 @@ def describe(dataset: Dataset) -> DataDescription:
         crop=dataset.scaling.crop,
         interpolation=dataset.scaling.interpolation,
     )
-    return found if problem is CLASSIFICATION else found.model_copy(update={"problem": problem.name})
+    own: dict[str, Any] = {} if problem is CLASSIFICATION else {"problem": problem.name}
+    if dataset.scaling.spectrogram is not None:
+        own["spectrogram"] = dataset.scaling.spectrogram
+    return found.model_copy(update=own)
 
 
 def remember(dataset: Dataset, supernet: Path) -> None:

@@ -9,24 +9,32 @@ from tasks.artifacts import OutsideKey
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes")
+WITHOUT_FILES = ("digits", "noisy_digits", "glyphs", "glyph_scenes", "glyph_boxes", "sounds", "motion")
 RESOLUTIONS = {
     "digits": 32,
     "noisy_digits": 32,
     "glyphs": 64,
     "glyph_scenes": 64,
     "glyph_boxes": 96,
+    "sounds": 64,
+    "motion": 32,
     "imagefolder": 224,
     "parquet": 224,
     "torchvision": 32,
     "coco": 320,
     "voc": 320,
+    "wavfolder": 64,
+    "series": 32,
 }
 """Height and width by kind, in pixels."""
-DRAWN = {"noisy_digits": 4 * 1797}
+DRAWN = {"noisy_digits": 4 * 1797, "sounds": 6000, "motion": 6000}
 """Images of a kind that are drawn."""
 MASKED = ("glyph_scenes",)
 """Kinds whose images have the class of each pixel."""
+SOUNDED = ("sounds", "wavfolder")
+"""Kinds of sounds, whose images are grey spectrograms."""
+CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12}
+"""Length of a signal, for kinds whose images are spectrograms."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class for each image."""
 DataKind = Literal[
@@ -35,11 +43,15 @@ DataKind = Literal[
     "glyphs",
     "glyph_scenes",
     "glyph_boxes",
+    "sounds",
+    "motion",
     "imagefolder",
     "parquet",
     "torchvision",
     "coco",
     "voc",
+    "wavfolder",
+    "series",
 ]
 
 
@@ -57,12 +69,14 @@ class DataSettings(BaseModel):
     )
     """The head of the detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
     images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
-    """How many images are drawn, for all splits together (kinds glyphs, glyph_scenes, glyph_boxes and noisy_digits)."""
+    """How many images are drawn, or signals made, for all splits together (`DRAWN` and the kinds of glyphs)."""
     classes: int | None = Field(default=None, ge=2)
-    """Only so many characters, the first ones; null: all (kind glyphs), or 10 of 33 (kinds glyph_scenes and glyph_boxes)."""
+    """Only so many characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes)."""
+    clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
+    """How much of a signal an image shows, in seconds (kinds sounds, wavfolder, motion and series)."""
     resolution: int = Field(default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=8, le=1024)
     """Height and width in pixels, by default what suits the kind; every smaller resolution is scaled down from this one."""
-    channels: Literal[1, 3] = 3
+    channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in SOUNDED else 3)
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     """Share of the training images held out when there is no validation split of its own."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
@@ -86,6 +100,18 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
         if self.kind not in BOXED and self.head is not None:
             raise ValueError(f"data.head={self.head} is for data.kind={', '.join(BOXED)}, not {self.kind}")
+        if (self.kind in CLIPS_S) != (self.clip_s is not None):
+            raise ValueError(
+                f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
+            )
+        if self.kind == "motion" and self.channels != 3:
+            raise ValueError(
+                f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
+            )
+        if self.kind in SOUNDED and self.channels != 1:
+            raise ValueError(
+                f"data.channels={self.channels} with data.kind={self.kind}; allowed: 1, spectrograms are grey"
+            )
         if any(value <= 0 for value in self.deviation):
             raise ValueError("data.deviation must be positive")
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):

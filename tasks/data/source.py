@@ -6,16 +6,21 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from adaptive_runtime.signals import Spectrogram
 from tasks.data.settings import DataSettings
 from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
 
 
 class Scaling(NamedTuple):
-    """The way of an image to the base resolution: the part that is cut out first, and the interpolation."""
+    """The way of an image to the base resolution: the part that is cut out first, and the interpolation.
+
+    spectrogram: what makes an image of a signal, in that resolution; None: data are images.
+    """
 
     crop: Literal["central square", "none"]
     interpolation: Literal["bilinear, antialiased", "bicubic, antialiased", "none"]
+    spectrogram: Spectrogram | None = None
 
 
 class Source(Protocol):

@@ -1,5 +1,6 @@
-"""Pictures of answers, for learning problems whose answers can be drawn over images."""
+"""Pictures of answers, for learning problems whose answers can be drawn over images, and for signals."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,25 +19,54 @@ GAP = 2
 def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     """One row for each of the first images: the image, its target, the largest SubNet's answer, the smallest one's.
 
-    No file where the problem's answers cannot be drawn.
+    Of signals it is a spectrogram for each, with these three as names of classes. No file where the problem's answers cannot
+    be drawn.
     """
     problem, side = data.problem, data.dataset.settings.resolution
     x_BCHW, target = (part[:MOST_IMAGES] for part in next(iter(data.batches((side, side)))))
     classes, plain_BCHW = data.dataset.classes, _brightened(x_BCHW)
-    if (wanted_BCHW := problem.drawn(plain_BCHW, target, classes)) is None:
-        return
-    from torchvision.utils import save_image  # torchvision takes a second
+    wanted_BCHW = problem.drawn(plain_BCHW, target, classes)
+    if wanted_BCHW is not None:
+        columns = [plain_BCHW, wanted_BCHW]
+        for answers in _answers(net, data, x_BCHW):
+            drawn_BCHW = problem.drawn(plain_BCHW, answers, classes)
+            assert drawn_BCHW is not None
+            columns.append(drawn_BCHW)
+        from torchvision.utils import save_image  # torchvision takes a second
 
-    columns = [plain_BCHW, wanted_BCHW]
+        rows = torch.stack(columns, 1).flatten(0, 1)
+        save_image(rows, str(file), nrow=len(columns), padding=GAP, pad_value=1.0)
+    elif data.dataset.scaling.spectrogram is not None:
+        _draw_spectrograms(data, plain_BCHW, [target, *_answers(net, data, x_BCHW)], file)
+
+
+def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of the largest and of the smallest SubNet, in the form of targets."""
+    side = data.dataset.settings.resolution
     for config in (net.max_config, net.min_config):
         height, width = net.input_shape(config)[-2:]
         net.elastic.activate(config, statistics_of(net, config, data))
-        outputs = net.elastic.eval()(resize(x_BCHW, (height, width)))
-        answers_BCHW = problem.drawn(plain_BCHW, problem.decoded(outputs, (side, side)), classes)
-        assert answers_BCHW is not None
-        columns.append(answers_BCHW)
-    rows = torch.stack(columns, 1).flatten(0, 1)
-    save_image(rows, str(file), nrow=len(columns), padding=GAP, pad_value=1.0)
+        yield data.problem.decoded(net.elastic.eval()(resize(x_BCHW, (height, width))), (side, side))
+
+
+def _draw_spectrograms(
+    data: EvaluationData, plain_BCHW: torch.Tensor, told: Sequence[torch.Tensor], file: Path
+) -> None:
+    """told: the classes of all signals, and what the largest and the smallest SubNet take them for."""
+    from matplotlib.figure import Figure
+
+    spectrogram, names = data.dataset.scaling.spectrogram, data.dataset.class_names
+    assert spectrogram is not None
+    edges = (0.0, spectrogram.samples / spectrogram.sampling_rate_hz, 0.0, float(spectrogram.bands))
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots(2, MOST_IMAGES // 2, sharex=True, sharey=True, squeeze=False)
+    for axis, image_CHW, labels in zip(axes.flat, plain_BCHW, zip(*told, strict=True), strict=False):
+        axis.imshow(image_CHW[0].numpy(), origin="lower", aspect="auto", extent=edges, cmap="magma")
+        wanted, largest, smallest = (names[int(label)] for label in labels)
+        axis.set_title(f"{wanted}\nlargest: {largest}, smallest: {smallest}", fontsize=9)
+    figure.supxlabel("time, s")
+    figure.supylabel("mel band")
+    figure.savefig(file, dpi=100)
 
 
 def _brightened(x_BCHW: torch.Tensor) -> torch.Tensor:

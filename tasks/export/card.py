@@ -70,7 +70,9 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
 def preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
     """The preprocessing of an image for a network of this input shape (N, C, H, W)."""
     height, width = input_shape[-2:]
+    signal = {} if data.spectrogram is None else {"spectrogram": data.spectrogram}
     return Preparation(
+        **signal,
         colours="grey" if data.channels == 1 else "RGB",
         crop=data.crop or UNKNOWN,
         resolution=data.resolution,
@@ -186,10 +188,13 @@ def _engine(used: UsedEngine | None) -> str:
 def _images(wanted: Preparation) -> str:
     """The preprocessing of an image in an application, step by step."""
     size = " × ".join(map(str, wanted.size))
-    steps = [
+    pixels = [
         f"{wanted.colours}, values in [0, 1]",
         f"cut out: {wanted.crop}",
         f"{wanted.resolution} × {wanted.resolution} pixels, scaled by: {wanted.interpolation}",
+    ]
+    steps = [
+        *(pixels if wanted.spectrogram is None else [wanted.spectrogram.line]),
         f"subtract {_numbers(wanted.mean)}, divide by {_numbers(wanted.deviation)}, by channel",
         *(
             [f"{size} pixels, scaled by: {wanted.size_interpolation}"]
@@ -198,7 +203,8 @@ def _images(wanted: Preparation) -> str:
         ),
     ]
     numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-    return f"An application prepares images; the files do not:\n\n{numbered}"
+    what = "images" if wanted.spectrogram is None else "signals"
+    return f"An application prepares {what}; the files do not:\n\n{numbered}"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

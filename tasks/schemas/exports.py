@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from adaptive_runtime.signals import Spectrogram
 from profiling_agents.messages import Capabilities, LayerTiming
 from tasks.schemas.stored import Record, Stored
 from tasks.schemas.subnets import Named, Predicted
@@ -194,7 +195,8 @@ class Preparation(Record):
     """What an application does with an image, with values in [0, 1], before the network sees it. In this order:
 
     `crop`; scaled to height and width `resolution` by `interpolation`; less `mean`, over `deviation`, by channel; and scaled to
-    `size` (height, width) by `size_interpolation` where that is another.
+    `size` (height, width) by `size_interpolation` where that is another. Where data are signals, `spectrogram` makes the image,
+    in height and width `resolution`, and nothing is cut or scaled before the mean is taken off.
     """
 
     colours: Literal["RGB", "grey"]
@@ -205,6 +207,7 @@ class Preparation(Record):
     deviation: tuple[float, ...]
     size: tuple[int, int]
     size_interpolation: str
+    spectrogram: Spectrogram | None = None
 
 
 class Decoding(Record):

@@ -23,6 +23,8 @@ MANDATORY = {
     "torchvision": ["data.path=published"],
     "coco": ["data.path=photos"],
     "voc": ["data.path=photos"],
+    "wavfolder": ["data.path=sounds"],
+    "series": ["data.path=recordings"],
     "remote": ["device.remote.agent=http://board:1", "device.remote.token_env=TOKEN"],
     "ssh": ["device.ssh.ssh.host=user@board"],
     "android": ["device.android.provider=SERIAL/big"],

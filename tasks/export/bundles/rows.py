@@ -36,7 +36,7 @@ def subnet_row(
         digest=card.digest,
         config=dict(card.config),
         input_shape=card.input_shape,
-        preparation=ImagePreparation.model_validate(card.preparation.model_dump()),
+        preparation=ImagePreparation.model_validate(card.preparation.to_json()),
         nets=dict(nets),
         macs=card.macs,
         parameters=card.parameters,

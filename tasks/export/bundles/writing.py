@@ -165,7 +165,7 @@ class _Writer:
         if blocks is not None:
             self._write_blocks(blocks[1])
         if self.settings.adaptable:
-            prepared = ImagePreparation.model_validate(cards[0].preparation.model_dump())
+            prepared = ImagePreparation.model_validate(cards[0].preparation.to_json())
             write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
@@ -183,7 +183,7 @@ class _Writer:
         inputs, _ = references(net, module, config, self.images, self.settings.check_images)
         run = self._run("onnx").settings
         told = preparation(describe(self.images.dataset), net.input_shape(config))
-        prepared = ImagePreparation.model_validate(told.model_dump())
+        prepared = ImagePreparation.model_validate(told.to_json())
         found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 

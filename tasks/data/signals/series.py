@@ -1,0 +1,202 @@
+"""Tables of series, in CSV or Parquet: PATH/*, split by us, or PATH/train/*, PATH/val/*, PATH/test/*.
+
+Columns: `series` (rows of one recording follow each other), `time_s`, `label`, and one or three channels of numbers. A series
+is cut into windows of `clip_s`, all of which are in one split.
+Legend: B batch, W windows, R rows, S series, C channels, T samples, D draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+from numpy.typing import NDArray
+
+from adaptive_runtime.signals import Spectrogram, fitted
+from tasks.data.folders import split_folders
+from tasks.data.settings import DataSettings
+from tasks.data.source import Scaling, complete_splits
+from tasks.errors import UserError
+
+KEYS = ("series", "time_s", "label")
+SUFFIXES = (".csv", ".parquet")
+COLUMNS = "series, time_s, label, and one or three channels"
+WINDOW_S = 1.28
+"""Of a column, but not more than a quarter of a signal."""
+STEP_OFF = 0.1
+"""By so much of it a time step may be another one."""
+RATES_HZ = (0.01, 192_000.0)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A file. values_RC: float32; starts_S: the first row of each series; labels_S: texts; step_s: between two rows."""
+
+    file: Path
+    channels: tuple[str, ...]
+    values_RC: NDArray[np.float32]
+    starts_S: NDArray[np.int64]
+    labels_S: NDArray[np.str_]
+    step_s: float
+
+
+class SeriesWindows:
+    """All windows of all series, in memory as numbers. `series_W`: the number of the series of each window."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, settings: DataSettings, tables: Sequence[_Table]) -> None:
+        assert settings.clip_s is not None
+        first = tables[0]
+        for table in tables:
+            _check_like(first, table)
+        rate_hz = round(1 / first.step_s, 3)
+        samples = max(16, round(settings.clip_s * rate_hz))
+        self.class_names = tuple(np.unique(np.concatenate([table.labels_S for table in tables])).tolist())
+        values_RC = np.concatenate([table.values_RC for table in tables])
+        self.spectrogram = Spectrogram(
+            sampling_rate_hz=rate_hz,
+            channels=len(first.channels),
+            samples=samples,
+            window=max(8, min(round(WINDOW_S * rate_hz), samples // 4)),
+            bands=settings.resolution,
+            full_scale=float(np.abs(values_RC).max()) or 1.0,
+        )
+        self.scaling = Scaling("none", "none", self.spectrogram)
+        series = [part for table in tables for part in np.split(table.values_RC, table.starts_S[1:])]
+        self._series_CT = [np.ascontiguousarray(values_TC.T) for values_TC in series]
+        windows_S = np.array([max(1, one.shape[1] // samples) for one in self._series_CT])
+        self.series_W = np.repeat(np.arange(len(series)), windows_S)
+        self._place_W = np.arange(len(self.series_W)) - np.repeat(np.cumsum(windows_S) - windows_S, windows_S)
+        labels_S = np.concatenate([table.labels_S for table in tables])
+        self.labels = np.searchsorted(self.class_names, labels_S)[self.series_W].astype(np.int64)
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Any order: all is in memory."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Spectrograms (B, C, H, W) of windows; `draws` move them by up to half their length."""
+        samples = self.spectrogram.samples
+        moved_B = np.zeros(len(indices)) if draws is None else draws[:, 0] - 0.5
+        windows = []
+        for index, moved in zip(indices, moved_B, strict=True):
+            signal_CT = self._series_CT[self.series_W[index]]
+            start = round(samples * (self._place_W[index] + moved))
+            start = max(0, min(start, signal_CT.shape[1] - samples))
+            windows.append(fitted(signal_CT[:, start : start + samples], samples))
+        return torch.from_numpy(self.spectrogram.of(np.stack(windows)))
+
+
+def _read(file: Path) -> _Table:
+    """UserError: the file cannot be read, or a row is not what it has to be, with its number from 1 on."""
+    try:
+        table = pyarrow.csv.read_csv(file) if file.suffix == ".csv" else pyarrow.parquet.read_table(file)
+    except (OSError, pyarrow.ArrowException) as error:
+        line = str(error).splitlines()[0]
+        raise UserError(f"series '{file}'", f"cannot be read ({line})", next_step="remove or replace it") from error
+    channels = tuple(name for name in table.column_names if name not in KEYS)
+    if missing := [name for name in KEYS if name not in table.column_names]:
+        raise UserError(f"series '{file}'", f"no column '{missing[0]}'", allowed=COLUMNS)
+    if len(channels) not in (1, 3):
+        raise UserError(f"series '{file}'", f"{len(channels)} channels ({', '.join(channels)})", allowed=COLUMNS)
+    if not table.num_rows:
+        raise UserError(f"series '{file}'", "has no rows", next_step="remove it")
+    numbers = {name: _numbers(file, name, table.column(name)) for name in ("time_s", *channels)}
+    names_R, labels_R = (_texts(file, name, table.column(name)) for name in ("series", "label"))
+    starts_S = np.concatenate([[0], 1 + np.flatnonzero(names_R[1:] != names_R[:-1])])
+    inside_R = np.ones(len(names_R), bool)
+    inside_R[starts_S] = False
+    _check_labels(file, labels_R, inside_R)
+    values_RC = np.stack([numbers[name] for name in channels], 1).astype(np.float32)
+    step_s = _step_s(file, numbers["time_s"], inside_R)
+    return _Table(file, channels, values_RC, starts_S, labels_R[starts_S], step_s)
+
+
+def _numbers(file: Path, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.float64]:
+    if not (pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type)):
+        raise UserError(f"series '{file}'", f"column '{name}' is {column.type}", allowed="numbers")
+    values_R = column.to_numpy().astype(np.float64)
+    if len(bad := np.flatnonzero(~np.isfinite(values_R))):
+        raise UserError(
+            f"series '{file}'", f"row {bad[0] + 1}: no number in column '{name}'", next_step="fill or remove it"
+        )
+    return values_R
+
+
+def _texts(file: Path, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.str_]:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+        raise UserError(f"series '{file}'", f"row {row}: nothing in column '{name}'", next_step="fill or remove it")
+    return column.cast(pyarrow.string()).to_numpy().astype(np.str_)
+
+
+def _check_labels(file: Path, labels_R: NDArray[np.str_], inside_R: NDArray[np.bool_]) -> None:
+    changed = np.flatnonzero(inside_R[1:] & (labels_R[1:] != labels_R[:-1]))
+    if len(changed):
+        row = changed[0] + 1
+        got = f"row {row + 1}: '{labels_R[row]}' in a series of '{labels_R[row - 1]}'"
+        raise UserError(
+            f"series '{file}'", got, allowed="one label for a series", next_step="begin another series there"
+        )
+
+
+def _step_s(file: Path, time_R: NDArray[np.float64], inside_R: NDArray[np.bool_]) -> float:
+    """Between two rows of a series. UserError: the steps differ, or there is none."""
+    rows = np.flatnonzero(inside_R)
+    if not len(rows):
+        raise UserError(f"series '{file}'", "every series has one row", allowed="several rows of a series in a row")
+    steps_s = time_R[rows] - time_R[rows - 1]
+    usual_s = float(np.median(steps_s))
+    if usual_s <= 0 or not RATES_HZ[0] <= 1 / usual_s <= RATES_HZ[1]:
+        raise UserError(f"series '{file}'", f"time steps of {usual_s:g} s", allowed="time_s that goes up")
+    off = np.flatnonzero(np.abs(steps_s - usual_s) > STEP_OFF * usual_s)
+    if len(off):
+        got = f"row {rows[off[0]] + 1}: {steps_s[off[0]]:g} s after the row before"
+        raise UserError(
+            f"series '{file}'", got, allowed=f"{usual_s:g} s", next_step="resample it, or begin another series there"
+        )
+    return usual_s
+
+
+def _check_like(first: _Table, table: _Table) -> None:
+    if table.channels != first.channels:
+        got, wanted = ", ".join(table.channels), ", ".join(first.channels)
+        raise UserError(f"series '{table.file}'", f"channels {got}", allowed=f"{wanted}, as '{first.file}'")
+    if abs(table.step_s - first.step_s) > STEP_OFF * first.step_s:
+        got, wanted = f"{1 / table.step_s:g} Hz", f"{1 / first.step_s:g} Hz, as '{first.file}'"
+        raise UserError(f"series '{table.file}'", got, allowed=wanted, next_step="resample it")
+
+
+def open_series(settings: DataSettings) -> tuple[SeriesWindows, dict[str, np.ndarray]]:
+    """The source and its splits: of whole series. Raises UserError for an absent or empty folder, or broken tables."""
+    assert settings.path is not None
+    if not settings.path.is_dir():
+        got = "does not exist"
+        raise UserError(f"data folder '{settings.path}'", got, next_step="choose another with data.path=FOLDER")
+    tables: list[_Table] = []
+    count_of: dict[str, int] = {}
+    for split, folder in split_folders(settings.path).items():
+        files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            allowed = f"*{{{','.join(SUFFIXES)}}}"
+            raise UserError(f"data folder '{folder}'", "no tables of series", allowed=allowed)
+        found = [_read(file) for file in files]
+        tables += found
+        count_of[split] = sum(len(table.starts_S) for table in found)
+    source = SeriesWindows(settings, tables)
+    if len(tables[0].channels) != settings.channels:
+        got = f"{settings.channels}, and '{tables[0].file}' has {len(tables[0].channels)} channels"
+        raise UserError("data.channels", got, next_step=f"data.channels={len(tables[0].channels)}")
+    ends = np.cumsum(list(count_of.values()))
+    first_W = np.flatnonzero(np.diff(source.series_W, prepend=-1))
+    by_series = {split: first_W[end - count : end] for (split, count), end in zip(count_of.items(), ends, strict=True)}
+    splits = complete_splits(by_series, source, settings)
+    return source, {
+        split: np.flatnonzero(np.isin(source.series_W, source.series_W[firsts])) for split, firsts in splits.items()
+    }
