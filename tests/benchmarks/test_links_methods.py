@@ -77,15 +77,25 @@ def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
     assert any(plan.coding == "int8" for link in LINKS for plan in plans.of(link))
 
 
-def test_a_prediction_is_times_and_the_link() -> None:
+def test_a_prediction_is_times_the_link_and_what_runs_take_beyond() -> None:
     link = {"up_mbps": 8.0, "down_mbps": 80.0, "round_trip_ms": 3.0}
-    row = {"link": link, "slow_down": 1.0, "messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
-    found = predicted_ms((HOME, DEVICE, HOME, DEVICE), [10.0, 20.0, 30.0, 40.0], [1.0, 2.0, 3.0, 4.0], row)
-    assert found == pytest.approx(10 + 2 + 30 + 4 + 2 * 3.0 + 10.0 + 0.1)
-    assert predicted_ms((HOME,) * 2, [10.0, 20.0], [1.0, 2.0], row | {"messages": 0}) == 30.0
-    assert predicted_ms((HOME, DEVICE), [10.0, 20.0], [1.0, 2.0], row | {"slow_down": 1.5}) == pytest.approx(
-        15 + 2 + 1 * 3.0 + 3.0 + 10.0 + 0.1
-    )
+    known = {"link": link, "slow_down": 1.0, "handed_ms": 0.0, "elsewhere_ms": 0.0}
+    sent = {"messages": 2, "up_bytes": 10_000, "down_bytes": 1000}
+
+    def predicted(devices: tuple[str, ...], *changes: dict[str, float], messages: int = 2) -> float:
+        home_ms, device_ms = [10.0, 20.0, 30.0, 40.0][: len(devices)], [1.0, 2.0, 3.0, 4.0][: len(devices)]
+        row = sent | {"messages": messages, "known": [known | change for change in changes or ({},)]}
+        return predicted_ms(devices, home_ms, device_ms, row)
+
+    four = (HOME, DEVICE, HOME, DEVICE)
+    plain_ms = 10 + 2 + 30 + 4 + 2 * 3.0 + 10.0 + 0.1
+    assert predicted(four) == pytest.approx(plain_ms)
+    assert predicted(four, {"slow_down": 1.5}) == pytest.approx(plain_ms + 0.5 * (10 + 30))
+    assert predicted(four, {"handed_ms": 2.0}) == pytest.approx(plain_ms + 2 * 2.0), "two runs at home"
+    assert predicted(four, {"elsewhere_ms": 5.0}) == pytest.approx(plain_ms + 2 * 5.0), "two messages"
+    assert predicted((HOME,) * 2, {"elsewhere_ms": 5.0, "handed_ms": 1.0}, messages=0) == 31.0
+    slower = [{"slow_down": slow_down} for slow_down in (1.0, 1.1, 9.0)]
+    assert predicted((HOME,) * 2, *slower, messages=0) == pytest.approx(33.0), "the median over requests"
 
 
 def row_of(ours_ms: float, others_ms: float, predicted_ms: float) -> dict[str, Any]:
