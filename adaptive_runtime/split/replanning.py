@@ -148,9 +148,10 @@ class EnvelopePlacements:
         return self._now
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Home has run segments from the first on."""
+        """Home has run segments from the first on. Segments for which no time is planned tell nothing."""
         planned_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
-        self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
+        if planned_ms > 0:
+            self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float) -> None:
         """Another device has run segments."""
