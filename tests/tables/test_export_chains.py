@@ -128,8 +128,8 @@ def test_the_manifest_tells_what_a_host_program_needs(exported: Exported) -> Non
         manifest = ChainManifest.read(folder / SEGMENTS_FILE)
         assert len(manifest.segments) == len(answers)
         assert manifest.preparation is not None
-        assert {**manifest.preparation.model_dump(), "layout": None} == {
-            **card.preparation.model_dump(),
+        assert {**manifest.preparation.model_dump(mode="json"), "layout": None} == {
+            **card.preparation.to_json(),
             "layout": None,
         }
         assert manifest.classes == card.classes
