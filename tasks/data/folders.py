@@ -8,10 +8,8 @@ import numpy as np
 from torchvision.datasets import DatasetFolder
 
 from tasks.data.settings import DataSettings
-from tasks.data.source import first_of
+from tasks.data.source import first_of, split_folders
 from tasks.errors import UserError
-
-SPLIT_FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 
 
 class ClassFiles(NamedTuple):
@@ -38,18 +36,11 @@ def class_files(settings: DataSettings, content: str, suffixes: Sequence[str]) -
 
     Raises UserError for an absent or empty folder, or classes that differ.
     """
-    assert settings.path is not None
-    if not settings.path.is_dir():
-        raise UserError(
-            f"data folder '{settings.path}'",
-            "does not exist",
-            next_step="choose another with data.path=FOLDER",
-        )
     files: list[Path] = []
     labels: list[int] = []
     names: list[str] = []
     splits: dict[str, np.ndarray] = {}
-    for split, folder in split_folders(settings.path).items():
+    for split, folder in split_folders(settings).items():
         found = _scan(folder, content, suffixes)
         names = names or found.classes
         _check_same(folder, names, found.classes)
@@ -72,12 +63,6 @@ def _scan(folder: Path, content: str, suffixes: Sequence[str]) -> DatasetFolder:
             next_step="choose another with data.path=FOLDER",
         )
     return found
-
-
-def split_folders(root: Path) -> dict[str, Path]:
-    """The folder of each split; that of all where there is none for training."""
-    found = {split: root / name for split, names in SPLIT_FOLDERS.items() for name in names if (root / name).is_dir()}
-    return found if "train" in found else {"train": root}
 
 
 def _check_same(folder: Path, names: list[str], found: list[str]) -> None:

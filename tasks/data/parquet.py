@@ -18,12 +18,11 @@ from PIL import Image
 
 from tasks.data.decode import SCALING, Content, Decoder
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits
+from tasks.data.source import SPLIT_NAMES, complete_splits
 from tasks.errors import UserError
 
 LANES = 8
 """Row groups that a batch mixes; all ranks together hold about as many in memory."""
-SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 
 
 class Parquet:

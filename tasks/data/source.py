@@ -1,6 +1,7 @@
 """The protocol of all kinds of data: labels at once, images on demand."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +11,9 @@ from adaptive_runtime.signals import Spectrogram
 from tasks.data.settings import DataSettings
 from tasks.data.stratified import TooFewError, stratified
 from tasks.errors import UserError
+
+SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+"""How folders and files of splits may be called."""
 
 
 class Scaling(NamedTuple):
@@ -59,6 +63,20 @@ def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: Da
 def first_of(names: Sequence[str], most: int = 5) -> str:
     """The names for a message, only the first ones of many."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def split_folders(settings: DataSettings) -> dict[str, Path]:
+    """The folder of each split in `settings.path`; that one alone where there is none for training.
+
+    Raises UserError where it does not exist.
+    """
+    root = settings.path
+    assert root is not None
+    if not root.is_dir():
+        got = "does not exist"
+        raise UserError(f"data folder '{root}'", got, next_step="choose another with data.path=FOLDER")
+    found = {split: root / name for split, names in SPLIT_NAMES.items() for name in names if (root / name).is_dir()}
+    return found if "train" in found else {"train": root}
 
 
 def split_by_shares(

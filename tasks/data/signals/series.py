@@ -11,16 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
-import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 
 from adaptive_runtime.signals import Spectrogram, fitted
-from tasks.data.folders import split_folders
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling, complete_splits
+from tasks.data.source import Scaling, complete_splits, split_folders
 from tasks.errors import UserError
 
 KEYS = ("series", "time_s", "label")
@@ -175,13 +173,9 @@ def _check_like(first: _Table, table: _Table) -> None:
 
 def open_series(settings: DataSettings) -> tuple[SeriesWindows, dict[str, np.ndarray]]:
     """The source and its splits: of whole series. Raises UserError for an absent or empty folder, or broken tables."""
-    assert settings.path is not None
-    if not settings.path.is_dir():
-        got = "does not exist"
-        raise UserError(f"data folder '{settings.path}'", got, next_step="choose another with data.path=FOLDER")
     tables: list[_Table] = []
     count_of: dict[str, int] = {}
-    for split, folder in split_folders(settings.path).items():
+    for split, folder in split_folders(settings).items():
         files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
         if not files:
             allowed = f"*{{{','.join(SUFFIXES)}}}"
