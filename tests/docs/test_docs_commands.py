@@ -143,5 +143,5 @@ def test_the_readme_names_the_network_of_the_demo() -> None:
 def test_the_first_words_of_the_readme_name_the_task_that_commands_are_for() -> None:
     _, first, *_ = (ROOT / "README.md").read_text().split("\n\n")
     words = " ".join(first.split())
-    assert "the commands, are for image classification" in words
+    assert "the commands, are for classification of images" in words
     assert not re.search(r"\b(any|every) (dnn|(neural )?network|model)\b", words, re.IGNORECASE)

@@ -59,6 +59,9 @@ import ctypes, sys, threading
 from pathlib import Path
 import adaptive_runtime
 from adaptive_runtime.service.models.crashes import crashes_recorded
+class SignalEvent(ctypes.Structure):  # struct sigevent
+    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int),
+                ("function", ctypes.c_void_p), ("rest", ctypes.c_byte * 40)]
 bundle, state, digest = sys.argv[1:]
 with adaptive_runtime.load(bundle, prepares=False) as model, crashes_recorded(Path(state), digest):
     barrier = threading.Barrier(3)
@@ -68,11 +71,17 @@ with adaptive_runtime.load(bundle, prepares=False) as model, crashes_recorded(Pa
     for variant in model.pool.whole_variants:
         threading.Thread(target=model.pool.answerer(variant).work, args=(run,), daemon=True).start()
     barrier.wait()
-    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
-    libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    in_a_thread = SignalEvent(notify=2, function=ctypes.cast(libc.abort, ctypes.c_void_p))
+    assert libc.timer_create(1, ctypes.byref(in_a_thread), ctypes.byref(timer)) == 0
+    assert libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 0, 1, 0), None) == 0
     threading.Event().wait()
 """
-"""Two SubNets run, each in a thread, when a thread that the interpreter does not know aborts, as one of a runtime's own."""
+"""Two SubNets run, each in a thread, when a thread that the interpreter does not know aborts, as one of a runtime's own.
+
+A timer of the C library starts the thread after a second, when all others wait: the interpreter's fault handler may crash
+itself when it reads the stack of a thread that runs.
+"""
 
 
 @pytest.fixture
