@@ -33,9 +33,9 @@ from solvers.partition import (
 )
 from tasks.partition.planning import solver_dataflow
 
-OURS = "ours"
+OURS, ALL_AT_HOME = "ours", "all at home"
 OTHERS = {
-    "all at home": all_at_home,
+    ALL_AT_HOME: all_at_home,
     "all remote": all_remote,
     "Neurosurgeon": neurosurgeon,
     "DADS": dads,

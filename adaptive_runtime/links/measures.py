@@ -20,7 +20,7 @@ HINT = 2.0
 CHANGED = 1.5
 """A payload that is off by this factor after a hint confirms it."""
 SLOWER = 1.2
-"""Small payloads that are slower by this factor, together, count."""
+"""Small payloads that are slower by this factor count together. The first long one that is slower counts as a short one."""
 NO_BURST_BYTES = 1 << 16
 """More than a queue lets pass at once."""
 BURST_MS = 2.0
@@ -90,6 +90,7 @@ class _Direction:
         self.mean = WeightedMean(weight)
         self.changed = False
         self.restarts = 0
+        self._slower, self._long_known = False, False
         self._small_bytes, self._small_ms = 0, 0.0
 
     def add(self, count: int, took_ms: float) -> None:
@@ -105,8 +106,15 @@ class _Direction:
         if hinted and not known / CHANGED < value < known * CHANGED:
             self.mean = WeightedMean(self._weight)  # what was measured before is of another link
             self.restarts += 1
+            self._long_known = False
         self.changed = not hinted and count >= NO_BURST_BYTES and (value < known / HINT or value > known * HINT)
-        self.mean.add(value, max(1.0, count / NO_BURST_BYTES))  # a long transfer is the mean of many short ones
+        slower, is_long = value > known * SLOWER, count >= NO_BURST_BYTES
+        may_be_a_loss = (
+            slower and not self._slower and self._long_known
+        )  # a packet that was lost makes one transfer slow
+        self._slower, self._long_known = slower, self._long_known or is_long
+        shorts = count / NO_BURST_BYTES  # a long transfer is the mean of so many short ones
+        self.mean.add(value, 1.0 if may_be_a_loss else max(1.0, shorts))
 
     def _add_small(self, behind: int, took_ms: float) -> None:
         """A payload in a few packets, of which so many bytes came behind the first.

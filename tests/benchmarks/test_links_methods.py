@@ -12,9 +12,10 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.split import HOME
-from benchmarks.links import Results, bars, parsed
+from benchmarks.links import Results, as_the_run_time, bars, parsed
 from benchmarks.links_home import DEVICE
 from benchmarks.links_methods import (
+    ALL_AT_HOME,
     FP32,
     LEAST_PLANS,
     OTHERS,
@@ -102,6 +103,20 @@ def row_of(ours_ms: float, others_ms: float, predicted_ms: float) -> dict[str, A
     ours = {"methods": [OURS], "devices": [HOME], "latency_ms": ours_ms, "predicted_ms": predicted_ms}
     others = {"methods": list(OTHERS), "devices": [DEVICE], "latency_ms": others_ms, "predicted_ms": others_ms}
     return {"network": "n", "mbps": 1.0, "delay_ms": 2.0, "plans": [ours, others]}
+
+
+@pytest.mark.parametrize(("predicted_ms", "at_home"), [(94.0, False), (96.0, True), (120.0, True)])
+def test_ours_goes_home_where_its_plan_is_not_predicted_to_be_faster_by_the_margin(
+    predicted_ms: float, at_home: bool
+) -> None:
+    home = {"methods": [ALL_AT_HOME], "predicted_ms": 100.0}
+    plans = [{"methods": [OURS, "DADS"], "predicted_ms": predicted_ms}, home]
+    own, left = as_the_run_time(plans)
+    assert (own["methods"], left["methods"]) == (
+        (["DADS"], [OURS, ALL_AT_HOME]) if at_home else ([OURS, "DADS"], [ALL_AT_HOME])
+    )
+    alone = [{"methods": [OURS, ALL_AT_HOME], "predicted_ms": 100.0}]
+    assert as_the_run_time(alone)[0]["methods"] == [OURS, ALL_AT_HOME]
 
 
 def test_bars_are_told_with_what_they_are_missed_by() -> None:

@@ -67,6 +67,22 @@ def test_a_long_transfer_outweighs_small_payloads_that_a_burst_made_fast() -> No
     assert 1.0 <= found < 1.05
 
 
+def test_a_long_transfer_that_is_slow_alone_counts_for_less_than_two_of_them() -> None:
+    def after(*takes_ms: float) -> float:
+        measures = LinkMeasures()
+        for took_ms in (*[1600.0] * 5, *takes_ms):
+            measures.up(200_000, took_ms)
+        found = measures.link.up_mbps
+        assert found is not None
+        return found
+
+    assert after() == pytest.approx(1.0)
+    assert after(2240.0) > 0.9, "a packet was lost"
+    assert after(2240.0, 1600.0, 2240.0, 1600.0) > 0.9
+    assert after(2240.0, 2240.0, 2240.0) == pytest.approx(1 / 1.4, rel=0.1), "the link is slower"
+    assert after(1000.0) > 1.2, "nothing but the link makes one fast"
+
+
 def test_bandwidth_is_of_payloads_that_take_time_and_transfers_follow_from_it() -> None:
     measures = LinkMeasures()
     assert measures.link == MeasuredLink()
