@@ -39,6 +39,7 @@ from benchmarks.links_methods import (
     ALL_AT_HOME,
     OTHERS,
     OURS,
+    CodedPlan,
     Groups,
     NetworkPlans,
     fine_groups,
@@ -49,7 +50,7 @@ from benchmarks.links_methods import (
 from benchmarks.shaped_links import ShapedLink, namespaces, serving_device, shaped, told_by_home
 from benchmarks.tables import show
 from profiling_agents.messages import CODED_BYTES
-from tailor_ir import SuperNet
+from tailor_ir import Config, SuperNet
 from tasks.partition import write_chain
 
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
@@ -106,9 +107,9 @@ class Results:
         replace_file(self.file, json.dumps(self.content, indent=1))
 
 
-def written(net: SuperNet, groups: Groups, folder: Path) -> Path:
-    """The largest SubNet as a chain, for one thread."""
-    write_chain(net, net.space.canonical(net.max_config), groups, folder, 1, None)
+def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None = None) -> Path:
+    """A SubNet, the largest one where none is given, as a chain, for one thread."""
+    write_chain(net, net.space.canonical(config or net.max_config), groups, folder, 1, None)
     return folder
 
 
@@ -116,20 +117,48 @@ def measure(network: str, links: Sequence[ShapedLink], results: Results, options
     """The rows of one network that are missing."""
     net = super_net(network)
     with tempfile.TemporaryDirectory() as name, namespaces():
-        folder = Path(name)
-        groups = fine_groups(operators_of(net))
-        fine, whole = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
-        times = scaled(*(results.times(f"{network}, {one.name}", one, options) for one in (fine, whole)))
-        plans = NetworkPlans(net, *times, links, options.coding)
-        chain = written(net, plans.groups, folder / "chain")
-        times = results.times(network, chain, options)
+        largest = PlannedChain.of(network, net, links, Path(name), results, options)
         with serving_device(options.device_cpus) as unlimited:
-            told_by_home(
-                None, "-m", HOME, str(chain), "--device", unlimited
-            )  # segments cross before the link is shaped
+            largest.load(unlimited)
             for link in links:
                 if not results.has(network, link):
-                    yield {"network": network, **link._asdict(), "plans": over(link, plans, times, chain, options)}
+                    yield {"network": network, **link._asdict(), "plans": over(link, largest, options)}
+
+
+class PlannedChain(NamedTuple):
+    """The largest SubNet of a network as a chain with its times, and what all methods plan. whole: its times as one segment."""
+
+    chain: Path
+    plans: NetworkPlans
+    times: Times
+    whole: Times
+
+    @classmethod
+    def of(
+        cls,
+        network: str,
+        net: SuperNet,
+        links: Sequence[ShapedLink],
+        folder: Path,
+        results: Results,
+        options: argparse.Namespace,
+    ) -> "PlannedChain":
+        """Written and timed, in `namespaces`."""
+        groups = fine_groups(operators_of(net))
+        chains = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
+        fine, whole = (results.times(f"{network}, {one.name}", one, options) for one in chains)
+        plans = NetworkPlans(net, *scaled(fine, whole), links, options.coding)
+        chain = written(net, plans.groups, folder / "chain")
+        return cls(chain, plans, results.times(network, chain, options), whole)
+
+    def load(self, unlimited: str) -> None:
+        """Segments cross before the link is shaped."""
+        load(self.chain, unlimited)
+
+
+def load(chain: Path, unlimited: str) -> None:
+    """Have the device load the segments of a chain over the link without limits."""
+    told_by_home(None, "-m", HOME, str(chain), "--device", unlimited)
 
 
 def scaled(fine: Times, whole: Times) -> Times:
@@ -138,25 +167,31 @@ def scaled(fine: Times, whole: Times) -> Times:
     return Times(*([sum(all_ms) / sum(each_ms) * one_ms for one_ms in each_ms] for each_ms, all_ms in pairs))
 
 
-def over(link: ShapedLink, plans: NetworkPlans, times: Times, chain: Path, options: argparse.Namespace) -> list[Row]:
+def over(link: ShapedLink, planned: PlannedChain, options: argparse.Namespace) -> list[Row]:
     """All plans over one link."""
-    placed = plans.of(link)
+    placed = planned.plans.of(link)
+    found = requests_over(link, planned.chain, list(placed), planned.times, options)
+    return as_the_run_time([{"methods": methods, **row} for methods, row in zip(placed.values(), found, strict=True)])
+
+
+def requests_over(
+    link: ShapedLink, chain: Path, plans: Sequence[CodedPlan], times: Times, options: argparse.Namespace
+) -> list[Row]:
+    """What requests by plans for the segments of a chain take over one link, predicted and measured."""
     with shaped(link) as url:
-        words = ["-m", HOME, str(chain), "--device", url, "--plans", json.dumps(list(placed))]
+        words = ["-m", HOME, str(chain), "--device", url, "--plans", json.dumps(plans)]
         words += ["--home-ms", json.dumps(times.home_ms)]
         words += ["--requests", str(options.requests), "--limit-s", f"{options.limit_s:g}"]
         found = json.loads(told_by_home(options.home_cpus, *words))
-    rows = [
+    return [
         {
             **plan._asdict(),
-            "methods": methods,
             "predicted_ms": predicted_ms(plan.devices, *times, row),
             "latency_ms": float(np.median(row["latencies_ms"])),
             **row,
         }
-        for (plan, methods), row in zip(placed.items(), found, strict=True)
+        for plan, row in zip(plans, found, strict=True)
     ]
-    return as_the_run_time(rows)
 
 
 def as_the_run_time(plans: list[Row]) -> list[Row]:
@@ -258,14 +293,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     for network in options.networks:
         if all(results.has(network, link) for link in links):
             continue
-        if os.geteuid() != 0:
-            raise SystemExit("benchmarks.links: namespaces take root; run it as root")
+        require_root()
         for row in measure(network, links, results, options):
             results.rows.append(row)
             results.save()
             print(f"{network}, {row['mbps']:g} Mbit/s, {row['delay_ms']:g} ms: {len(row['plans'])} plans", flush=True)
     shown(results.rows, markdown=options.markdown)
-    found = bars(results.rows)
+    told(bars(results.rows))
+
+
+def require_root() -> None:
+    """SystemExit for other users."""
+    if os.geteuid() != 0:
+        raise SystemExit("namespaces take root; run it as root")
+
+
+def told(found: Sequence[tuple[str, bool]]) -> None:
+    """Print bars; SystemExit where one is missed."""
     for line, kept in found:
         print(f"{line}: {'yes' if kept else 'NO'}")
     if not all(kept for _, kept in found):

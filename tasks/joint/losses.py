@@ -87,7 +87,7 @@ def measured_losses(
             exact.add(values[-1], target)
             for cut, value in enumerate(values):
                 for coding, tally in zip(coded, tallies[cut], strict=True):
-                    outputs = _coded(value, coding)
+                    outputs = arrived(value, coding)
                     for module in modules[cut:]:
                         outputs = module(outputs)
                     tally.add(outputs, target)
@@ -109,10 +109,10 @@ def _first(images: EvaluationData, size: tuple[int, ...], most: int) -> Iterator
         left -= len(target)
 
 
-def _coded(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:
+def arrived(value: torch.Tensor, coding: ActivationCoding) -> torch.Tensor:
     """A value as it arrives: of each image by itself, as requests are."""
-    arrived = []
+    found = []
     for one in value.cpu().numpy():
         sent, content = encoded(one, coding)
-        arrived.append(decoded(sent, one.shape, content))
-    return torch.from_numpy(np.stack(arrived)).to(value.device)
+        found.append(decoded(sent, one.shape, content))
+    return torch.from_numpy(np.stack(found)).to(value.device)
