@@ -3,11 +3,9 @@
 Legend: N samples, C channels, H height, W width.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -20,11 +18,10 @@ from adaptive_runtime.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.choice import ChoiceLimits, RequestProgress
 from adaptive_runtime.deployed.answers import ModelAnswer, ModelState
 from adaptive_runtime.deployed.decoding import decoder_of
+from adaptive_runtime.deployed.serving import ServedVariants
 from adaptive_runtime.errors import AdaptiveError
-from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError, failure
-from adaptive_runtime.pool.parts import PoolPart
+from adaptive_runtime.pool import Answerer, SubNetPool, Variant, VariantError
 
-LOG = logging.getLogger("adaptive_runtime")
 NONE: frozenset[int] = frozenset()
 NO_CLASS = -1
 Chooser = Callable[[ModelState], Variant | None]
@@ -52,32 +49,19 @@ class DeployedModel:
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
-        self._taken_out: dict[Variant, str] = {}
-        self._requests, self._switches = 0, 0
+        self._requests, self._running = 0, 0
         self._latency_ms: float | None = None
-        self._used_mib = 0.0
-        self._running = 0
         self._counting, self._choosing = threading.Condition(), threading.Lock()
-        self._changed = threading.Condition(threading.RLock())
-        self._standby: Answerer | None = None
-        self._closed, self._told_waiting = False, False
+        self._closed = False
         first = pool.bundle.manifest.subnets[0]
         wanted = first.preparation
         self._shape = (first.input_shape[1], wanted.resolution, wanted.resolution)
         self._decoder = decoder_of(pool.bundle.manifest.problem)
-        for variant, line in taken_out.items():
-            with suppress(AdaptiveError):
-                self._take_out(pool.answerer(variant), VariantError(line))
-        self._active = pool.answerer(serving)
-        pool.serving = self._parts_in_use
-        self._start()
-        self._looks_ahead = True
-        self._worker = threading.Thread(target=self._work, name="adaptive-runtime-pool", daemon=True)
-        self._worker.start()
+        self._served = ServedVariants(pool, serving, self._useful, taken_out)
         if adaptation is not None:
             adaptation.start()
         if weights is not None:
-            weights.start(self._active.variant)
+            weights.start(self._served.active.variant)
 
     def infer(
         self, x_NCHW: NDArray[np.float32], budget_ms: float | None = None, subnet: str | None = None
@@ -122,30 +106,22 @@ class DeployedModel:
         Otherwise it is loaded beside the one that serves. format: of its files; None: the first that it has here. wait: until
         it serves, or another is wanted. AdaptiveError: there is no such SubNet, exit or format, or it was taken out.
         """
-        answerer = self.pool.answerer(Variant(digest, exit, early, format))
-        with self._changed:
-            self._refuse(answerer)
-            if self._go_over(answerer):
-                return
-            self._standby = answerer
-            self._changed.notify_all()
-            if wait:
-                self._changed.wait_for(lambda: self._closed or self._standby is not answerer)
-                self._refuse(answerer)
+        self._served.use(self.pool.answerer(Variant(digest, exit, early, format)), wait=wait)
 
     @property
     def state(self) -> ModelState:
         """What serves, what is warm, what was taken out."""
-        active, standby = self._active, self._standby
+        served = self._served
+        active, standby = served.active, served.standby
         return ModelState(
             serving=active.variant,
             standby=None if standby is None else standby.variant,
             warm=self.pool.warm_variants,
-            taken_out={variant.files: line for variant, line in list(self._taken_out.items())},
+            taken_out={variant.files: line for variant, line in list(served.taken_out.items())},
             requests=self._requests,
-            switches=self._switches,
+            switches=served.switches,
             latency_ms=self._latency_ms,
-            used_mib=self._used_mib,
+            used_mib=served.used_mib,
             budget_mib=self.pool.budget_mib,
             format=active.form,
             adapting=None if self.adaptation is None else self.adaptation.state,
@@ -167,40 +143,34 @@ class DeployedModel:
     @property
     def subnets(self) -> tuple[BundledSubNet, ...]:
         """The SubNets that can serve, with all that the bundle says of them."""
-        out, pool = self._taken_out, self.pool
+        out, pool = self._served.taken_out, self.pool
         every = pool.bundle.manifest.subnets
         return tuple(one for one in every if any(variant not in out for variant in pool.whole_of(one)))
 
     @property
     def taken_out(self) -> Mapping[Variant, str]:
         """Whole SubNets that do not serve any more, each with one line why."""
-        return dict(self._taken_out)
+        return dict(self._served.taken_out)
 
     def take_over(self, before: "DeployedModel") -> None:
         """Go on with the counts and the record of decisions of another model, which answers no request any more.
 
         What was taken out there is taken out here, too.
         """
-        self._requests, self._switches = before._requests, before._switches
-        for variant, line in before.taken_out.items():
-            if variant not in self._taken_out:
-                with suppress(AdaptiveError):  # it is not here, or none is left, as the next request finds
-                    self._replace(self.pool.answerer(variant), VariantError(line))
+        self._requests = before._requests
+        self._served.take_over(before._served)
         if self.adaptation is not None and before.adaptation is not None:
             self.adaptation.take_over(before.adaptation)
 
     def load_ahead(self) -> None:
         """Make ready in the background what nobody wants yet, as far as there is room; once more after room was made."""
-        with self._changed:
-            self._looks_ahead = True
-            self._changed.notify_all()
+        self._served.load_ahead()
 
     def close(self) -> None:
         """Free all SubNets; requests that run end first."""
-        with self._changed, self._counting:
+        with self._counting:
             self._closed = True
-            self._changed.notify_all()
-        self._worker.join()
+        self._served.stop()
         with self._counting:
             self._counting.wait_for(lambda: not self._running)
         if self.adaptation is not None:
@@ -237,13 +207,13 @@ class DeployedModel:
         AdaptiveError: the bundle does not have it, or it was taken out in all formats.
         """
         first, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
-        working = (one for one in self.pool.whole_of(first.subnet) if one not in self._taken_out)
+        working = (one for one in self.pool.whole_of(first.subnet) if one not in self._served.taken_out)
         answerer = self.pool.answerer(next(working, first.variant))
-        self._refuse(answerer)
+        self._served.refuse(answerer)
         try:
             answer = self._run_once(answerer, x_NCHW, served)
         except VariantError as error:
-            self._replace(answerer, error)
+            self._served.replace(answerer, error)
             return self._answer_by(subnet, x_NCHW, start_ns)
         if self.adaptation is not None:
             self.adaptation.served(served)
@@ -251,7 +221,9 @@ class DeployedModel:
 
     def _run_size(self, samples: int) -> int:
         """How many samples run together before the model adapts again: a batch of the runtime, or all."""
-        batch = self._active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
+        batch = (
+            self._served.active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
+        )
         return batch or samples
 
     def _run(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
@@ -260,8 +232,8 @@ class DeployedModel:
             try:
                 return self._run_once(active, x_NCHW, served)
             except VariantError as error:
-                self._replace(active, error)
-                active = self._active
+                self._served.replace(active, error)
+                active = self._served.active
 
     def _run_once(self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun]) -> ModelAnswer:
         """Answers of one variant. VariantError."""
@@ -302,21 +274,20 @@ class DeployedModel:
             got, allowed = f"{x_NCHW.dtype} {x_NCHW.shape}", f"float32 {('N', *self._shape)}, N from 1 on"
             raise AdaptiveError("input", got, allowed=allowed.replace("'", ""))
 
-    def _refuse(self, answerer: Answerer) -> None:
-        if (line := self._taken_out.get(answerer.variant.whole)) is not None:
-            raise AdaptiveError(f"SubNet {answerer.variant.files}", f"was taken out: {line}")
-
     def _choose(self, chooser: Chooser) -> None:
         """Ask the chooser, unless another thread does."""
         if self._choosing.acquire(blocking=False):
             try:
-                chosen, standby = chooser(self.state), self._standby
+                chosen, served = chooser(self.state), self._served
                 wanted = None if chosen is None else self.pool.answerer(chosen).variant
-                known = (self._active.variant, standby and standby.variant)
-                if wanted is not None and wanted not in known and wanted.whole not in self._taken_out:
+                known = (served.active.variant, served.standby and served.standby.variant)
+                if wanted is not None and wanted not in known and wanted.whole not in served.taken_out:
                     self.use(*wanted[:2], early=wanted.early, format=wanted.form, wait=False)
             finally:
                 self._choosing.release()
+
+    def _useful(self) -> Sequence[Variant]:
+        return () if self.adaptation is None else self.adaptation.useful
 
     def _adapting(self) -> Adaptation:
         if self.adaptation is None:
@@ -329,194 +300,26 @@ class DeployedModel:
 
         Where the model does not adapt, or another thread asks, it is what serves now, in no known time (0).
         """
-        adaptation = self.adaptation if self.chooser is None else None
+        served, adaptation = self._served, self.adaptation if self.chooser is None else None
         if adaptation is None or not self._choosing.acquire(blocking=False):
-            return self._active, 0.0
+            return served.active, 0.0
         try:
-            rows, out = self._rows, self._taken_out
+            rows, out = self._rows, served.taken_out
             without = frozenset(row for row, one in enumerate(rows) if one.variant.whole in out) if out else NONE
             if len(without) == len(rows):
-                return self._active, 0.0
+                return served.active, 0.0
             cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
             if request.left == request.runs:
                 decision = adaptation.choose(cold, without, request.with_usual_budget)
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
-                self._go_towards(rows[decision.variant], meanwhile)
+                served.go_towards(rows[decision.variant], meanwhile)
                 limits = adaptation.limits
                 in_time = meanwhile is None and decision.effective_ms <= limits.for_run(request).budget_ms
                 if in_time or not request.has_less(limits.budget_ms):
-                    return self._active, decision.effective_ms
+                    return served.active, decision.effective_ms
             decision = adaptation.choose(cold, without, request)
             if decision.step == "hurry":
                 return rows[decision.variant], decision.effective_ms
-            return self._active, decision.effective_ms
+            return served.active, decision.effective_ms
         finally:
             self._choosing.release()
-
-    def _go_towards(self, wanted: Answerer, meanwhile: Answerer | None) -> None:
-        """Let a variant serve; where it has to be loaded first, another one serves meanwhile."""
-        if wanted is self._active and self._standby is None:
-            return
-        with self._changed:
-            if wanted.variant.whole in self._taken_out or self._go_over(wanted) or self._standby is wanted:
-                return
-            if meanwhile is not None and meanwhile.is_warm and meanwhile is not self._active:
-                self._active = meanwhile
-                self._switches += 1
-            self._standby = wanted
-            self._changed.notify_all()
-
-    def _start(self) -> None:
-        """Load what serves first; where it fails, or was taken out, another SubNet."""
-        line = self._taken_out.get(self._active.variant.whole)
-        try:
-            if line is not None:
-                raise VariantError(line)
-            self.pool.warm(self._active)
-        except VariantError as error:
-            self._replace(self._active, error)
-        self._used_mib = self.pool.used_mib
-
-    def _go_over(self, answerer: Answerer) -> bool:
-        """Let a variant serve if it is warm: one assignment, which the next request reads."""
-        if not answerer.is_warm:
-            return False
-        if answerer is not self._active:
-            self._active = answerer
-            self._switches += 1
-        self._standby = None
-        return True
-
-    def _parts_in_use(self) -> set[PoolPart]:
-        standby = self._standby
-        return {*self._active.parts, *(() if standby is None else standby.parts)}
-
-    def _replace(self, failed: Answerer, error: Exception) -> None:
-        """Take out a SubNet that failed while it served, and let another one serve. AdaptiveError: there is none."""
-        with self._changed:
-            self._take_out(failed, error)
-            if self._active is not failed:  # another thread has replaced it, or it was to serve one run alone
-                return
-            for answerer in self._others(failed):
-                try:
-                    if not answerer.is_warm:
-                        self.pool.warm(answerer)
-                except VariantError as again:
-                    self._take_out(answerer, again)
-                    continue
-                self._active = answerer
-                self._switches += 1
-                return
-            line = f"no SubNet works; the last one: {failure(error)}"
-            raise AdaptiveError(str(self.pool.bundle.folder), line, next_step="export the bundle again") from error
-
-    def _take_out(self, answerer: Answerer, error: Exception) -> None:
-        self.pool.free(answerer)
-        if answerer.variant.whole in self._taken_out:
-            return
-        line = failure(error)
-        self._taken_out[answerer.variant.whole] = line
-        LOG.warning("SubNet %s is taken out: %s", answerer.variant.files, line)
-
-    def _others(self, failed: Answerer) -> list[Answerer]:
-        """Whole SubNets in the order in which they take the place of a variant that failed.
-
-        Warm ones first; of these, and of the others, those that take no longer, the most accurate first.
-        """
-        most_ms = failed.figures.latency_ms
-
-        def order(one: Answerer) -> tuple[bool, bool, float, float]:
-            known = one.figures
-            slower = known.latency_ms > most_ms
-            return not one.is_warm, slower, -known.first_accuracy if not slower else 0.0, known.latency_ms
-
-        return sorted(self._working(), key=order)
-
-    def _working(self) -> list[Answerer]:
-        """Whole SubNets in the formats that were not taken out."""
-        return [self.pool.answerer(one) for one in self.pool.whole_variants if one not in self._taken_out]
-
-    def _make_way(self, wanted: Answerer) -> None:
-        """Where the budget does not hold a standby beside what serves, let a small SubNet serve that it holds beside either.
-
-        Where there is none, requests wait for the standby.
-        """
-        serving = self._active
-        if self.pool.holds(serving, wanted):
-            return
-        for bridge in sorted(self._working(), key=lambda one: one.need_mib):
-            if bridge not in (serving, wanted) and self.pool.holds(serving, bridge) and self.pool.holds(bridge, wanted):
-                self.pool.prepare(bridge)
-                self.pool.warm(bridge)
-                self._go_over_from(serving, wanted, bridge)
-                return
-        self._go_over_from(serving, wanted, wanted)
-        if not self._told_waiting:
-            self._told_waiting = True
-            LOG.warning("%g MiB do not hold two SubNets: requests wait while one is loaded", self.pool.budget_mib)
-
-    def _go_over_from(self, serving: Answerer, wanted: Answerer, now: Answerer) -> None:
-        """Let `now` serve, unless something else serves or is wanted meanwhile."""
-        with self._changed:
-            if self._active is serving and self._standby is wanted:
-                self._active = now
-                self._switches += 1
-
-    def _work(self) -> None:
-        """Load standbys, and between them make ready what nobody wants yet, until the model is closed."""
-        ahead = list[tuple[Answerer, bool]]()
-        while True:
-            with self._changed:
-                while not (ahead or self._closed or self._looks_ahead or self._standby is not None):
-                    self._changed.wait()
-                if self._closed:
-                    return
-                wanted, looks_ahead, self._looks_ahead = self._standby, self._looks_ahead, False
-            if looks_ahead:
-                ahead = self._useful_ahead()
-            if wanted is not None:
-                self._bring(wanted)
-            elif ahead:
-                self._prepare(*ahead.pop())
-
-    def _useful_ahead(self) -> list[tuple[Answerer, bool]]:
-        """What to prepare, and whether to load it, too; the last one first."""
-        useful = () if self.adaptation is None else self.adaptation.useful
-        prepared = [(self.pool.answerer(variant), False) for variant in self.pool.variants()]
-        return prepared + [(self.pool.answerer(variant), True) for variant in reversed(useful)]
-
-    def _prepare(self, answerer: Answerer, loads: bool) -> None:
-        """Prepare the files of a variant, and load it as far as there is room."""
-        try:
-            self.pool.prepare(answerer)
-            if loads and answerer.variant.whole not in self._taken_out:
-                self.pool.warm_ahead(answerer)
-                self._used_mib = self.pool.used_mib
-        except VariantError as error:
-            if not answerer.is_warm:  # what is loaded goes on without its file
-                with self._changed:
-                    self._take_out(answerer, error)
-
-    def _bring(self, wanted: Answerer) -> None:
-        """Load a standby and let it serve, unless another one is wanted meanwhile."""
-        try:
-            self.pool.prepare(wanted)
-            self._make_way(wanted)
-            self.pool.warm(wanted)
-        except VariantError as error:
-            with self._changed:
-                self._take_out(wanted, error)
-                self._standby = None if self._standby is wanted else self._standby
-                self._changed.notify_all()
-            return  # where it serves, the next request finds another one
-        with self._changed:
-            if self._standby is wanted and not self._go_over(wanted):
-                return  # freed meanwhile: it is loaded again
-        self.pool.keep_within_budget()
-        self._used_mib = self.pool.used_mib
-        with self._changed:
-            self._changed.notify_all()
-        try:
-            self.pool.warm_ahead(wanted)
-        except VariantError as error:
-            self._replace(wanted, error)

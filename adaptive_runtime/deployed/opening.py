@@ -11,7 +11,8 @@ from adaptive_runtime.adapting_weights import WeightAdaptation, WeightOptions
 from adaptive_runtime.bundles import BundleFormat, OpenBundle
 from adaptive_runtime.choice import ChoicePolicy, ChoiceRules, Objective
 from adaptive_runtime.deployed.formats import serving_formats
-from adaptive_runtime.deployed.model import LOG, Chooser, DeployedModel
+from adaptive_runtime.deployed.model import Chooser, DeployedModel
+from adaptive_runtime.deployed.serving import LOG
 from adaptive_runtime.errors import AdaptiveError
 from adaptive_runtime.pool import Answerer, SubNetPool, Variant
 
