@@ -83,6 +83,42 @@ class LatestRuns:
         return self._handed_ms / max(1, len(self._runs))
 
 
+class HomeCosts:
+    """What runs take that a plan does not say: how much slower home is, and what it takes beyond segments and links.
+
+    home_ms: of each segment at home, as planned with. clock: in seconds, does not go back.
+    """
+
+    def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._home_ms, self._clock = home_ms, clock
+        self._runs, self._elsewhere = LatestRuns(), WeightedMean()
+
+    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
+        """Home has run segments from the first on. Segments for which no time is planned tell nothing."""
+        planned_ms = sum(self._home_ms[first : first + len(took_ms)])
+        if planned_ms > 0:
+            self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
+
+    def ran_elsewhere(self, handed_ms: float) -> None:
+        """Another device has run segments."""
+        self._elsewhere.add(handed_ms)
+
+    @property
+    def slow_down(self) -> float | None:
+        """Of home; None before it has run."""
+        return self._runs.slow_down
+
+    @property
+    def handed_ms(self) -> float:
+        """What a run at home takes beyond its segments; 0 before home has run."""
+        return self._runs.handed_ms
+
+    @property
+    def elsewhere_ms(self) -> float:
+        """What a run elsewhere takes at home beside the link; 0 before there was one."""
+        return self._elsewhere.mean if self._elsewhere.count else 0.0
+
+
 class PlanChange(NamedTuple):
     """A change of plan. left_ms: predicted for the plan that was left; None: a device of it is out. time_s: of the clock."""
 
@@ -130,7 +166,7 @@ class EnvelopePlacements:
             [planes, [sum(one) for one in at_home], [len(one) - sum(one) for one in at_home]]
         )
         self._candidates: dict[frozenset[str], _Candidates] = {}
-        self._runs, self._elsewhere_ms = LatestRuns(), WeightedMean()
+        self._costs = HomeCosts(plans.home_ms, clock)
         self._now = 0
         self._better_since_s: float | None = None
         self._sent_at_s: deque[float] = deque()
@@ -139,7 +175,7 @@ class EnvelopePlacements:
     def slow_down(self) -> float:
         """Home's measured times over the predicted ones, within the range of the plans; its lower end before home has run."""
         low, high = self.plans.slow_down
-        found = self._runs.slow_down
+        found = self._costs.slow_down
         return low if found is None else min(max(found, low), high)
 
     @property
@@ -148,14 +184,12 @@ class EnvelopePlacements:
         return self._now
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Home has run segments from the first on. Segments for which no time is planned tell nothing."""
-        planned_ms = sum(self.plans.home_ms[first : first + len(took_ms)])
-        if planned_ms > 0:
-            self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
+        """Home has run segments from the first on."""
+        self._costs.ran_at_home(first, took_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float) -> None:
         """Another device has run segments."""
-        self._elsewhere_ms.add(handed_ms)
+        self._costs.ran_elsewhere(handed_ms)
 
     @property
     def reason(self) -> str:
@@ -243,8 +277,7 @@ class EnvelopePlacements:
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
-        elsewhere_ms = self._elsewhere_ms.mean if self._elsewhere_ms.count else 0.0
-        return np.array([*values, self._runs.handed_ms, elsewhere_ms])
+        return np.array([*values, self._costs.handed_ms, self._costs.elsewhere_ms])
 
     def _saved(
         self,
