@@ -43,6 +43,13 @@ def source() -> SynthesisedMotion:
     return SynthesisedMotion(motion())
 
 
+@pytest.mark.parametrize(("clip_s", "window"), [(5.12, 64), (2.56, 32), (0.4, 8)])
+def test_a_window_is_at_most_a_quarter_of_a_motion(clip_s: float, window: int) -> None:
+    made = SynthesisedMotion(motion(clip_s=clip_s))
+    assert made.spectrogram.window == window
+    assert made.images(np.arange(2), None).shape == (2, 3, 32, 32)
+
+
 def recorded(names: Sequence[str], seconds: float = 10.0, *, rate_hz: float = RATE_HZ) -> Rows:
     """A series for each name, whose label is what comes before the hyphen."""
     rows: Rows = {"series": [], "time_s": [], "label": [], "x": []}

@@ -15,11 +15,10 @@ from tasks.data.settings import DataSettings
 from tasks.data.signals.activities import ACTIVITIES, GRAVITY, NUMBERS
 from tasks.data.signals.sound_events import Array
 from tasks.data.signals.synthesised import SynthesisedSignals, with_splits
+from tasks.data.signals.windows import MOTION_WINDOW_S, window_samples
 
 SAMPLING_RATE_HZ = 50
 NAMES = tuple(ACTIVITIES)
-WINDOW_S = 1.28
-"""Of a column: rates of steps differ by less than one in a second."""
 FULL_SCALE_G = 4.0
 AXES = 3
 MOST = NUMBERS + AXES + 3
@@ -41,7 +40,7 @@ class SynthesisedMotion(SynthesisedSignals):
             sampling_rate_hz=SAMPLING_RATE_HZ,
             channels=AXES,
             samples=samples,
-            window=round(WINDOW_S * SAMPLING_RATE_HZ),
+            window=window_samples(MOTION_WINDOW_S, SAMPLING_RATE_HZ, samples),
             bands=settings.resolution,
             full_scale=FULL_SCALE_G,
         )

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.signals import Spectrogram, fitted
 from tasks.data.settings import DataSettings
+from tasks.data.signals.windows import MOTION_WINDOW_S, window_samples
 from tasks.data.source import Scaling, complete_splits, split_folders
 from tasks.errors import UserError
 
 KEYS = ("series", "time_s", "label")
 SUFFIXES = (".csv", ".parquet")
 COLUMNS = "series, time_s, label, and one or three channels"
-WINDOW_S = 1.28
-"""Of a column, but not more than a quarter of a signal."""
 STEP_OFF = 0.1
 """By so much of it a time step may be another one."""
 RATES_HZ = (0.01, 192_000.0)
@@ -61,7 +60,7 @@ class SeriesWindows:
             sampling_rate_hz=rate_hz,
             channels=len(first.channels),
             samples=samples,
-            window=max(8, min(round(WINDOW_S * rate_hz), samples // 4)),
+            window=window_samples(MOTION_WINDOW_S, rate_hz, samples),
             bands=settings.resolution,
             full_scale=float(np.abs(values_RC).max()) or 1.0,
         )

@@ -13,6 +13,7 @@ from tasks.data.drawn.numbers import uniforms
 from tasks.data.settings import DataSettings
 from tasks.data.signals.sound_events import EVENTS, NUMBERS, Array
 from tasks.data.signals.synthesised import SynthesisedSignals, with_splits
+from tasks.data.signals.windows import SOUND_WINDOW_S, window_samples
 
 SAMPLING_RATE_HZ = 16_000
 NAMES = tuple(EVENTS)
@@ -25,13 +26,11 @@ NOISE_DB, FAINTER_DB, LOUDEST = (-20.0, 5.0), (-20.0, -6.0), (0.05, 0.5)
 EDGE_S = 0.02
 """An event fades in and out."""
 TAPE_S = 20
-WINDOW_S = 0.032
-"""Of a column, but not more than a quarter of a sound."""
 
 
 def sound_spectrogram(sampling_rate_hz: int, samples: int, bands: int) -> Spectrogram:
     """That of sounds in [-1, 1]."""
-    window = max(8, min(round(WINDOW_S * sampling_rate_hz), samples // 4))
+    window = window_samples(SOUND_WINDOW_S, sampling_rate_hz, samples)
     return Spectrogram(sampling_rate_hz=sampling_rate_hz, samples=samples, window=window, bands=bands)
 
 
