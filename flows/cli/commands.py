@@ -24,7 +24,7 @@ from tasks.choose.placed import joint_table, placed_tables
 from tasks.choose.terminal import chosen_tables, comparison_table, front_table
 from tasks.enumerate import listing
 from tasks.errors import UserError
-from tasks.problems import problem_named
+from tasks.problems import CLASSIFICATION, problem_named
 from tasks.report import terminal_table
 from tasks.schemas.chosen import ChosenSubNet
 from tasks.schemas.front import FRONT_FILE, Front, Winner
@@ -80,7 +80,7 @@ def _show_stage(command: str, stage: dict[str, Any], terminal: Terminal, score: 
         terminal.show(streamed_table(StreamedNetwork.read(folder / STREAM_FILE)))
         terminal.say(f"folder: {folder}")
     else:
-        terminal.show(_stage_table(stage))
+        terminal.show(stage_table(stage, score))
 
 
 def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], FlowConfig]]) -> list[dict[str, Any]]:
@@ -156,12 +156,14 @@ def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _stage_table(stage: dict[str, Any]) -> Table:
+def stage_table(stage: dict[str, Any], score: str) -> Table:
+    """What a stage has found, by the names of `--json`, in which the learning problem's score stands for the accuracy."""
     state = "found complete" if stage["cached"] else f"{stage['seconds']:.1f} s"
     table = Table(title=escape(f"{stage['stage']} ({state})"), show_header=False, box=None, title_justify="left")
     for name, value in stage["result"].items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        table.add_row(escape(name), escape(text if len(text) <= LONG else f"{text[:LONG]}… (--json FILE has it all)"))
+        label = name.replace(CLASSIFICATION.score, score)
+        table.add_row(escape(label), escape(text if len(text) <= LONG else f"{text[:LONG]}… (--json FILE has it all)"))
     table.add_row("folder", escape(stage["folder"]))
     return table
 

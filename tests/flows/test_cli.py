@@ -12,6 +12,7 @@ import pytest
 
 from flows.cli import main
 from flows.cli.arguments import parse
+from flows.cli.commands import stage_table
 from flows.cli.words import COMMANDS, FLAGS
 from flows.compose import compose_config, split_sweep
 from flows.groups import config_groups
@@ -40,6 +41,14 @@ def test_help_shows_commands_groups_with_options_and_examples(capsys: pytest.Cap
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("autotailor 0.")
+
+
+@pytest.mark.parametrize(("score", "label"), [("accuracy", "test_accuracy"), ("mAP@0.5", "test_mAP@0.5")])
+def test_what_a_stage_has_found_names_the_score(score: str, label: str) -> None:
+    stage = {"stage": "base", "cached": False, "seconds": 1.0, "folder": "there", "result": {"test_accuracy": 0.5}}
+    table = stage_table(stage, score)
+    names, values = (list(column.cells) for column in table.columns)
+    assert (names, values) == ([label, "folder"], ["0.5", "there"])
 
 
 def _dead_address() -> str:
