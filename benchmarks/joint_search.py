@@ -125,12 +125,12 @@ def saved(search: JointSearch) -> dict[str, float]:
     home = dict.fromkeys(space.placements, space.home) | {space.coding: space.codings - 1}
     joint, alone = LeastLatency(search, {}), LeastLatency(search, home)
     remote = [LeastLatency(search, dict.fromkeys(space.placements, device)) for device in range(space.home)]
-    largest = LeastLatency(search, _subnet(space, space.cardinalities - 1) | {space.coding: space.codings - 1})
+    largest = LeastLatency(search, subnet_columns(space, space.cardinalities - 1) | {space.coding: space.codings - 1})
     ratios: dict[str, list[float]] = {name: [] for name in OTHERS}
     for points in POINTS:
         lost = points / 100
         joint_ms, at_home = joint.ms(lost), alone.code(lost)
-        split = LeastLatency(search, _subnet(space, at_home) | {space.coding: space.codings - 1})
+        split = LeastLatency(search, subnet_columns(space, at_home) | {space.coding: space.codings - 1})
         others_ms = (
             float(search.latency.predict(at_home[None])[0]),
             split.ms(lost),
@@ -142,7 +142,7 @@ def saved(search: JointSearch) -> dict[str, float]:
     return {name: 1 - geometric_mean(found) for name, found in ratios.items()}
 
 
-def _subnet(space: JointSpace, code: Codes) -> dict[int, int]:
+def subnet_columns(space: JointSpace, code: Codes) -> dict[int, int]:
     """The columns of a SubNet, derived ones included."""
     extended = space.space.extended(code[None, : space.variables])[0].tolist()
     return dict(zip(space.columns(range(len(extended))), extended, strict=True))

@@ -1,11 +1,12 @@
 """Networks over two devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
 
     python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--home-cpus 0.25]
-    [--device-cpus CPUS] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json] [--markdown] [--quick]
+    [--device-cpus CPUS] [--device-backend onnxruntime] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json]
+    [--markdown] [--quick]
 
 It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
 (`benchmarks.shaped_links`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
-values are timed at home and on the device, alone, and scaled to the time of the whole network. From these times and the link
+values are timed at home and on the device, and scaled to the time of the whole network. From these times and the link
 as it is shaped, each method places the segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut),
 DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
 after the other. As the run time does after its first requests, ours goes back to all at home where this is predicted to be
@@ -56,9 +57,20 @@ from tasks.partition import write_chain
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
 MBPS, DELAYS_MS = (1.0, 5.0, 10.0, 50.0, 100.0), (2.0, 5.0, 10.0, 20.0, 50.0)
 QUICK = {"networks": NETWORKS[:2], "mbps": (10.0, 100.0), "delay_ms": (2.0, 20.0), "requests": 5, "limit_s": 4.0}
-SETTINGS = ("networks", "mbps", "delay_ms", "home_cpus", "device_cpus", "coding", "requests", "limit_s")
+SETTINGS = (
+    "networks",
+    "mbps",
+    "delay_ms",
+    "home_cpus",
+    "device_cpus",
+    "device_backend",
+    "coding",
+    "requests",
+    "limit_s",
+)
 """Options that a file of results is of."""
 OFF_BAR, WITHIN_BAR, WORSE_BAR, LESS_BAR = 0.10, 0.90, 1.03, 0.20
+BACKENDS = ("onnxruntime", "openvino")
 TIMES_S = 6.0
 HOME = "benchmarks.links_home"
 Row = dict[str, Any]
@@ -93,12 +105,19 @@ class Results:
         """Whether it is measured."""
         return any((row["network"], row["mbps"], row["delay_ms"]) == (network, *link) for row in self.rows)
 
-    def times(self, name: str, chain: Path, options: argparse.Namespace) -> Times:
-        """Times of the segments of a chain, measured once."""
-        known = self.content["times"]
-        if name not in known:
-            words = ("-m", HOME, str(chain), "--times-s", f"{TIMES_S:g}")
-            known[name] = [json.loads(told_by_home(cpus, *words)) for cpus in (options.home_cpus, options.device_cpus)]
+    def times(self, name: str, chain: Path, unlimited: str, options: argparse.Namespace) -> Times:
+        """Times of the segments of a chain, measured once, at home and on the device, which has the chain loaded then.
+
+        unlimited: the device's address over the link without limits.
+        """
+        known, words = self.content["times"], ("-m", HOME, str(chain))
+        device = ("--device", unlimited)
+        if name in known:
+            told_by_home(None, *words, *device)
+        else:
+            times = ("--times-s", f"{TIMES_S:g}")
+            told = told_by_home(options.home_cpus, *words, *times), told_by_home(None, *words, *times, *device)
+            known[name] = [json.loads(one) for one in told]
             self.save()
         return Times(*known[name])
 
@@ -116,13 +135,15 @@ def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None =
 def measure(network: str, links: Sequence[ShapedLink], results: Results, options: argparse.Namespace) -> Iterator[Row]:
     """The rows of one network that are missing."""
     net = super_net(network)
-    with tempfile.TemporaryDirectory() as name, namespaces():
-        largest = PlannedChain.of(network, net, links, Path(name), results, options)
-        with serving_device(options.device_cpus) as unlimited:
-            largest.load(unlimited)
-            for link in links:
-                if not results.has(network, link):
-                    yield {"network": network, **link._asdict(), "plans": over(link, largest, options)}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        namespaces(),
+        serving_device(options.device_cpus, options.device_backend) as unlimited,
+    ):
+        largest = PlannedChain.of(network, net, links, Path(name), unlimited, results, options)
+        for link in links:
+            if not results.has(network, link):
+                yield {"network": network, **link._asdict(), "plans": over(link, largest, options)}
 
 
 class PlannedChain(NamedTuple):
@@ -140,25 +161,17 @@ class PlannedChain(NamedTuple):
         net: SuperNet,
         links: Sequence[ShapedLink],
         folder: Path,
+        unlimited: str,
         results: Results,
         options: argparse.Namespace,
     ) -> "PlannedChain":
-        """Written and timed, in `namespaces`."""
+        """Written, timed and loaded by the device at an address without limits."""
         groups = fine_groups(operators_of(net))
         chains = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
-        fine, whole = (results.times(f"{network}, {one.name}", one, options) for one in chains)
+        fine, whole = (results.times(f"{network}, {one.name}", one, unlimited, options) for one in chains)
         plans = NetworkPlans(net, *scaled(fine, whole), links, options.coding)
         chain = written(net, plans.groups, folder / "chain")
-        return cls(chain, plans, results.times(network, chain, options), whole)
-
-    def load(self, unlimited: str) -> None:
-        """Segments cross before the link is shaped."""
-        load(self.chain, unlimited)
-
-
-def load(chain: Path, unlimited: str) -> None:
-    """Have the device load the segments of a chain over the link without limits."""
-    told_by_home(None, "-m", HOME, str(chain), "--device", unlimited)
+        return cls(chain, plans, results.times(network, chain, unlimited, options), whole)
 
 
 def scaled(fine: Times, whole: Times) -> Times:
@@ -271,6 +284,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, nargs="+", default=DELAYS_MS, help="of one direction")
     parser.add_argument("--home-cpus", type=float, default=0.25)
     parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
+    parser.add_argument(
+        "--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first"
+    )
     parser.add_argument("--coding", choices=sorted(CODED_BYTES), default="fp32", help="of what ours sends")
     parser.add_argument("--requests", type=int, default=30, help="of each plan")
     parser.add_argument(

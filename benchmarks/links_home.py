@@ -1,6 +1,6 @@
 """Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over one link.
 
-    python -m benchmarks.links_home CHAIN --times-s 3
+    python -m benchmarks.links_home CHAIN --times-s 3 [--device tcp://HOST:PORT]
     python -m benchmarks.links_home CHAIN --device tcp://HOST:PORT --plans '[["fp32", ["home", "device"]], …]'
         [--home-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
 
@@ -11,16 +11,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from adaptive_runtime.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.links.measures import WeightedMean
 from adaptive_runtime.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
 from adaptive_runtime.split.home import HomeSegments
-from adaptive_runtime.split.replanning import LatestRuns
+from adaptive_runtime.split.replanning import HomeCosts
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from tests.agents.agent_processes import TOKEN
 from tests.links.devices import inputs
@@ -30,34 +30,21 @@ WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 24, 3, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
-class OnePlan:
-    """A choice that is set between requests. home_ms: of each segment, as planned with. runs: as the run time counts them."""
+class OnePlan(HomeCosts):
+    """A choice that is set between requests."""
 
     def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
-        self.plan, self._home_ms = plan, home_ms
-        self.runs, self.elsewhere_ms = LatestRuns(), WeightedMean()
+        super().__init__(home_ms)
+        self.plan = plan
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The plan that is set."""
         return self.plan
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Of some segments, from the first on."""
-        planned_ms = sum(self._home_ms[first : first + len(took_ms)])
-        self.runs.add(time.monotonic(), sum(took_ms), planned_ms, handed_ms)
-
-    def ran_elsewhere(self, handed_ms: float) -> None:
-        """Segments on the device."""
-        self.elsewhere_ms.add(handed_ms)
-
     @property
     def known(self) -> dict[str, float]:
         """How much slower home is now, and what a run at home and one elsewhere take beyond their segments."""
-        return {
-            "slow_down": self.runs.slow_down or 1.0,
-            "handed_ms": self.runs.handed_ms,
-            "elsewhere_ms": self.elsewhere_ms.mean if self.elsewhere_ms.count else 0.0,
-        }
+        return {"slow_down": self.slow_down or 1.0, "handed_ms": self.handed_ms, "elsewhere_ms": self.elsewhere_ms}
 
     @property
     def reason(self) -> str:
@@ -76,6 +63,37 @@ def times_ms(split: SplitSubNet, for_s: float) -> list[float]:
         found.append(home.run({split.subnet.input: x}, 0, last).took_ms)
     means: list[float] = np.mean(found, axis=0).tolist()
     return means
+
+
+def device_times_ms(split: SplitSubNet, url: str, for_s: float) -> list[float]:
+    """The mean time that a device computes for each segment; those in front of it and behind it run at home."""
+    count = len(split.subnet.segments)
+    every = [tuple(DEVICE if at % 2 == first else HOME for at in range(count)) for first in range(min(2, count))]
+    (x,) = inputs(split, 1)
+    took_ms: list[list[float]] = [[] for _ in range(count)]
+    with connected(split, url, "fp32", [1.0] * count) as (network, choice):
+        for devices in every:
+            choice.plan = PlacedSegments(devices=devices)
+            end_s, found = time.monotonic() + for_s / len(every), list[SplitAnswer]()
+            while time.monotonic() < end_s or len(found) < LEAST_WARM_UPS + LEAST_RUNS:
+                found.append(network.infer(x, DEADLINE_MS))
+            for leg in (leg for one in found[LEAST_WARM_UPS:] for leg in one.legs):
+                if leg.peer is not None:
+                    took_ms[leg.first].append(leg.peer.computed_ms)
+    return [float(np.mean(one)) for one in took_ms]
+
+
+@contextmanager
+def connected(
+    split: SplitSubNet, url: str, coding: ActivationCoding, home_ms: Sequence[float]
+) -> Iterator[tuple[SplitNetwork, OnePlan]]:
+    """A network with one device that is in, and its choice, which begins with all at home."""
+    choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)), home_ms)
+    devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
+    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
+        if not network.wait_for(timeout_s=CONNECT_S):
+            raise SystemExit(f"not connected: {network.states}")
+        yield network, choice
 
 
 def measured(
@@ -99,13 +117,9 @@ def over(
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """For each plan: what is known of link and home before each request that counts, what one sends, all latencies."""
-    home = PlacedSegments(devices=(HOME,) * len(split.subnet.segments))
-    choice = OnePlan(home, options.home_ms or [1.0] * len(home.devices))
-    devices = {DEVICE: DeviceAddress(url=url, token=TOKEN)}
     (x,) = inputs(split, 1)
-    with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, coding=coding)) as network:
-        if not network.wait_for(timeout_s=CONNECT_S):
-            raise SystemExit(f"not connected: {network.states}")
+    home_ms = options.home_ms or [1.0] * len(split.subnet.segments)
+    with connected(split, url, coding, home_ms) as (network, choice):
         rows = []
         for plan in plans:
             choice.plan = plan
@@ -156,7 +170,12 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     if options.times_s is not None:
-        print(json.dumps(times_ms(split, options.times_s)))
+        found = (
+            times_ms(split, options.times_s)
+            if options.device is None
+            else device_times_ms(split, options.device, options.times_s)
+        )
+        print(json.dumps(found))
     else:
         print(json.dumps(measured(split, options.device, options.plans, options)))
 

@@ -1,27 +1,28 @@
 """SubNet, devices and coding chosen together over shaped links, beside the largest SubNet placed by other methods.
 
-    python -m benchmarks.links_joint --work DIR [--mbps 1 10 100] [--delay-ms 2 20] [--requests 30] [--json links_joint.json]
-    [--markdown] [OVERRIDE…]
+    python -m benchmarks.links_joint --work DIR [--mbps 1 10 100] [--delay-ms 2 20] [--device-backend openvino]
+    [--requests 30] [--json links_joint.json] [--markdown] [OVERRIDE…]
 
-`autotailor predict` trains a SuperNet in --work and measures its operators on onnxruntime, as OVERRIDE says (model, data,
+`autotailor predict` trains a SuperNet in --work and measures its operators for home and device, as OVERRIDE says (model, data,
 epochs); what is there is not made again. Home, device and links are those of `benchmarks.links`, and so are the plans of the
 other methods, for the largest SubNet in fp32. Ours chooses SubNet, device of each piece and coding together (`tasks.joint`),
-with home slower by what its quota makes of the largest SubNet, and messages slower by what they take at home, which the plans
-before have shown.
+home and device as slow as the largest SubNet is beside its table, and messages slower by what they take at home, which the
+plans before have shown.
 
 *Equal accuracy*: of the fastest joint choices that are predicted to lose 2, 1.5, … points and to gain 2, the first one counts
-whose accuracy on validation images, with coded values, is at least the largest SubNet's; where none is, the largest SubNet. The
-table has both accuracies on test images.
+whose accuracy on validation images, with coded values, is at least the largest SubNet's; where none is, the largest SubNet, in
+the first coding with that accuracy. The table has both accuracies on test images.
 
 Bars: over all links ours takes 35 % less than each of the others on average; predictions of ours within ±10 %.
 Root, `ip` and `tc` are needed, as for `benchmarks.links`. What is in the file of --json is not measured again.
 """
 
 import argparse
+import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -33,15 +34,16 @@ import torch
 import tailor_ir
 from adaptive_runtime.split import HOME
 from benchmarks.bars import Terminal
-from benchmarks.joint_search import CODINGS, LeastLatency
+from benchmarks.joint_search import CODINGS, LeastLatency, subnet_columns
 from benchmarks.links import (
+    BACKENDS,
     OFF_BAR,
     WITHIN_BAR,
     PlannedChain,
     Results,
     Row,
+    Times,
     latency_ms,
-    load,
     off,
     over,
     requests_over,
@@ -59,6 +61,7 @@ from flows.validate import validate
 from profiling_agents.messages import ActivationCoding
 from solvers.errors import Infeasible
 from solvers.partition import PartitionConditions, stays
+from solvers.tables import Codes
 from tailor_ir import Config, SuperNet, find_pieces
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
@@ -70,18 +73,18 @@ from tasks.predict.accuracy import AccuracyPredictor
 from tasks.schemas.accuracy import SENSITIVITIES_FILE
 from tasks.search.settings import Settings
 
-BACKEND = "onnxruntime"
 LOST_POINTS = np.arange(2.0, -2.5, -0.5).tolist()
+LOG = logging.getLogger(__name__)
 LESS_BAR, LEAST_POINTS = 0.35, -0.5
 MBPS, DELAYS_MS = (1.0, 10.0, 100.0), (2.0, 20.0)
 JOINT = "joint"
 
 
 class Trained(NamedTuple):
-    """What a finished run has of a SuperNet. test: images of the table."""
+    """What a finished run has of a SuperNet. tables: of home and of the device. test: images of the table of accuracies."""
 
     net: SuperNet
-    table: DeviceTable
+    tables: tuple[DeviceTable, ...]
     predictor: AccuracyPredictor
     losses: CodingLosses
     validation: EvaluationData
@@ -94,7 +97,6 @@ class JointChoice(NamedTuple):
     config: Config
     devices: tuple[int, ...]
     coding: ActivationCoding
-    lost_points: float
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -107,20 +109,20 @@ class JointChoice(NamedTuple):
         return CodedPlan(self.coding, tuple((HOME, DEVICE)[stay.device] for stay in stays(self.devices)))
 
 
-def trained(work: Path, overrides: Sequence[str], codings_images: int) -> Trained:
+def trained(options: argparse.Namespace) -> Trained:
     """The SuperNet of a run that is there, or is made."""
-    words = [f"output_dir={work}", f"device=[{BACKEND}]", *overrides]
+    work, pair = options.work, (BACKENDS[0], options.device_backend)
+    words = [f"output_dir={work}", f"device=[{','.join(dict.fromkeys(pair))}]", *options.overrides]
     subprocess.run([sys.executable, "-m", "flows.cli", "predict", *words], check=True)
     config = validate(RunConfig, compose_config("config", words))
     net = tailor_ir.load(find_supernet(work))
-    (table,) = open_tables(work, [BACKEND])
     folders = (work / "stages" / "sensitivities").rglob(SENSITIVITIES_FILE)
     sensitivities = max(folders, key=lambda file: file.stat().st_mtime)
     splits = load_splits(config.data)
     validation, test = (EvaluationData(splits[name], splits["train"]) for name in ("validation", "test"))
-    settings = PlacementSettings(coding_images=codings_images)
+    settings = PlacementSettings(coding_images=options.coding_images)
     losses = measured_losses(net, validation, settings, Terminal())
-    return Trained(net, table, AccuracyPredictor.load(sensitivities), losses, validation, test)
+    return Trained(net, open_tables(work, pair), AccuracyPredictor.load(sensitivities), losses, validation, test)
 
 
 def coded_accuracy(net: SuperNet, choice: JointChoice, images: EvaluationData) -> float:
@@ -142,14 +144,18 @@ def coded_accuracy(net: SuperNet, choice: JointChoice, images: EvaluationData) -
 
 
 class EqualAccuracy:
-    """Chooses for a link. slow_down: of home. Accuracies are measured once for each choice."""
+    """Chooses for a link. whole: measured times of the largest SubNet, by which home and device are slower than their tables.
 
-    def __init__(self, known: Trained, slow_down: float) -> None:
-        self.known, self._slow_down = known, slow_down
-        net = known.net
+    Accuracies are measured once for each choice.
+    """
+
+    def __init__(self, known: Trained, whole: Times) -> None:
+        self.known, net = known, known.net
+        largest = net.pre_partition().under(net.space.row(net.max_config))
+        home_ms, device_ms = (float(table.compute_ms(largest).sum()) + table.offset_ms for table in known.tables)
+        self._slow_down = sum(whole.home_ms) / home_ms, sum(whole.device_ms) / device_ms
         pieces = find_pieces(net.pre_partition())
         self._space = JointSpace(space=net.space, pieces=pieces, devices=2, codings=len(CODINGS))
-        self.largest = JointChoice(net.space.canonical(net.max_config), (), "fp32", 0.0)
         self.accuracies = {
             name: accuracy(net, net.max_config, data).share
             for name, data in (("validation", known.validation), ("test", known.test))
@@ -163,64 +169,69 @@ class EqualAccuracy:
         elsewhere_ms: what a request that is sent takes at home beside the link.
         """
         known = self.known
-        conditions = PartitionConditions.of(
-            2, link.mbps, link.delay_ms + elsewhere_ms / 2, slow_down=(self._slow_down, 1.0)
-        )
+        conditions = PartitionConditions.of(2, link.mbps, link.delay_ms + elsewhere_ms / 2, slow_down=self._slow_down)
         terms = JointTerms(
             space=self._space,
-            devices=(known.table, known.table),
+            devices=known.tables,
             conditions=conditions,
             codings=CODINGS,
             losses=known.losses.table(CODINGS),
         )
-        least = LeastLatency(JointSearch(terms, known.predictor, Settings(method="exact")), {})
-        for points in LOST_POINTS:
-            try:
-                choice = self._decoded(least.code(points / 100), points)
-            except Infeasible:  # no SubNet gains so much
-                break
+        for code in self._candidates(JointSearch(terms, known.predictor, Settings(method="exact"))):
+            choice = self._decoded(code)
             key = (known.net.space.digest(choice.config), choice.devices, choice.coding)
             self._choices[key] = choice
             if self._share(key) >= self.accuracies["validation"]:
                 return choice
-        steps = len(known.net.pre_partition().under(known.net.space.row(known.net.max_config)).operators)
-        return self.largest._replace(devices=(0,) * steps)
+        return choice
 
-    def _decoded(self, code: np.ndarray, points: float) -> JointChoice:
+    def _candidates(self, search: JointSearch) -> Iterator[Codes]:
+        """The fastest first. The last one is the largest SubNet in fp32."""
+        least, space = LeastLatency(search, {}), self._space
+        try:
+            for points in LOST_POINTS:
+                yield least.code(points / 100)
+        except Infeasible:
+            LOG.info("no SubNet is predicted to gain %g points", -points)
+        largest = subnet_columns(space, space.cardinalities - 1)
+        for coding in range(len(CODINGS)):
+            yield LeastLatency(search, largest | {space.coding: coding}).code(1.0)
+
+    def _decoded(self, code: Codes) -> JointChoice:
         net, space = self.known.net, self._space
         code = space.canonical_codes(code[None])[0]
         row = code[: space.variables]
         device_of = space.placed(code)
         devices = tuple(device_of[at] for at in net.pre_partition().under(row).positions)
-        return JointChoice(net.space.decode(row), devices, CODINGS[int(code[space.coding])], points)
+        return JointChoice(net.space.decode(row), devices, CODINGS[int(code[space.coding])])
 
 
 def measured(known: Trained, links: Sequence[ShapedLink], results: Results, options: argparse.Namespace) -> None:
     """The links that are missing, into the results."""
     name = str(options.work)
-    with tempfile.TemporaryDirectory() as temporary, namespaces():
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        namespaces(),
+        serving_device(options.device_cpus, options.device_backend) as unlimited,
+    ):
         folder = Path(temporary)
-        largest = PlannedChain.of(name, known.net, links, folder, results, options)
-        slow_down = sum(largest.whole.home_ms) / sum(largest.whole.device_ms)
-        choices = EqualAccuracy(known, slow_down)
+        largest = PlannedChain.of(name, known.net, links, folder, unlimited, results, options)
+        choices = EqualAccuracy(known, largest.whole)
         elsewhere_ms: list[float] = []
-        with serving_device(options.device_cpus) as unlimited:
-            largest.load(unlimited)
-            for at, link in enumerate(links):
-                if results.has(name, link):
-                    continue
-                plans = over(link, largest, options)
-                elsewhere_ms += [one["elsewhere_ms"] for plan in plans if plan["messages"] for one in plan["known"]]
-                choice = choices.chosen(link, float(np.median(elsewhere_ms or [0.0])))
-                chain = written(known.net, choice.groups, folder / f"joint-{at}", choice.config)
-                times = results.times(f"{name}, joint, {link.mbps:g}, {link.delay_ms:g}", chain, options)
-                load(chain, unlimited)
-                (own,) = requests_over(link, chain, [choice.plan], times, options)
-                test = (choices.accuracies["test"], coded_accuracy(known.net, choice, known.test))
-                row = {"network": name, **link._asdict(), "plans": plans, JOINT: own, "accuracies": test}
-                results.rows.append(row | {"macs": share_of_macs(known.net, choice)})
-                results.save()
-                print(f"{link.mbps:g} Mbit/s, {link.delay_ms:g} ms: {own['latency_ms']:.1f} ms", flush=True)
+        for at, link in enumerate(links):
+            if results.has(name, link):
+                continue
+            plans = over(link, largest, options)
+            elsewhere_ms += [one["elsewhere_ms"] for plan in plans if plan["messages"] for one in plan["known"]]
+            choice = choices.chosen(link, float(np.median(elsewhere_ms or [0.0])))
+            chain = written(known.net, choice.groups, folder / f"joint-{at}", choice.config)
+            times = results.times(f"{name}, joint, {link.mbps:g}, {link.delay_ms:g}", chain, unlimited, options)
+            (own,) = requests_over(link, chain, [choice.plan], times, options)
+            test = (choices.accuracies["test"], coded_accuracy(known.net, choice, known.test))
+            row = {"network": name, **link._asdict(), "plans": plans, JOINT: own, "accuracies": test}
+            results.rows.append(row | {"macs": share_of_macs(known.net, choice)})
+            results.save()
+            print(f"{link.mbps:g} Mbit/s, {link.delay_ms:g} ms: {own['latency_ms']:.1f} ms", flush=True)
 
 
 def share_of_macs(net: SuperNet, choice: JointChoice) -> float:
@@ -276,6 +287,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, nargs="+", default=DELAYS_MS, help="of one direction")
     parser.add_argument("--home-cpus", type=float, default=0.25)
     parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
+    parser.add_argument(
+        "--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first"
+    )
     parser.add_argument("--requests", type=int, default=30, help="of each plan")
     parser.add_argument("--limit-s", type=float, default=8.0, help="for the requests of one plan")
     parser.add_argument("--coding-images", type=int, default=64, help="on which it is measured what codings lose")
@@ -293,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     links = [ShapedLink(*one) for one in product(options.mbps, options.delay_ms)]
     if not all(results.has(str(options.work), link) for link in links):
         require_root()
-        measured(trained(options.work, options.overrides, options.coding_images), links, results, options)
+        measured(trained(options), links, results, options)
     shown(results.rows, markdown=options.markdown)
     told(bars(results.rows))
 

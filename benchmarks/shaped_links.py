@@ -119,9 +119,9 @@ def shaped(link: ShapedLink) -> Iterator[str]:
 
 
 @contextmanager
-def serving_device(cpus: float | None) -> Iterator[str]:
+def serving_device(cpus: float | None, backend: str = "onnxruntime") -> Iterator[str]:
     """An agent in the device's namespace that serves segments; its address on the link without limits. cpus: None: all."""
-    agent = ("-m", "profiling_agents", "--backend", "onnxruntime", "--serve-segments", "--insecure-bind")
+    agent = ("-m", "profiling_agents", "--backend", backend, "--serve-segments", "--insecure-bind")
     with ExitStack() as stack:
         process = stack.enter_context(_started(*agent, "--host", "0.0.0.0", "--port", str(AGENT_PORT)))
         assert process.stdout is not None
