@@ -249,6 +249,38 @@ def shown(rows: Sequence[Row], *, markdown: bool) -> None:
     show(heads, cells, markdown=markdown)
 
 
+def summary(rows: Sequence[Row], *, markdown: bool) -> None:
+    """A line for each network and bandwidth, over its delays."""
+    heads = ["network", "Mbit/s", "links", "all at home", f"within ±{OFF_BAR:.0%}", "of the best, at most"]
+    cells = []
+    for network, mbps in dict.fromkeys((row["network"], row["mbps"]) for row in rows):
+        own = [row for row in rows if (row["network"], row["mbps"]) == (network, mbps)]
+        every = [off(plan) for row in own for plan in row["plans"]]
+        at_home = [OURS in plan["methods"] for row in own for plan in row["plans"] if ALL_AT_HOME in plan["methods"]]
+        cells.append(
+            [
+                network,
+                f"{mbps:g}",
+                str(len(own)),
+                str(sum(at_home)),
+                f"{sum(abs(one) <= OFF_BAR for one in every)} of {len(every)}",
+                f"{max(of_the_best(row) for row in own):.2f}",
+                *(f"{less(own, name):.1%}" for name in OTHERS),
+            ]
+        )
+    show(heads + [f"less than {name}" for name in OTHERS], cells, markdown=markdown)
+
+
+def of_the_best(row: Row) -> float:
+    """The latency of ours over the least of the others."""
+    return latency_ms(row, OURS) / min(latency_ms(row, name) for name in OTHERS)
+
+
+def less(rows: Sequence[Row], name: str) -> float:
+    """By which share ours takes less than another method, the mean over links."""
+    return float(np.mean([1 - latency_ms(row, OURS) / latency_ms(row, name) for row in rows]))
+
+
 def off(plan: Row) -> float:
     """How far the prediction is from the measured latency, over that."""
     return float(plan["predicted_ms"] / plan["latency_ms"] - 1)
@@ -258,7 +290,7 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
     """A line for each bar, and whether it is kept."""
     every = [off(plan) for row in rows for plan in row["plans"]]
     within = sum(abs(one) <= OFF_BAR for one in every)
-    ratios = [latency_ms(row, OURS) / min(latency_ms(row, name) for name in OTHERS) for row in rows]
+    ratios = [of_the_best(row) for row in rows]
     kept = sum(ratio <= WORSE_BAR for ratio in ratios)
     found = [
         (
@@ -271,8 +303,8 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
         ),
     ]
     for name in OTHERS:
-        less = float(np.mean([1 - latency_ms(row, OURS) / latency_ms(row, name) for row in rows]))
-        found.append((f"less than {name}, mean over links: {less:.1%}, bar {LESS_BAR:.0%}", less >= LESS_BAR))
+        share = less(rows, name)
+        found.append((f"less than {name}, mean over links: {share:.1%}, bar {LESS_BAR:.0%}", share >= LESS_BAR))
     return found
 
 
@@ -315,6 +347,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             results.save()
             print(f"{network}, {row['mbps']:g} Mbit/s, {row['delay_ms']:g} ms: {len(row['plans'])} plans", flush=True)
     shown(results.rows, markdown=options.markdown)
+    summary(results.rows, markdown=options.markdown)
     told(bars(results.rows))
 
 

@@ -12,7 +12,7 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.split import HOME
-from benchmarks.links import Results, as_the_run_time, bars, parsed
+from benchmarks.links import Results, as_the_run_time, bars, parsed, summary
 from benchmarks.links_home import DEVICE
 from benchmarks.links_methods import (
     ALL_AT_HOME,
@@ -128,6 +128,16 @@ def test_bars_are_told_with_what_they_are_missed_by() -> None:
     assert not any(kept for _, kept in lines)
     assert "1 of 2 (50.0%)" in lines[0][0]
     assert "0 of 1 links, bar all; worst 1.040" in lines[1][0]
+
+
+def test_a_summary_has_a_line_for_each_network_and_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row_of(7.0, 10.0, 7.5), row_of(9.0, 10.0, 7.0), row_of(11.0, 10.0, 11.0) | {"mbps": 5.0}]
+    summary(rows, markdown=True)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split(" | ")[1:7] for line in lines[2:]] == [
+        ["1", "2", "0", "3 of 4", "0.90", "20.0%"],
+        ["5", "1", "0", "2 of 2", "1.10", "-10.0%"],
+    ]
 
 
 def test_a_file_of_results_goes_on_and_is_of_its_options(tmp_path: Path) -> None:
