@@ -308,22 +308,24 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
     return found
 
 
+def add_link_options(parser: argparse.ArgumentParser, mbps: Sequence[float], delays_ms: Sequence[float]) -> None:
+    """Options of links, home, device and requests. mbps, delays_ms: of the links unless others are asked for."""
+    add = parser.add_argument
+    add("--mbps", type=float, nargs="+", default=mbps, help="of both directions")
+    add("--delay-ms", type=float, nargs="+", default=delays_ms, help="of one direction")
+    add("--home-cpus", type=float, default=0.25)
+    add("--device-cpus", type=float, help="default: as many as there are; one thread computes")
+    add("--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first")
+    add("--requests", type=int, default=30, help="of each plan")
+    add("--limit-s", type=float, default=8.0, help="for the requests of one plan; three are made anyway")
+
+
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
-    parser.add_argument("--mbps", type=float, nargs="+", default=MBPS, help="of both directions")
-    parser.add_argument("--delay-ms", type=float, nargs="+", default=DELAYS_MS, help="of one direction")
-    parser.add_argument("--home-cpus", type=float, default=0.25)
-    parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
-    parser.add_argument(
-        "--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first"
-    )
+    add_link_options(parser, MBPS, DELAYS_MS)
     parser.add_argument("--coding", choices=sorted(CODED_BYTES), default="fp32", help="of what ours sends")
-    parser.add_argument("--requests", type=int, default=30, help="of each plan")
-    parser.add_argument(
-        "--limit-s", type=float, default=8.0, help="for the requests of one plan; three are made anyway"
-    )
     parser.add_argument("--json", type=Path, default=Path("links.json"))
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two networks, four links; some three minutes")

@@ -43,6 +43,7 @@ from benchmarks.links import (
     Results,
     Row,
     Times,
+    add_link_options,
     latency_ms,
     off,
     over,
@@ -280,18 +281,10 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options. Those of `benchmarks.links` that are none here have its defaults."""
+    """The options, with those of `benchmarks.links` that are none here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="output folder of the run")
-    parser.add_argument("--mbps", type=float, nargs="+", default=MBPS, help="of both directions")
-    parser.add_argument("--delay-ms", type=float, nargs="+", default=DELAYS_MS, help="of one direction")
-    parser.add_argument("--home-cpus", type=float, default=0.25)
-    parser.add_argument("--device-cpus", type=float, help="default: as many as there are; one thread computes")
-    parser.add_argument(
-        "--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first"
-    )
-    parser.add_argument("--requests", type=int, default=30, help="of each plan")
-    parser.add_argument("--limit-s", type=float, default=8.0, help="for the requests of one plan")
+    add_link_options(parser, MBPS, DELAYS_MS)
     parser.add_argument("--coding-images", type=int, default=64, help="on which it is measured what codings lose")
     parser.add_argument("--json", type=Path, default=Path("links_joint.json"))
     parser.add_argument("--markdown", action="store_true")

@@ -109,9 +109,8 @@ class _Direction:
             self._long_known = False
         self.changed = not hinted and count >= NO_BURST_BYTES and (value < known / HINT or value > known * HINT)
         slower, is_long = value > known * SLOWER, count >= NO_BURST_BYTES
-        may_be_a_loss = (
-            slower and not self._slower and self._long_known
-        )  # a packet that was lost makes one transfer slow
+        # a packet that was lost makes one transfer slow
+        may_be_a_loss = slower and not self._slower and self._long_known
         self._slower, self._long_known = slower, self._long_known or is_long
         shorts = count / NO_BURST_BYTES  # a long transfer is the mean of so many short ones
         self.mean.add(value, 1.0 if may_be_a_loss else max(1.0, shorts))
